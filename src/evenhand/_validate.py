@@ -1,0 +1,70 @@
+"""Checks of numbers and names, shared by everything that a user constructs. Messages never contain data values."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+from evenhand.errors import UsageError
+
+
+def number(value: Any, name: str, *, low: float, high: float = math.inf, open_low: bool = True) -> float:
+    """Return ``value`` as a finite float inside the interval, or say what to pass.
+
+    ``open_low`` excludes the lower end; the upper end, when finite, is always excluded.
+
+    >>> number(0.5, "delta", low=0, high=1)
+    0.5
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(
+            f"{name} must be a number, not {type(value).__name__}. Pass for example {name}={_example(low, high)}."
+        )
+    result = float(value)
+    inside = (result > low if open_low else result >= low) and result < high
+    if not math.isfinite(result) or not inside:
+        raise UsageError(f"{name}={result:g} cannot be used: it must be {_interval(low, high, open_low)}.")
+    return result
+
+
+def whole(value: Any, name: str, *, low: int = 1) -> int:
+    """Return ``value`` as an int of at least ``low``, or say what to pass."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UsageError(f"{name} must be a whole number, not {type(value).__name__}.")
+    if int(value) < low:
+        raise UsageError(f"{name}={int(value)} cannot be used: it must be at least {low}.")
+    return int(value)
+
+
+def delta(value: Any) -> float:
+    """Return a usable delta: inside (0, 0.1). Larger ones promise nothing, so they are refused.
+
+    >>> delta(1e-5)
+    1e-05
+    """
+    result = number(value, "delta", low=0, high=1)
+    if result >= 0.1:
+        raise UsageError(f"delta={result:g} promises nothing: keep it below 1 / number of records, for example 1e-5.")
+    return result
+
+
+def known(name: str, names: Iterable[str], what: str) -> str:
+    """Return ``name`` if it is one of ``names``; otherwise name the nearest one."""
+    options = sorted(names)
+    if name in options:
+        return name
+    near = difflib.get_close_matches(str(name), options, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(options)}."
+    raise UsageError(f"There is no {what} called {str(name)!r}. {hint}")
+
+
+def _interval(low: float, high: float, open_low: bool) -> str:
+    lower = f"greater than {low:g}" if open_low else f"at least {low:g}"
+    return "a finite number " + (lower if math.isinf(high) else f"{lower} and less than {high:g}")
+
+
+def _example(low: float, high: float) -> str:
+    return f"{low + 1:g}" if math.isinf(high) else f"{(low + high) / 2:g}"

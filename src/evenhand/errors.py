@@ -1,0 +1,53 @@
+"""Every error a user can meet: what happened, why it matters, what to type instead; never a data value."""
+
+from __future__ import annotations
+
+
+class EvenhandError(Exception):
+    """Base of all errors raised on purpose; the command line turns it into one message and an exit code."""
+
+    exit_code = 1
+
+
+class UsageError(EvenhandError, ValueError):
+    """An argument, flag or file cannot be used. Nothing was spent."""
+
+    exit_code = 2
+
+
+class DataError(UsageError):
+    """The data do not have the declared form. Nothing was spent."""
+
+
+class ForeignLoaderError(UsageError):
+    """Rows come from a sampler whose inclusion probabilities the accountant cannot bound (law 7)."""
+
+
+class UnsupportedModelError(UsageError):
+    """A module or loss for which per-record gradients are undefined or cannot be computed exactly."""
+
+
+class CalibrationError(UsageError):
+    """No noise level meets the asked privacy; the message names the nearest that can."""
+
+
+class PlanMismatchError(UsageError):
+    """A run folder belongs to another plan; its ledger cannot be continued with this one."""
+
+
+class BatchReuseError(UsageError):
+    """A batch was skipped, repeated or made elsewhere, so the sampling would not be the sampling accounted."""
+
+
+class BudgetExhausted(EvenhandError):  # noqa: N818 - the name users see in design.md
+    """The next step would spend more than was promised. Nothing was released."""
+
+    exit_code = 3
+
+
+class LedgerError(EvenhandError):
+    """The ledger is damaged, was shortened, or is in use by another process."""
+
+
+class VerificationError(EvenhandError):
+    """A file of the run folder does not match its ledger, plan or statement."""

@@ -1,0 +1,1 @@
+"""Privacy: budgets, accounting, calibration, noise, the ledger and the statement."""

@@ -1,0 +1,71 @@
+"""What was promised: one epsilon for all records, one per owner class, or a fixed noise whose cost is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evenhand import _validate
+from evenhand.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The same promise for every record: (epsilon, delta), adjacency add/remove one record.
+
+    ``delta=None`` takes the default 10^-ceil(log10 N), which the plan prints.
+
+    Examples:
+      >>> Privacy(3.0, 1e-5)
+      Privacy(epsilon=3.0, delta=1e-05)
+    """
+
+    epsilon: float
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.number(self.epsilon, "epsilon", low=0)
+        if self.delta is not None:
+            _validate.delta(self.delta)
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """One epsilon per owner class, one delta for all: "each record of owner X is promised epsilon_X".
+
+    Examples:
+      >>> Budgets({"strict": 1, "usual": 3}, delta=1e-5).epsilons["strict"]
+      1
+    """
+
+    epsilons: Mapping[str, float]
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.epsilons:
+            raise UsageError("Budgets needs at least one owner: pass for example Budgets({'strict': 1, 'usual': 3}).")
+        for owner, epsilon in self.epsilons.items():
+            _validate.number(epsilon, f"epsilon of owner {owner!r}", low=0)
+        if self.delta is not None:
+            _validate.delta(self.delta)
+
+
+@dataclass(frozen=True)
+class FixedNoise:
+    """A noise multiplier chosen by hand; the plan reports what it costs instead of meeting a promise.
+
+    Examples:
+      >>> FixedNoise(1.1, delta=1e-5).noise
+      1.1
+    """
+
+    noise: float
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.number(self.noise, "noise", low=0)
+        if self.delta is not None:
+            _validate.delta(self.delta)
+
+
+Promise = Privacy | Budgets | FixedNoise

@@ -1,0 +1,49 @@
+"""What a side query is: one bounded vector per record, summed over the batch, released with noise."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from evenhand import _validate
+from evenhand.errors import UsageError
+from evenhand.types import Facts, State, Stats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Query(ABC):
+    """Sum over the sampled records of ``value(row)``, a vector of L2 norm at most ``sensitivity``, plus noise.
+
+    It shares the gradient's sample, so both are accounted as ONE subsampled Gaussian (law 6). Its noise is given
+    either as a ``share`` of the step's privacy (``z_query^-2 = share * z^-2``) or as a fixed multiplier ``noise``.
+
+    Formal guarantees:
+      The step scales every value down to norm ``sensitivity`` and drops non-finite rows: by construction.
+    """
+
+    share: float | None = None
+    noise: float | None = None
+
+    kind: ClassVar[str] = "query"
+    name: ClassVar[str]
+    sensitivity: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.share is None) == (self.noise is None):
+            raise UsageError(f"{self.name}: give either share= (of the step's privacy, e.g. 0.05) or noise= (e.g. 10).")
+        if self.share is not None:
+            _validate.number(self.share, "share", low=0, high=1)
+        if self.noise is not None:
+            _validate.number(self.noise, "noise", low=0)
+
+    @abstractmethod
+    def width(self, facts: Facts) -> int:
+        """Length of the answer, from public facts only: an empty batch has an answer of this length too."""
+
+    @abstractmethod
+    def value(self, rows: Stats, state: State) -> Tensor:
+        """One vector of length ``width`` per row."""

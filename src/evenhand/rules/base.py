@@ -1,0 +1,60 @@
+"""What a rule is: scalars in, one weight per record out, and how far one record can move the weighted sum."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from evenhand.types import Facts, Guarantee, State, Stats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Rule(ABC):
+    """Common part of sample rules and batch rules. Subclass one of those two, never this."""
+
+    kind: ClassVar[str] = "rule"
+    name: ClassVar[str]
+    reference: ClassVar[str] = ""
+    guarantee: ClassVar[Guarantee] = "not established"
+
+    @abstractmethod
+    def sensitivity(self, state: State) -> Tensor:
+        """Largest change of the weighted sum by one record, per owner class: a column like ``state.bound``."""
+
+    def initial(self, facts: Facts) -> Mapping[str, Any]:
+        """Memory before the first step, from public facts only."""
+        return {}
+
+    def advance(self, state: State) -> Mapping[str, Any]:
+        """Memory for the next step, from this step's noisy answers only."""
+        return state.memory
+
+    @abstractmethod
+    def weights(self, stats: Stats, state: State) -> Tensor:
+        """One weight per row of ``stats``."""
+
+
+class SampleRule(Rule):
+    """A rule whose weight depends on its own row only.
+
+    Formal guarantees:
+      The step projects ``0 <= weight * norm <= sensitivity`` of the row's owner class, so adding or removing one
+      record moves the weighted sum by at most that sensitivity whatever ``weight`` returns: by construction.
+    """
+
+    guarantee: ClassVar[Guarantee] = "by construction"
+
+    @abstractmethod
+    def weight(self, row: Stats, state: State) -> Tensor:
+        """Weight of one record. Use torch.where and arithmetic only: no ``if``, no ``.item()``."""
+
+    def weights(self, stats: Stats, state: State) -> Tensor:
+        """``weight`` for all rows at once."""
+        return self.weight(stats, state)
+
+
+class BatchRule(Rule):
+    """A rule whose weights depend on the whole batch: needs docs/proofs/<name>.md and the sensitivity search."""

@@ -1,0 +1,7 @@
+"""Schedules: how noise multiplier and clip bound move over the steps. They fix the shape; the plan finds the scale."""
+
+from evenhand.registry import register
+from evenhand.schedules.base import Schedule
+from evenhand.schedules.constant import Constant
+
+__all__ = ["Constant", "Schedule", "register"]

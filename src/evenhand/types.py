@@ -1,0 +1,101 @@
+"""Value types that the parts of evenhand share; the parts themselves never import each other.
+
+Nothing here imports torch at run time, so that ``evenhand verify`` and ``evenhand epsilon`` stay light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Guarantee: TypeAlias = Literal["by construction", "proved and tested", "not established", "not private"]
+Event: TypeAlias = tuple[float, float, int]
+"""(sampling rate, noise multiplier, count): ``count`` Poisson-subsampled Gaussians, add/remove one record."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is public about a dataset: every number here may be printed, and the plan relies on it.
+
+    ``owners`` are budget classes with their number of records; ``groups`` are the names that rules and reports use.
+    """
+
+    records: int
+    owners: tuple[tuple[str, int], ...]
+    groups: tuple[str, ...] = ("all",)
+    labels: tuple[str, ...] = ()
+    inputs: str = ""
+
+    @property
+    def owner_names(self) -> tuple[str, ...]:
+        """Names of the budget classes, in the order of ``Stats.owner``."""
+        return tuple(name for name, _ in self.owners)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """All that a rule may see of a batch: columns with one row per sampled record (law 1: never a gradient).
+
+    ``owner`` is the index of the record's budget class; ``record`` is its id and breaks ties.
+    """
+
+    norm: Tensor
+    loss: Tensor
+    group: Tensor
+    owner: Tensor
+    record: Tensor
+
+
+@dataclass(frozen=True)
+class State:
+    """What a rule may use besides its rows: public constants and answers that are already private.
+
+    ``bound`` has one clip bound per owner class. ``answers`` holds the noisy side queries of this step by name,
+    ``memory`` what the rule itself derived from earlier answers.
+    """
+
+    step: int
+    bound: Tensor
+    answers: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Level:
+    """One stretch of a schedule: noise multiplier (relative until calibrated) and clip bound."""
+
+    noise: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward and one backward yield; every gradient engine returns this.
+
+    ``loss`` and ``norm`` have one entry per record (norm over all trainable parameters). ``weighted_sum(w)`` gives
+    ``sum_i w_i g_i`` by parameter name. A row whose norm is not finite is left out of the sum whatever its weight.
+    """
+
+    loss: Tensor
+    norm: Tensor
+    weighted_sum: Callable[[Tensor], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows that one Poisson draw selected, for one position of the plan. May be empty."""
+
+    inputs: Any
+    targets: Any
+    group: Tensor
+    owner: Tensor
+    record: Tensor
+    position: int
+    token: int
+
+    def __len__(self) -> int:
+        return int(self.record.shape[0])

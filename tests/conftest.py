@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evenhand.data import Data, digits, wrap
+from evenhand.planning import Plan, plan
+from evenhand.privacy.budgets import Privacy
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def digit_data() -> tuple[Data, Data]:
+    return digits()
+
+
+@pytest.fixture
+def tiny() -> Data:
+    """Forty records of two classes, in two groups and two owner classes."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(40, 3, generator=generator)
+    return wrap(inputs, [i % 2 for i in range(40)], groups=["a", "b"] * 20, owners=["x"] * 30 + ["y"] * 10)
+
+
+@pytest.fixture
+def tiny_plan(tiny: Data) -> Plan:
+    return plan("dpsgd", Privacy(3, 1e-3), data=tiny.facts, epochs=3, batch_size=8)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
+from evenhand.privacy.ledger import BLOCK, Commit, Ledger, Reading, read
+
+
+def opened(path: Path, key: str = "k0", plan: str = "p", steps: int = 1000) -> Ledger:
+    return Ledger.open(path, plan=plan, steps=steps, key=key, insecure=False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def written(path: Path) -> bytes:
+    """Two segments, several blocks of different size, commits and a release."""
+    for key in ("k0", "k1"):
+        with opened(path, key) as ledger:
+            for count in (1, 5, 64):
+                first = ledger.reserved
+                ledger.reserve(count)
+                ledger.commit([Commit(first, count, (1.0, 0.5), 1.1, ((1.0, 10.0),))])
+    with opened(path, "k2") as ledger:
+        ledger.release("model-hash")
+    return path.read_bytes()
+
+
+def test_what_is_written_is_read(path: Path, written: bytes) -> None:
+    found = read(path)
+    assert (found.reserved, found.committed, found.steps, found.torn) == (140, 140, 1000, False)
+    assert [row["key"] for row in found.segments] == ["k0", "k1", "k2"]
+    assert found.commits[1] == Commit(1, 5, (1.0, 0.5), 1.1, ((1.0, 10.0),))
+    assert found.released == ("model-hash",)
+
+
+def test_a_reserve_row_is_on_disk_before_the_call_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    with opened(path) as ledger:
+        monkeypatch.setattr("os.fsync", lambda _: synced.append(read(path).reserved))
+        ledger.reserve(3)
+        assert synced == [3]
+
+
+def test_reserving_past_the_plan_is_refused_and_writes_nothing(path: Path) -> None:
+    with opened(path, steps=10) as ledger:
+        ledger.reserve(10)
+        before = path.read_bytes()
+        with pytest.raises(BudgetExhausted, match="All 10 steps"):
+            ledger.reserve(1)
+        assert path.read_bytes() == before
+
+
+def test_two_writers_are_refused(path: Path) -> None:
+    with opened(path), pytest.raises(LedgerError, match="Another process"):
+        opened(path, "k1")
+    opened(path, "k1").close()
+
+
+def test_another_plan_or_a_used_key_cannot_continue(path: Path) -> None:
+    opened(path).close()
+    with pytest.raises(PlanMismatchError, match="another plan"):
+        opened(path, "k1", plan="other")
+    with pytest.raises(LedgerError, match="noise would repeat"):
+        opened(path, "k0")
+    opened(path, "k1").close()
+
+
+def test_a_missing_or_empty_ledger_is_an_error(path: Path) -> None:
+    with pytest.raises(LedgerError, match="no ledger"):
+        read(path)
+    path.write_bytes(b"")
+    with pytest.raises(LedgerError, match="open row"):
+        read(path)
+
+
+def accepted(path: Path, data: bytes) -> Reading | None:
+    path.write_bytes(data)
+    try:
+        return read(path)
+    except LedgerError:
+        return None
+
+
+def test_a_cut_last_line_counts_as_a_full_block_and_can_be_continued(path: Path, written: bytes) -> None:
+    for cut in range(1, written.rstrip(b"\n").rfind(b"\n")):
+        shorter = written[: -cut - 1]
+        found = accepted(path, shorter)
+        assert found is not None or not shorter.startswith(written[: written.index(b"\n")])
+        if found is None:
+            continue
+        whole = accepted(path, shorter[: shorter.rfind(b"\n") + 1])
+        assert whole is not None
+        assert found.reserved >= whole.reserved
+        if found.torn:
+            assert found.reserved == whole.reserved + BLOCK
+        path.write_bytes(shorter)
+        with opened(path, "k9") as ledger:
+            assert ledger.reserved == found.reserved
+            ledger.reserve(1)
+        again = read(path)
+        assert again.reserved == found.reserved + 1
+        assert not again.torn
+        if cut > 400:
+            break
+
+
+def test_no_bit_flip_lowers_what_is_charged(path: Path, written: bytes) -> None:
+    source = random.Random(0)
+    truth = read(path).reserved
+    for _ in range(1500):
+        place, bit = source.randrange(len(written)), source.randrange(8)
+        mutated = bytearray(written)
+        mutated[place] ^= 1 << bit
+        found = accepted(path, bytes(mutated))
+        assert found is None or found.reserved >= truth
+
+
+def test_no_dropped_or_swapped_row_is_accepted(path: Path, written: bytes) -> None:
+    rows = written.splitlines(keepends=True)
+    for index in range(len(rows) - 1):
+        assert accepted(path, b"".join(rows[:index] + rows[index + 1 :])) is None
+        swapped = rows[:]
+        swapped[index], swapped[index + 1] = swapped[index + 1], swapped[index]
+        assert accepted(path, b"".join(swapped)) is None
+
+
+def test_a_full_disk_stops_before_the_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = opened(path)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        ledger.reserve(1)
+    assert ledger.reserved == 0
+    monkeypatch.undo()
+    ledger.close()
