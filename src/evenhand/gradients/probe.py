@@ -1,0 +1,181 @@
+"""The independence probe: before any budget is spent, is a record's gradient really its own?
+
+A bound on a record's contribution means nothing if the record also changes what the others contribute: through batch
+statistics, a loss that averages over the batch, or state that forward writes from the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from evenhand.errors import UnsupportedModelError, UsageError
+from evenhand.gradients.culprit import first_coupled_module
+from evenhand.gradients.engine import Engine
+from evenhand.gradients.locking import exclusive
+from evenhand.gradients.randomness import means, preserved
+from evenhand.gradients.records import LossFn, WithLoss, batch_size, buffers_restored, call, cast, losses, take
+from evenhand.gradients.reference import precise_reference, row_norms
+from evenhand.gradients.refusals import refuse
+from evenhand.gradients.structure import modules_of
+
+RECORDS = 4
+COUPLING = 1e-6
+ENGINE = 1e-3
+
+
+def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
+    """Raise `UnsupportedModelError` unless each record's loss and gradient alone equal those among others.
+
+    The first few records are tried alone, in the given company, and in another company; random layers are replaced by
+    their means meanwhile. The message names the first module whose output for a record depends on the others, or the
+    loss. State that forward writes from the data is refused by the buffer's name, a label outside the model's outputs
+    as `DataError`. Last, the engine is compared with plain autograd. Model, mode, buffers and global random state are
+    left as they were.
+
+    This falsifies; it cannot prove independence for inputs it has not seen.
+
+    >>> mean_free = lambda out, y: (out - out.mean(0))[:, 0] * y
+    >>> probe(nn.Linear(2, 1), mean_free, torch.eye(2), torch.ones(2))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    evenhand.errors.UnsupportedModelError: the loss of a record depends on the other records of the batch...
+    """
+    rows = _finite(inputs, targets)[:RECORDS]
+    size = len(rows)
+    if size == 0:
+        raise UsageError("the probe needs at least one record whose values are all finite")
+    inputs, targets = take(inputs, rows), take(targets, rows)
+    modules = modules_of(model)
+    with exclusive(modules), torch.enable_grad(), preserved(model), buffers_restored(model), means():
+        refuse(modules)
+        _check_state(model, inputs, size)
+        outputs = call(model, inputs)
+        if isinstance(outputs, Tensor) and (outputs.dim() == 0 or outputs.shape[0] != size):
+            raise UnsupportedModelError(
+                f"the model's output has shape {tuple(outputs.shape)} for {size} records; its first dimension must be "
+                "the batch"
+            )
+        losses(loss_fn, outputs, targets, size)
+        _check_company(model, loss_fn, inputs, targets, size)
+        _check_engine(model, loss_fn, inputs, targets)
+
+
+def _finite(inputs: Any, targets: Any) -> Tensor:
+    """The records without a value that is not finite: such a row spoils any comparison, coupled or not."""
+    good = torch.ones(batch_size(inputs, targets), dtype=torch.bool)
+    for leaf in tree_leaves((inputs, targets)):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(leaf):
+            good &= torch.isfinite(leaf).flatten(1).all(1).cpu() if leaf.dim() > 1 else torch.isfinite(leaf).cpu()
+    return good.nonzero().squeeze(1)
+
+
+def _check_state(model: nn.Module, inputs: Any, size: int) -> None:
+    """Refuse buffers that forward sets to something that depends on the records."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if not before:
+        return
+    written: list[dict[str, Tensor]] = []
+    for rows in [take(inputs, slice(i, i + 1)) for i in range(size)] + [take(_altered(inputs), slice(0, 1))]:
+        with buffers_restored(model), torch.no_grad():
+            call(model, rows)
+            written.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+    for name in before:
+        if any(name in after and not _same(after[name], written[0][name], 0.0) for after in written):
+            raise UnsupportedModelError(
+                f"forward writes the buffer {name!r} from the data, which would be released without noise; use a layer "
+                "that keeps no statistics of its inputs (such as nn.GroupNorm), or freeze the module with .eval()"
+            )
+
+
+def _altered(tree: Any) -> Any:
+    """The same records with other values where values are continuous."""
+    return tree_map_only(Tensor, lambda leaf: leaf * 0.5 if leaf.is_floating_point() else leaf, tree)
+
+
+def _company(tree: Any, i: int, size: int) -> Any:
+    """Record ``i`` at the end of a batch whose other records are in another order and have other values."""
+    others = torch.tensor([j for j in reversed(range(size)) if j != i] or [i])
+    changed, own = _altered(take(tree, others)), take(tree, slice(i, i + 1))
+    flat, spec = tree_flatten(own)
+    pairs = zip(tree_flatten(changed)[0], flat, strict=True)
+    return tree_unflatten([torch.cat([a, b]) if isinstance(a, Tensor) else b for a, b in pairs], spec)
+
+
+class _Precise:
+    """Loss and gradient of one record of a batch, in float64 where the model's code allows it."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn, dtype: torch.dtype | None):
+        tensors = {name: t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
+        self._dtype = dtype
+        tensors = tensors if dtype is None else cast(tensors, dtype)
+        self._leaves = [tensors[n].requires_grad_() for n, p in model.named_parameters() if p.requires_grad]
+        self._state = {WithLoss.PREFIX + name: t for name, t in tensors.items()}
+        self._both = WithLoss(model, loss_fn)
+
+    def __call__(self, inputs: Any, targets: Any, i: int) -> tuple[Tensor, Tensor]:
+        if self._dtype is not None:
+            inputs, targets = cast(inputs, self._dtype), cast(targets, self._dtype)
+        with preserved(self._both.model):
+            loss = functional_call(self._both, self._state, (inputs, targets))[i]
+        if not loss.requires_grad:
+            return loss, loss.new_zeros(1)
+        grads = torch.autograd.grad(loss, self._leaves, allow_unused=True)
+        return loss.detach(), torch.cat([g.flatten() for g in grads if g is not None] or [loss.new_zeros(1)])
+
+
+def _check_company(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, size: int) -> None:
+    precise, tolerance = _Precise(model, loss_fn, torch.float64), COUPLING
+    try:
+        precise(inputs, targets, 0)
+    except RuntimeError:  # code that insists on its own precision
+        precise, tolerance = _Precise(model, loss_fn, None), ENGINE
+    for i in range(size):
+        alone = take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1))
+        among = [((inputs, targets), i), ((_company(inputs, i, size), _company(targets, i, size)), max(size - 1, 1))]
+        expected = precise(alone[0], alone[1], 0)
+        for batch, place in among:
+            found = precise(batch[0], batch[1], place)
+            if not all(_same(a, b, tolerance) for a, b in zip(expected, found, strict=True)):
+                culprit = first_coupled_module(model, alone[0], batch[0], place, ENGINE)
+                raise UnsupportedModelError(_coupled(culprit))
+
+
+def _coupled(culprit: str | None) -> str:
+    if culprit is None:
+        return (
+            "the loss of a record depends on the other records of the batch; compute it per record (reduction='none', "
+            "no mean, count or weight taken over the batch)"
+        )
+    return (
+        f"the output of {culprit} for a record depends on the other records of the batch, so no bound on a record's "
+        "gradient holds; normalise within the record (nn.GroupNorm, nn.LayerNorm) and keep statistics of the batch out"
+    )
+
+
+def _check_engine(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
+    """The engine against plain autograd, record by record: catches kernels that compute something else."""
+    result = Engine(model, loss_fn).run(inputs, targets)
+    norm = row_norms(precise_reference(model, loss_fn, inputs, targets)[1])
+    rows = torch.isfinite(norm) & torch.isfinite(result.norm)
+    if not all(_same(a, b, ENGINE) for a, b in zip(result.norm[rows], norm[rows], strict=True)):
+        raise UnsupportedModelError(
+            "the engine's gradient norms differ from plain autograd for a record alone; the model mixes records, or a "
+            "kernel added with register_kernel is wrong"
+        )
+
+
+def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Equal up to a relative error of the whole tensor; not-a-number equals itself."""
+    if a.shape != b.shape:
+        return False
+    if tolerance == 0.0 or not a.is_floating_point():
+        return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) if a.is_floating_point() else torch.equal(a, b)
+    if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
+        return False
+    a, b = (torch.where(torch.isfinite(t), t, 0.0).double() for t in (a, b))
+    return float((a - b).norm()) <= tolerance * (float(b.norm()) + 1e-6)

@@ -1,0 +1,107 @@
+"""The global generators around a pass: remembered, put back, or replaced by their means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class RandomState:
+    """The state of the CPU generator and of the generators of the model's devices.
+
+    >>> state = RandomState(nn.Linear(1, 1)); first = torch.rand(1); state.restore(); bool(first == torch.rand(1))
+    True
+    """
+
+    def __init__(self, model: nn.Module):
+        devices: set[torch.device] = set()
+        if torch.cuda.is_available():
+            devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+        self._cpu = torch.get_rng_state()
+        self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
+
+    def restore(self) -> None:
+        """Go back to the remembered state."""
+        torch.set_rng_state(self._cpu)
+        for device, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Whatever is drawn inside, the generators continue afterwards as if nothing had been.
+
+    >>> with preserved(nn.Linear(1, 1)): inside = torch.rand(1)
+    >>> bool(inside == torch.rand(1))
+    True
+    """
+    state = RandomState(model)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _constant(value: Callable[[tuple[Any, ...], dict[str, Any]], float]) -> Callable[..., Any]:
+    def replaced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        drawn = func(*args, **kwargs)
+        return drawn.fill_(value(args, kwargs))
+
+    return replaced
+
+
+def _argument(position: int, name: str, default: float) -> Callable[[tuple[Any, ...], dict[str, Any]], float]:
+    return lambda args, kwargs: float(args[position] if len(args) > position else kwargs.get(name, default))
+
+
+def _uniform_mean(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    return (_argument(1, "from", 0.0)(args, kwargs) + _argument(2, "to", 1.0)(args, kwargs)) / 2
+
+
+def _undropped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+
+
+def _itself(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].clone()
+
+
+_MEANS: dict[str, Callable[..., Any]] = {
+    "aten::bernoulli_.float": _constant(_argument(1, "p", 0.5)),
+    "aten::bernoulli.p": _constant(_argument(1, "p", 0.5)),
+    "aten::bernoulli": _itself,
+    "aten::native_dropout": _undropped,
+    "aten::uniform_": _constant(_uniform_mean),
+    "aten::normal_": _constant(_argument(1, "mean", 0.0)),
+    "aten::exponential_": _constant(lambda args, kwargs: 1.0),
+    "aten::rand": _constant(lambda args, kwargs: 0.5),
+    "aten::rand_like": _constant(lambda args, kwargs: 0.5),
+    "aten::randn": _constant(lambda args, kwargs: 0.0),
+    "aten::randn_like": _constant(lambda args, kwargs: 0.0),
+}
+
+
+class _Means(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        mean = _MEANS.get(func.name())
+        return mean(func, args, kwargs or {}) if mean else func(*args, **(kwargs or {}))
+
+
+def means() -> AbstractContextManager[Any]:
+    """Inside, random layers are constant: draws are replaced by their means, so dropout passes its input on unchanged.
+
+    Comparing a record alone with the same record among others then says nothing about the draws. Random operators that
+    are not in the table above keep drawing.
+
+    >>> with means(): nn.functional.dropout(torch.ones(3), 0.5, training=True)
+    tensor([1., 1., 1.])
+    """
+    mode: AbstractContextManager[Any] = _Means()  # type: ignore[no-untyped-call]
+    return mode

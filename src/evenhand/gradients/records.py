@@ -1,0 +1,125 @@
+"""A batch as records: its size, some of its rows, and one loss per record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from evenhand.errors import DataError, UnsupportedModelError, UsageError
+
+LossFn: TypeAlias = Callable[[Any, Any], Tensor]
+
+
+def batch_size(inputs: Any, targets: Any) -> int:
+    """Number of records: the first dimension of every tensor in inputs and targets.
+
+    >>> batch_size({"x": torch.zeros(3, 2), "flag": True}, torch.zeros(3))
+    3
+    """
+    tensors = [leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
+    sizes = {t.shape[0] if t.dim() else -1 for t in tensors}
+    if len(sizes) != 1 or -1 in sizes:
+        raise UsageError(
+            "the first dimension of every tensor in inputs and targets must be the batch, and the same everywhere; "
+            "give what all records share (masks, positions) to the model as a buffer instead"
+        )
+    return sizes.pop()
+
+
+def take(tree: Any, rows: Any) -> Any:
+    """The same structure with only some rows of every tensor.
+
+    >>> take((torch.arange(4), None), slice(1, 3))
+    (tensor([1, 2]), None)
+    """
+    return tree_map_only(Tensor, lambda leaf: leaf[rows], tree)
+
+
+def cast(tree: Any, dtype: torch.dtype) -> Any:
+    """The same structure with every floating tensor in ``dtype``.
+
+    >>> cast(torch.ones(1), torch.float64).dtype
+    torch.float64
+    """
+    return tree_map_only(Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Apply the model: a tuple is its arguments, a dict its keyword arguments, anything else the only argument.
+
+    >>> call(nn.Identity(), (torch.ones(1),))
+    tensor([1.])
+    """
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
+    """One loss per record, checked; a label outside the model's outputs is reported without its value.
+
+    >>> losses(nn.CrossEntropyLoss(reduction="none"), torch.zeros(2, 2), torch.tensor([0, 1]), 2)
+    tensor([0.6931, 0.6931])
+    """
+    value: Any = None
+    outside = False
+    try:
+        value = loss_fn(outputs, targets)
+    except IndexError:
+        outside = True
+    if outside:  # raised here, so that the original message, which names the label, is not attached
+        raise DataError(
+            "a label does not fit the model's outputs: class labels must be 0 .. C-1 for a model with C outputs"
+        )
+    if not isinstance(value, Tensor) or value.shape != (size,) or not value.is_floating_point():
+        got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise UnsupportedModelError(
+            f"loss_fn must return one loss per record, but for {size} records returned {got}; use reduction='none' "
+            "(and average over what lies within a record), for example torch.nn.CrossEntropyLoss(reduction='none')"
+        )
+    return value
+
+
+@contextmanager
+def buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Whatever forward writes into buffers inside, they are afterwards the same objects with the same values.
+
+    >>> model = nn.BatchNorm1d(1)
+    >>> with buffers_restored(model): output = model(torch.randn(4, 1))
+    >>> model.running_mean
+    tensor([0.])
+    """
+    held = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, copy in held:
+                module._buffers[name] = buffer
+                if not torch.equal(buffer, copy):
+                    buffer.copy_(copy)
+
+
+class WithLoss(nn.Module):
+    """Model and loss as one module, so that a loss that reads the model's parameters sees the substituted ones."""
+
+    PREFIX = "model."
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn):
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, inputs: Any, targets: Any) -> Tensor:
+        """One loss per record."""
+        return losses(self.loss_fn, call(self.model, inputs), targets, batch_size(inputs, targets))
