@@ -1,0 +1,236 @@
+"""The page: self-contained, in order, honest in words, and deaf to what group names say."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import pytest
+
+from evenhand.reporting.frames import Estimate, estimate
+from evenhand.reporting.html import ReportData, headline, render
+
+Make = Callable[..., ReportData]
+PAYLOADS = [
+    "<script>alert({n})</script>",
+    "</text></svg><script>alert({n})</script>",
+    "</title><img src=x onerror=alert({n})>",
+    '" onload="alert({n})',
+    "' onmouseover='alert({n})",
+    "</style><style>*{{display:none}}</style>{n}",
+    "<svg><foreignObject><iframe src=//evil.example/{n}>",
+    "<a href=javascript:alert({n})>x</a>",
+    "]]><!--{n}--><![CDATA[",
+    "&lt;b&gt;{n}&#60;script&#62;",
+    "\u202egnp.{n}\u202c\u2066<b>\u2069",
+    "\x00<\x00script>{n}\x1b[2J\x07",
+    "\ud800\udfff\ufffe{n}",
+    "</details></table></main></body></html><h1>{n}",
+    "<meta http-equiv=refresh content=0;url=//evil.example/{n}>",
+    "<base href=//evil.example/{n}>",
+    "%s{{}}${{7*7}}{{{{7*7}}}}{n}",
+    "<math><mtext></form><form><mglyph><style></math><img src onerror=alert({n})>",
+    "{n}" + "\u0627\u0644\u0645\u0631\u0636\u0649 " * 20,
+    "=cmd|' /C calc'!A{n}" + "\n\r\t\u2028\u2029",
+]
+HOSTILE = [payload.format(n=n) for n in range(10) for payload in PAYLOADS]
+
+
+class Structure(HTMLParser):
+    """Records every element with its attributes, and the visible words."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.nodes: list[tuple[str, tuple[str, ...]]] = []
+        self.values: dict[str, list[str]] = {}
+        self.words: list[str] = []
+        self.comments: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.nodes.append((tag, tuple(name for name, _ in attrs)))
+        for name, value in attrs:
+            self.values.setdefault(name, []).append(value or "")
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def tags(self) -> list[str]:
+        return [tag for tag, _ in self.nodes]
+
+
+def test_two_hundred_hostile_names_change_no_node(make_report: Make) -> None:
+    assert len(set(HOSTILE)) == 200
+    found = [estimate((50 + i % 50) / 100, 100 + i) for i in range(200)]
+    evil = dict(zip(HOSTILE, found, strict=True))
+    tame = dict(zip((f"group {i}" for i in range(200)), found, strict=True))
+    owners = {name: [(0, 0.0), (1, 1.0)] for name in HOSTILE[:20]}
+    calm = {f"owner {i}": [(0, 0.0), (1, 1.0)] for i in range(20)}
+    text = HOSTILE[:20]
+    page = render(
+        make_report(
+            evil, title=text[0], warnings=text, statement=text, facts=dict(zip(text, text, strict=True)),
+            reproduce=text[1], spending=owners, budgets=dict.fromkeys(owners, 2.0),
+        )
+    )  # fmt: skip
+    rows = [f"row {i}" for i in range(20)]
+    safe = render(
+        make_report(
+            tame, title="t", warnings=rows, statement=rows, facts=dict(zip(rows, rows, strict=True)),
+            reproduce="r", spending=calm, budgets=dict.fromkeys(calm, 2.0),
+        )
+    )  # fmt: skip
+    page.encode("utf-8")
+    seen, expected = Structure(page), Structure(safe)
+    assert seen.nodes == expected.nodes
+    assert not seen.comments
+    assert not {"script", "img", "iframe", "foreignobject", "a", "base", "form", "link"} & set(seen.tags)
+    assert not [name for name in seen.values if name.startswith("on") or name in ("style", "href", "src")]
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", page)
+
+
+def test_the_policy_allows_exactly_the_style(digits: ReportData) -> None:
+    page = render(digits)
+    style = re.search("<style>(.*?)</style>", page, re.S)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert policy[1] == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert page.index("Content-Security-Policy") < page.index("<style>")
+    assert page.count("<style") == 1
+    assert not re.search(r"url\(|@import|javascript:|<script|<link", page)
+    assert set(re.findall(r"https?://[^\"\s<]*", page)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_the_page_is_small_and_in_order(digits: ReportData) -> None:
+    page = render(digits)
+    assert len(page.encode()) < 150_000
+    seen = Structure(page)
+    assert seen.values["lang"] == ["en"]
+    assert [tag for tag in seen.tags if re.fullmatch("h[1-6]", tag)] == ["h1"] + ["h2"] * 6
+    assert seen.tags.count("svg") == 6
+    assert seen.tags.count("details") == 3
+    for tag in ("html", "head", "body", "main", "header", "footer"):
+        assert seen.tags.count(tag) == 1
+        assert page.count(f"</{tag}>") == 1
+
+
+def test_the_page_says_what_it_must(digits: ReportData) -> None:
+    words = " ".join(Structure(render(digits)).words).replace("\u00a0", " ").replace("\u2013", "-")
+    for expected in (
+        "Class 8 is served worst: 74 % correct (60-85 %) against 95 % overall.",
+        "spent epsilon (per record, add/remove)",
+        "per record, add/remove, delta 1e-4",
+        "all: at most 3",
+        "which the privacy promise does not cover",
+        "dpsgd (guarantee: by construction)",
+        "evenhand train --data digits",
+        "43 held-out records",
+    ):
+        assert expected in words
+    assert not re.search(r"\bfair|debias|unbias|\bsolv", words, re.I)
+
+
+def test_every_epsilon_has_its_terms(make_report: Make) -> None:
+    page = render(make_report({"a": estimate(0.9, 100)}, delta=None))
+    assert "per record, add/remove, delta: see the statement" in page
+    for block in re.findall(r"<caption>.*?</caption>|<dt>Spent epsilon</dt>.*?</div>|<title>Spent.*?</title>", page):
+        if "psilon" in block:
+            assert "per record, add/remove" in block
+
+
+@pytest.mark.parametrize("spending", [{}, {"all": []}, {"all": [(0, 0.0), (9, math.inf)]}])
+def test_without_a_bound_the_page_says_not_private(
+    make_report: Make, spending: dict[str, list[tuple[int, float]]]
+) -> None:
+    page = render(make_report({"a": estimate(0.9, 100)}, spending=spending, budgets={"all": None}))
+    assert "<strong>Not private:</strong>" in page
+    assert "Spent epsilon" not in page
+    assert "inf" not in re.sub("information", "", page.split("<body>")[1])
+
+
+def test_one_unbounded_owner_is_named_beside_the_chart(make_report: Make) -> None:
+    spending = {"strict": [(0, 0.0), (9, 1.0)], "public": [(9, math.inf)]}
+    page = render(make_report({"a": estimate(0.9, 9)}, spending=spending, budgets={"strict": 1.0, "public": None}))
+    assert "Not private, for records of public" in page
+    assert "strict: at most 1" in page
+    assert "partly private" in page
+
+
+def test_without_groups_curves_or_facts(make_report: Make) -> None:
+    page = render(make_report({}, curves=[], facts={}, reproduce="", statement=[]))
+    for expected in ("none were measured", "No evaluation was recorded", "There is no privacy statement"):
+        assert expected in page
+    assert "How to reproduce" not in page
+    assert "nan" not in page
+
+
+def test_a_group_may_be_called_overall(make_report: Make) -> None:
+    page = render(make_report({"overall": estimate(0.5, 50), "b": estimate(0.9, 50)}))
+    assert "all records" in page
+
+
+def test_evaluations_may_lack_groups(make_report: Make) -> None:
+    curves = [{"step": 1, "epoch": 0.5, "accuracy": 0.4, "groups": {}}, {"step": 2, "epoch": 1.0, "accuracy": math.nan}]
+    page = render(make_report({"a": estimate(0.5, 50), "b": estimate(0.9, 50)}, curves=curves))
+    assert "nan" not in page
+
+
+def test_small_groups_and_research_copies_are_marked(make_report: Make) -> None:
+    groups = {f"g{i}": estimate(0.5 + i / 100, 5) for i in range(8)}
+    page = render(make_report(groups, research=True, warnings=["delta is large"]))
+    assert "Fewer than 30 held-out records: g0, g1, g2, g3, g4 and 3 more." in page
+    assert "Research copy" in page
+    assert "<li>delta is large</li>" in page
+    assert "accuracy on the training records" not in page
+
+
+def plain(words: str) -> str:
+    return words.replace("\u00a0", " ").replace("\u2013", "-")
+
+
+WHOLE = Estimate(0.96, 0.94, 0.97, 450)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (
+            {"class 8": Estimate(0.74, 0.66, 0.81, 99), "b": Estimate(0.98, 0.9, 1.0, 99)},
+            "Class 8 is served worst: 74 % correct (66-81 %) against 96 % overall.",
+        ),
+        (
+            {"a": Estimate(0.95, 0.9, 0.98, 99), "b": Estimate(0.97, 0.9, 1.0, 99)},
+            "A is served worst: 95 % correct (90-98 %) against 96 % overall; "
+            "too few held-out records to tell the difference from chance.",
+        ),
+        (
+            {name: Estimate(0.5 + 0.4 * (name == "d"), 0.4, 0.6, 99) for name in "abcd"},
+            "A, b and 1 more are served worst: 50 % correct (40-60 %) against 96 % overall.",
+        ),
+        ({name: Estimate(0.96, 0.9, 0.98, 99) for name in "ab"}, "All 2 groups score the same: 96 % correct."),
+        ({}, "96 % of held-out records are answered correctly (94-97 %). No groups to compare."),
+        (
+            {"a": Estimate(0.96, 0.9, 0.98, 99), "b": estimate(math.nan, 0)},
+            "96 % of held-out records are answered correctly (94-97 %). No groups to compare. "
+            "1 group has no held-out records.",
+        ),
+    ],
+)
+def test_headline(groups: dict[str, Estimate], expected: str) -> None:
+    assert plain(headline(WHOLE, groups)) == expected
+
+
+def test_headline_without_records_and_with_long_names() -> None:
+    assert headline(estimate(math.nan, 0), {}) == "Nothing was measured: there are no held-out records."
+    assert len(headline(WHOLE, {"x" * 200: estimate(0.1, 9), "b": estimate(1.0, 9)})) < 140
