@@ -1,0 +1,114 @@
+"""Concentrated privacy (zCDP and its truncated form) for papers that state their guarantees in it.
+
+The exact accountant is always tighter; these formulas exist to repeat what a paper claims, to check whether the
+preconditions of its lemmas hold, and for one-off Gaussian releases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from evenhand.errors import UsageError
+from evenhand.privacy.events import check_delta, check_number
+
+
+def _check_rho(rho: object) -> float:
+    value = check_number(rho, "rho")
+    if value < 0:
+        raise UsageError(f"rho must not be negative, got {value}.")
+    return value
+
+
+def gaussian_rho(noise: float) -> float:
+    """Concentrated-privacy cost (zCDP) of one Gaussian release with this noise multiplier: ``1 / (2 noise^2)``, exactly.
+
+    Example:
+        >>> gaussian_rho(2.0)
+        0.125
+    """
+    value = check_number(noise, "noise")
+    if value < 0:
+        raise UsageError(f"noise must not be negative, got {value}.")
+    return math.inf if value == 0 else 0.5 / value**2
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """Epsilon of rho-zCDP by the usual conversion ``rho + 2 sqrt(rho log(1/delta))`` (Bun and Steinke 2016).
+
+    Example:
+        >>> round(zcdp_epsilon(0.1, 1e-5), 3)
+        2.246
+    """
+    rho, delta = _check_rho(rho), check_delta(delta)
+    return rho + 2 * math.sqrt(rho * -math.log(delta))
+
+
+def zcdp_rho(epsilon: float, delta: float) -> float:
+    """Largest rho whose ``zcdp_epsilon`` is at most ``epsilon``.
+
+    Example:
+        >>> round(zcdp_rho(zcdp_epsilon(0.1, 1e-5), 1e-5), 9)
+        0.1
+    """
+    value, budget = check_number(epsilon, "epsilon"), -math.log(check_delta(delta))
+    if value < 0:
+        raise UsageError(f"epsilon must not be negative, got {value}.")
+    return (value / (math.sqrt(budget + value) + math.sqrt(budget))) ** 2
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """(rho, omega)-tCDP: the Renyi divergence of every order below omega is at most ``rho * order`` (Bun et al. 2018).
+
+    Example:
+        >>> round(Truncated(0.02, 20.0).epsilon(1e-5), 3)
+        1.006
+    """
+
+    rho: float
+    omega: float
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon by the conversion of the same paper; beyond omega it degrades to one fixed order."""
+        budget = -math.log(check_delta(delta))
+        if self.omega <= 1:
+            return math.inf
+        if budget <= (self.omega - 1) ** 2 * self.rho:
+            return self.rho + 2 * math.sqrt(self.rho * budget)
+        return self.rho * self.omega + budget / (self.omega - 1)
+
+
+def tcdp_sum(parts: Iterable[Truncated]) -> Truncated:
+    """Composition: rhos add up, the smallest omega remains.
+
+    Example:
+        >>> tcdp_sum([Truncated(0.5, 9.0), Truncated(0.25, 4.0)])
+        Truncated(rho=0.75, omega=4.0)
+    """
+    items = list(parts)
+    return Truncated(math.fsum(p.rho for p in items), min((p.omega for p in items), default=math.inf))
+
+
+def tcdp_subsampled(rate: float, noise: float) -> tuple[Truncated, list[str]]:
+    """The amplification lemma for subsampled tCDP, with the preconditions it needs and does not get.
+
+    The lemma gives ``(13 rate^2 rho, log(1/rate) / (4 rho))``-tCDP for ``rho = 1/(2 noise^2)``. If the returned list is
+    not empty the lemma does not apply, and the first value is only what a paper that ignores this would print.
+
+    Example:
+        >>> tcdp_subsampled(0.001, 1.0)[1]
+        ['rho = 0.5 must be at most 0.1 (noise at least 2.237)']
+    """
+    q, rho = check_number(rate, "rate"), gaussian_rho(noise)
+    if not 0 < q <= 1:
+        raise UsageError(f"rate must lie in (0, 1], got {q}.")
+    failed = []
+    if rho > 0.1:
+        failed.append(f"rho = {rho:.4g} must be at most 0.1 (noise at least 2.237)")
+    if q > 0.1:
+        failed.append(f"rate = {q:.4g} must be at most 0.1")
+    if 0 < rho <= 0.1 and math.log(1 / q) < 3 * rho * (2 + math.log2(1 / rho)):
+        failed.append(f"log(1/rate) = {math.log(1 / q):.4g} must be at least 3 rho (2 + log2(1/rho))")
+    return Truncated(13 * q * q * rho, math.log(1 / q) / (4 * rho) if rho > 0 else math.inf), failed

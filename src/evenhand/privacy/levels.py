@@ -1,0 +1,185 @@
+"""Distinct (rate, noise) levels of a composition, and their reduction to few knots when there are many.
+
+A profile is convex in the total variation ``u`` of its noise level and in its rate, so a level between knots is
+dominated by the mixture of those knots that is matched in ``u`` (and linearly in the rate).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from evenhand.privacy.hockeystick import Array, Direction, Relation, total_variation_gap
+from evenhand.privacy.rdp import log_moments
+from evenhand.types import Event
+
+_EXACT = 40  # levels that are composed one by one
+_FINE = 160  # candidate knots along the noise axis
+_KNOTS = 40
+_RATES = 12
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Releases that share the same knots: row ``i`` of ``weights`` mixes them for ``counts[i]`` releases."""
+
+    corners: tuple[int, ...]
+    weights: Array
+    counts: Array
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Distinct levels, sorted; releases without sampling are merged into one, which is exact.
+
+    Example:
+        >>> Levels.of([(1.0, 3.0, 9), (0.1, 2.0, 5), (0.1, 2.0, 5)], "add_remove").events()
+        [(0.1, 2.0, 10.0), (1.0, 1.0, 1.0)]
+    """
+
+    rate: Array
+    noise: Array
+    count: Array
+    relation: Relation
+
+    @classmethod
+    def of(cls, events: Sequence[Event], relation: Relation) -> Levels:
+        """Merge equal levels; drop those that release nothing."""
+        merged: dict[tuple[float, float], float] = {}
+        precision = 0.0
+        for q, s, n in events:
+            if n == 0 or math.isinf(s):
+                continue
+            if q == 1.0:
+                precision += n / (s * s)
+            else:
+                merged[q, s] = merged.get((q, s), 0.0) + n
+        if precision > 0:
+            merged[1.0, precision**-0.5] = 1.0
+        keys = sorted(merged)
+        return cls(
+            np.array([q for q, _ in keys]),
+            np.array([s for _, s in keys]),
+            np.array([merged[key] for key in keys]),
+            relation,
+        )
+
+    def events(self) -> list[tuple[float, float, float]]:
+        """The levels as plain triples."""
+        return list(zip(self.rate.tolist(), self.noise.tolist(), self.count.tolist(), strict=True))
+
+    @cached_property
+    def _sketch(self) -> list[tuple[float, float, float]]:
+        """A few dozen levels of about the same cost, to plan with."""
+        if self.rate.size <= 24:
+            return self.events()
+        log_q, log_s = np.log(self.rate), np.log(self.noise)
+        wide_q, wide_s = max(0.1, float(np.ptp(log_q)) / 4), max(0.02, float(np.ptp(log_s)) / 12)
+        key_q = np.rint((log_q.max() - log_q) / wide_q)
+        key_s = np.rint((log_s - log_s.min()) / wide_s)
+        bins, index = np.unique(np.stack([key_q, key_s]), axis=1, return_inverse=True)
+        q, s = np.exp(log_q.max() - bins[0] * wide_q), np.exp(log_s.min() + bins[1] * wide_s)
+        n = np.bincount(index.ravel(), weights=self.count)
+        return list(zip(q.tolist(), s.tolist(), n.tolist(), strict=True))
+
+    def moments(self, orders: Array, direction: Direction, reach: float) -> Array:
+        """Rows ``K``, ``K'``, ``K''`` of the composed, truncated loss at every order; approximate, for planning."""
+        total = np.zeros((3, orders.size))
+        for q, s, n in self._sketch:
+            total += n * np.array(log_moments(q, s, orders, direction, reach=reach))
+        return total
+
+    def reduce(self, tilt: float, loss: float, reach: float) -> tuple[list[tuple[float, float]], list[Cell]]:
+        """Knots and the cells that mix them; one cell per level when there are few levels.
+
+        Args:
+            tilt: order at which the cost of mixing is judged.
+            loss: epsilon that this cost is compared with.
+            reach: where the loss is truncated, in deviations of the noise.
+        """
+        if self.rate.size <= _EXACT:
+            knots = [(q, s) for q, s, _ in self.events()]
+            return knots, [Cell((i,), np.ones((1, 1)), self.count[i : i + 1]) for i in range(len(knots))]
+        rates = np.unique(self.rate)
+        if rates.size > _RATES:
+            sampled = rates[rates < 1]
+            grid = np.geomspace(sampled[0], sampled[-1], 2 * _RATES)
+            grid[[0, -1]] = sampled[0], sampled[-1]
+            rates = np.append(grid, rates[rates == 1])
+        place: dict[tuple[float, float], int] = {}
+        cells: list[Cell] = []
+        upper = np.searchsorted(rates, self.rate)
+        for column in np.unique(upper):
+            rows = np.flatnonzero(upper == column)
+            high = float(rates[column])
+            low = float(rates[column - 1]) if np.any(self.rate[rows] < high) else high
+            part = (self.rate[rows] - low) / (high - low) if low < high else np.ones(rows.size)
+            cells += self._column(rows, low, high, part, place, (tilt, loss, reach))
+        return list(place), cells
+
+    def _column(
+        self,
+        rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+        low: float,
+        high: float,
+        part: Array,
+        place: dict[tuple[float, float], int],
+        scale: tuple[float, float, float],
+    ) -> list[Cell]:
+        """Cells of the levels whose rates lie between two rate knots; ``part`` is their weight on the upper one."""
+        distance = 1 / self.noise[rows]
+        knots = self._knots(high, distance, self.count[rows], *scale)
+        upper = np.searchsorted(knots, distance)
+        cells = []
+        for j in np.unique(upper):
+            chosen = np.flatnonzero(upper == j)
+            top, m = float(knots[j]), distance[chosen]
+            bottom = float(knots[j - 1]) if j and np.any(m < top) else top
+            weight = np.ones(chosen.size)
+            gap = float(total_variation_gap(bottom, top, self.relation))
+            if gap > 1e-200:
+                weight = np.minimum(total_variation_gap(bottom, m, self.relation) / gap * (1 + 1e-12), 1.0)
+            pairs = [(high, top, part[chosen] * weight), (high, bottom, part[chosen] * (1 - weight))]
+            pairs += [(low, top, (1 - part[chosen]) * weight), (low, bottom, (1 - part[chosen]) * (1 - weight))]
+            mixed: dict[int, Array] = {}
+            for q, m_knot, w in pairs:
+                if np.any(w > 0):
+                    index = place.setdefault((q, 1 / m_knot), len(place))
+                    mixed[index] = mixed.get(index, 0.0) + w
+            cells.append(Cell(tuple(mixed), np.stack(list(mixed.values()), axis=1), self.count[rows][chosen]))
+        return cells
+
+    def _knots(self, rate: float, distance: Array, count: Array, tilt: float, loss: float, reach: float) -> Array:
+        """Knots along the noise axis: split where mixing costs most, until the cost is 3e-5 of the loss."""
+        ends = float(distance.min()), float(distance.max())
+        if distance.size <= 3:
+            return np.unique(distance)
+        fine = np.geomspace(*ends, _FINE + 1)
+        fine[[0, -1]] = ends
+        direction: Direction = "remove" if self.relation == "add_remove" else "replace"
+        log_m = np.array([log_moments(rate, 1 / m, np.array([tilt]), direction, reach=reach)[0][0] for m in fine])
+        moment = np.expm1(np.minimum(log_m, 600.0))
+        held = np.bincount(np.searchsorted(fine, distance), weights=count, minlength=fine.size)
+
+        def cost(i: int, j: int) -> float:
+            inner = slice(i, j + 1)
+            whole = float(total_variation_gap(fine[i], fine[j], self.relation))
+            part = total_variation_gap(fine[i], fine[inner], self.relation) / max(whole, 1e-300)
+            over = moment[i] + part * (moment[j] - moment[i]) - moment[inner]
+            return float(held[inner] @ np.maximum(over / (1 + moment[inner]), 0.0))
+
+        heap = [(-cost(0, _FINE), 0, _FINE)]
+        while len(heap) < _KNOTS and -sum(item[0] for item in heap) > 3e-5 * loss * tilt:
+            _, i, j = heapq.heappop(heap)
+            if j - i < 2:
+                heapq.heappush(heap, (0.0, i, j))
+                break
+            middle = (i + j) // 2
+            heapq.heappush(heap, (-cost(i, middle), i, middle))
+            heapq.heappush(heap, (-cost(middle, j), middle, j))
+        return fine[np.unique([i for _, i, _ in heap] + [_FINE])]

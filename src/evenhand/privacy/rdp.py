@@ -1,0 +1,104 @@
+"""Renyi divergences of the subsampled Gaussian by quadrature: a second opinion, and the planner of the exact one.
+
+``log_moments`` gives ``K(t) = log E_P[exp(t * loss)]``, which is ``t`` times the Renyi divergence of order ``t + 1``.
+The trapezoidal rule converges geometrically here because the integrand is analytic in a strip around the real line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from evenhand.privacy.hockeystick import Array, Direction
+from evenhand.types import Event
+
+_REACH = 11.0
+
+
+def log_moments(
+    rate: float, noise: float, orders: Array, direction: Direction, *, reach: float | None = None
+) -> tuple[Array, Array, Array]:
+    """``K``, ``K'`` and ``K''`` of the privacy loss of one release at every order.
+
+    Args:
+        rate: sampling rate in (0, 1].
+        noise: noise multiplier.
+        orders: the ``t`` above; negative orders describe the lower tail.
+        direction: which ordered pair.
+        reach: leave out outputs further than this many deviations from both centres, on a coarse grid: the moments
+            of a truncated loss, good to a few digits, for planning. By default everything, to 10 digits or more.
+
+    Example:
+        >>> k, _, _ = log_moments(1.0, 2.0, np.array([1.0]), "remove")
+        >>> float(k[0])
+        0.25
+    """
+    m = 1.0 / noise
+    if rate == 1.0:
+        spread = 4 * m * m if direction == "replace" else m * m
+        return orders * (orders + 1) * spread / 2, (orders + 0.5) * spread, np.full_like(orders, spread)
+    power_p, power_q = {"remove": (orders + 1, 0 * orders), "add": (-orders, 0 * orders)}.get(
+        direction, (orders + 1, -orders)
+    )
+    low, high, step = -(reach or 0.0), (reach or 0.0) + m, 0.2
+    if reach is None:
+        pull = np.concatenate([power_p, power_p - power_q, [0.0]]) * m
+        low, high, step = float(pull.min()) - _REACH, float(pull.max()) + _REACH, min(0.25, noise / 4)
+    t = np.arange(low, high + step, step)
+    log_p = np.logaddexp(math.log1p(-rate), math.log(rate) + m * t - 0.5 * m * m)
+    loss, exponent = log_p, np.multiply.outer(power_p, log_p) - 0.5 * t * t
+    if direction == "replace":
+        log_q = np.logaddexp(math.log1p(-rate), math.log(rate) - m * t - 0.5 * m * m)
+        loss = log_p - log_q
+        exponent += np.multiply.outer(power_q, log_q)
+    elif direction == "add":
+        loss = -log_p
+    top = exponent.max(axis=1)
+    weight = np.exp(exponent - top[:, None])
+    mass = weight.sum(axis=1)
+    mean = np.einsum("ij,j->i", weight, loss) / mass  # einsum: a threaded BLAS costs more than it saves here
+    variance = np.maximum(np.einsum("ij,j->i", weight, loss * loss) / mass - mean * mean, 0.0)
+    return top + np.log(mass * step / math.sqrt(2 * math.pi)), mean, variance
+
+
+def epsilon(
+    events: Sequence[Event],
+    delta: float,
+    *,
+    conversion: Literal["improved", "old"] = "improved",
+    orders: Sequence[float] | None = None,
+) -> float:
+    """Epsilon of a composition by Renyi accounting (add/remove): an upper bound, usually 5 to 15 % high.
+
+    Guarantee: valid for every choice of ``orders``; ``remove`` is the larger direction at every order (Mironov 2019).
+
+    Args:
+        events: (rate, noise, count) triples.
+        delta: target delta.
+        conversion: ``improved`` (Canonne, Kamath and Steinke 2020) or ``old`` (Mironov 2017), as in
+            papers up to 2020.
+        orders: Renyi orders above 1; by default a fine geometric set.
+
+    Example:
+        >>> round(epsilon([(0.01, 1.0, 1000)], 1e-5), 2)
+        2.1
+    """
+    used = [(q, s, n) for q, s, n in events if n > 0 and math.isfinite(s)]
+    if not used:
+        return 0.0
+    if min(s for _, s, _ in used) <= 0:
+        return math.inf
+    reach = 200.0 * min(s for _, s, _ in used)
+    shifts = np.geomspace(reach * 1e-7, reach, 400) if orders is None else np.asarray(orders, dtype=float) - 1
+    total = np.zeros_like(shifts)
+    for q, s, n in used:
+        total += n * log_moments(q, s, shifts, "remove")[0]
+    budget = -math.log(delta)
+    if conversion == "old":
+        candidates = (total + budget) / shifts
+    else:
+        candidates = (total + budget - np.log1p(shifts)) / shifts + np.log(shifts / (1 + shifts))
+    return max(0.0, float(candidates.min()))

@@ -1,0 +1,198 @@
+"""The privacy statement: what is promised to whom, what is not covered, and what it rests on. JSON and plain words.
+
+Everything in it follows from the plan, the ledger and a few declared facts, so ``verify`` can build it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from evenhand.privacy import accountants
+
+if TYPE_CHECKING:
+    from evenhand.planning import Plan
+    from evenhand.privacy.ledger import Reading
+
+SCHEMA = 1
+COVERS = ("the released model weights", "every intermediate checkpoint and private side answer of this run")
+DOES_NOT_COVER = (
+    "preprocessing, feature choice and vocabularies, unless they are public or charged",
+    "metrics on evaluation data: those records are not protected by this statement",
+    "other runs on the same data, tuning included: their epsilons add up",
+    "pre-training data of a model that was not initialised at random",
+    "several records of one person: the unit is one record",
+    "timing, memory and storage side channels, and files in private/",
+)
+TRUST = (
+    "the trainer sees the raw data; whoever receives the shared files is the adversary and may know all other records"
+)
+PROFILE_EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+def build(
+    plan: Plan, ledger: Reading, *, model: str | None, software: Mapping[str, str], groups: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The statement as data, for the steps that the ledger charges (never fewer than were run)."""
+    owners = [_owner(plan, ledger.reserved, index) for index in range(len(plan.facts.owners))]
+    worst = max(owners, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])
+    body = {
+        "schema": SCHEMA,
+        "guarantee": {
+            "level": plan.guarantee,
+            "epsilon": worst["epsilon"],
+            "delta": plan.delta,
+            "unit": plan.unit,
+            "adjacency": plan.adjacency,
+            **_profile(plan, ledger.reserved, plan.facts.owner_names.index(worst["name"])),
+        },
+        "owners": owners,
+        "mechanism": {
+            "method": plan.method,
+            "rule": dict(plan.rule),
+            "sampling": "Poisson, 53-bit coins",
+            "expected_batch": plan.expected_batch,
+            "steps_planned": plan.steps,
+            "steps_charged": ledger.reserved,
+            "steps_committed": ledger.committed,
+            "noise": "Gaussian, AES-256-CTR keystream and Box-Muller in float64, on a power-of-two grid",
+            "randomness": _randomness(ledger),
+            "hardened": "sums and noise are rounded to a grid: hardened against float attacks, not immune",
+        },
+        "accounting": {"accountant": plan.accountant, "runs_composed": 1, "tuning_counted": False},
+        "covers": list(COVERS),
+        "does_not_cover": list(DOES_NOT_COVER),
+        "public_inputs": _facts(plan),
+        "trust_model": TRUST,
+        "audit": None,
+        "groups": dict(groups),
+        "warnings": plan.warnings() + _insecure(ledger),
+        "plan": plan.digest,
+        "ledger_head": ledger.head,
+        "model_sha256": model,
+        "software": dict(software),
+    }
+    return {**body, "digest": digest(body)}
+
+
+def digest(body: Mapping[str, Any]) -> str:
+    """Hash of a statement without its own digest: a changed byte shows."""
+    rest = {key: value for key, value in body.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def paragraphs(statement: Mapping[str, Any]) -> list[str]:
+    """The statement in words. A bare epsilon never appears: always unit, adjacency, delta, and what is not covered."""
+    guarantee = statement["guarantee"]
+    if guarantee["level"] == "not private":
+        return [
+            "This model is NOT private: it was trained without clipping or noise, for comparison only. It may reveal "
+            "its training records. Do not share it as a private model."
+        ]
+    if guarantee["epsilon"] is None:
+        return [
+            f"No privacy guarantee is established for this model: its method {statement['mechanism']['method']!r} has "
+            "no proof. No epsilon is printed for that reason."
+        ]
+    texts = [_promise(guarantee)]
+    owners = statement["owners"]
+    if len(owners) > 1 or owners[0]["budget"] is not None:
+        texts += [_owner_words(row, guarantee["delta"]) for row in owners[:50]]
+    mechanism = statement["mechanism"]
+    texts.append(
+        f"Made by {mechanism['method']} ({guarantee['level']}): {mechanism['steps_charged']} of "
+        f"{mechanism['steps_planned']} planned steps are charged, about {mechanism['expected_batch']:g} records each, "
+        f"by Poisson sampling. Randomness: {mechanism['randomness']}."
+    )
+    texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
+    texts.append(f"Trust: {statement['trust_model']}.")
+    texts.append("Not audited yet." if statement["audit"] is None else f"Audit: {statement['audit']}.")
+    return texts
+
+
+def markdown(statement: Mapping[str, Any]) -> str:
+    """The statement as a page."""
+    lines = ["# Privacy statement", "", *(f"{text}\n" for text in paragraphs(statement))]
+    lines += [f"**Warning:** {text}\n" for text in statement["warnings"]]
+    lines.append(
+        f"Plan `{statement['plan'][:16]}`, ledger head `{statement['ledger_head'][:16]}`, "
+        f"model `{(statement['model_sha256'] or 'not released')[:16]}`."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """A number for people, rounded up and never down.
+
+    >>> rounded_up(2.99912)
+    '3.000'
+    """
+    return f"{math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+
+
+def _promise(guarantee: Mapping[str, Any]) -> str:
+    guess = rounded_up(100 * guarantee["guess_rate_at_1_percent"], 1)
+    return (
+        f"If one record is added or removed, the chance of any outcome changes by at most a factor "
+        f"e^{rounded_up(guarantee['epsilon'])} (epsilon {rounded_up(guarantee['epsilon'])}, unit: one record, "
+        f"adjacency: add/remove), except with probability delta {guarantee['delta']:g}. At 1 % false alarms a guess "
+        f"whether a record was in the data succeeds at most {guess} % of the time."
+    )
+
+
+def _owner_words(row: Mapping[str, Any], delta: float) -> str:
+    promised = "" if row["budget"] is None else f", promised {row['budget']:g}"
+    return (
+        f"Each of the {row['records']} records of owner {row['name']!r}: spent epsilon {rounded_up(row['epsilon'])}"
+        f"{promised}, delta {delta:g}, add/remove one record."
+    )
+
+
+def _owner(plan: Plan, steps: int, index: int) -> dict[str, Any]:
+    name, records = plan.facts.owners[index]
+    return {
+        "name": name,
+        "records": records,
+        "budget": plan.budgets[index],
+        "epsilon": plan.spent(steps, index),
+        "rate": plan.rates[index],
+        "bound_scale": plan.scales[index],
+    }
+
+
+def _profile(plan: Plan, steps: int, owner: int) -> dict[str, Any]:
+    if not plan.certified:
+        return {"mu": None, "guess_rate_at_1_percent": None, "profile": []}
+    composed = accountants.compose(plan.events(owner, steps))
+    return {
+        "mu": composed.mu(plan.delta),
+        "guess_rate_at_1_percent": composed.guess_rate(0.01),
+        "profile": [[epsilon, composed.delta(epsilon)] for epsilon in PROFILE_EPSILONS],
+    }
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    facts = plan.facts
+    return {
+        "records": facts.records,
+        "owners": [list(pair) for pair in facts.owners],
+        "groups": list(facts.groups),
+        "labels": list(facts.labels),
+        "inputs": facts.inputs,
+        "expected_batch": plan.expected_batch,
+    }
+
+
+def _randomness(ledger: Reading) -> str:
+    if any(row["insecure"] for row in ledger.segments):
+        return "from a PUBLIC SEED (insecure_seed): whoever knows the seed can remove the noise"
+    return "operating-system entropy, a new key for each start"
+
+
+def _insecure(ledger: Reading) -> list[str]:
+    if any(row["insecure"] for row in ledger.segments):
+        return ["the noise comes from a known seed: this run is for research and protects nobody who knows the seed."]
+    return []
