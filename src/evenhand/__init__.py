@@ -1,0 +1,44 @@
+"""Differentially private training that leaves no group behind."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PUBLIC = {
+    "fit": "evenhand.training",
+    "resume": "evenhand.training",
+    "attach": "evenhand.attachment",
+    "load": "evenhand.loading",
+    "plan": "evenhand.planning",
+    "Plan": "evenhand.planning",
+    "Method": "evenhand.methods",
+    "method": "evenhand.methods",
+    "Privacy": "evenhand.privacy.budgets",
+    "Budgets": "evenhand.privacy.budgets",
+    "FixedNoise": "evenhand.privacy.budgets",
+    "epsilon": "evenhand.privacy.accountants",
+    "calibrate": "evenhand.privacy.calibration",
+    "verify": "evenhand.runs",
+    "Stats": "evenhand.types",
+    "State": "evenhand.types",
+}
+_MODULES = ("data", "errors", "gradients", "models", "privacy", "queries", "reporting", "rules", "schedules")
+
+__version__ = "0.1.0"
+__all__ = [*_PUBLIC, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names on first use, so that ``import evenhand`` costs nothing."""
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"evenhand.{name}")
+    raise AttributeError(f"module 'evenhand' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

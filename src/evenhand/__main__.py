@@ -1,0 +1,5 @@
+"""``python -m evenhand``."""
+
+from evenhand.cli import main
+
+main()

@@ -1,0 +1,143 @@
+"""What training gives back: a Run, read from its folder, and the report made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenhand.errors import UsageError
+from evenhand.privacy import statement as statements
+from evenhand.reporting import frames, html
+from evenhand.runs import Folder, write_durably
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from evenhand.planning import Plan
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished page."""
+
+    page: str
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page; returns where."""
+        write_durably(Path(path), self.page.encode())
+        return Path(path)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The privacy statement; printing it gives the words, ``data`` the JSON form."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def epsilon(self) -> float | None:
+        """Largest epsilon over the owners; None if none is established."""
+        value = self.data["guarantee"]["epsilon"]
+        return None if value is None else float(value)
+
+    def __str__(self) -> str:
+        return "\n\n".join(statements.paragraphs(self.data))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, with the model when it was asked for."""
+
+    folder: Folder
+    trained: nn.Module | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where the run is."""
+        return self.folder.path
+
+    @property
+    def plan(self) -> Plan:
+        """The plan it followed."""
+        return self.folder.plan()
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model."""
+        if self.trained is None:
+            raise UsageError(
+                "The architecture of this model is not in the run folder: pass it, load(path, model=MyModel())."
+            )
+        return self.trained
+
+    @property
+    def privacy(self) -> Statement:
+        """What is promised, recomputed from the ledger."""
+        return Statement(self.folder.statement())
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Evaluations on held-out data over training."""
+        return self.folder.metrics()
+
+    def report(self, test: Any = None, *, groups: Iterable[Any] | None = None) -> Report:
+        """A page on who is served how well; from the recorded evaluations, or measured anew on ``test``."""
+        if test is None:
+            recorded = self.metrics
+            return Report(html.render(_report(self.folder, recorded, _recorded(recorded))))
+        from evenhand.data.wrapping import wrap
+        from evenhand.evaluation import evaluate
+
+        frame = evaluate(self.model, wrap(test, groups=groups) if groups is not None else wrap(test))
+        return Report(html.render(_report(self.folder, self.metrics, frame)))
+
+
+def _recorded(metrics: list[dict[str, Any]]) -> frames.GroupFrame:
+    last: dict[str, Any] = (
+        metrics[-1] if metrics else {"accuracy": 0.0, "records": 0, "groups": {}, "group_records": {}}
+    )
+    return frames.GroupFrame(
+        overall=frames.estimate(last["accuracy"], last["records"]),
+        by_group={name: frames.estimate(value, last["group_records"][name]) for name, value in last["groups"].items()},
+    )
+
+
+def _report(folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFrame) -> html.ReportData:
+    plan, statement = folder.plan(), folder.statement()
+    charged = statement["mechanism"]["steps_charged"]
+    levels = plan.levels
+    noise = f"{levels[0].noise:.4g}" if len(levels) == 1 else f"{levels[0].noise:.4g} to {levels[-1].noise:.4g}"
+    return html.ReportData(
+        title=f"{plan.method} on {plan.facts.records} records",
+        headline=html.headline(frame.overall, frame.by_group),
+        overall=frame.overall,
+        groups=frame.by_group,
+        curves=metrics,
+        spending={
+            name: [(step, epsilon) for step, epsilon in plan.spending(index) if step <= charged]
+            for index, name in enumerate(plan.facts.owner_names[:12])
+        },
+        budgets=dict(zip(plan.facts.owner_names[:12], plan.budgets, strict=False)),
+        statement=statements.paragraphs(statement),
+        warnings=statement["warnings"],
+        facts={
+            "Method": f"{plan.method} ({plan.guarantee})",
+            "Records": f"{plan.facts.records} in {len(plan.facts.owners)} owner class(es)",
+            "Steps": f"{charged} charged of {plan.steps} planned, about {plan.expected_batch:g} records each",
+            "Noise multiplier": noise if plan.certified else "none",
+            "Clip bound": f"{levels[0].bound:g}" if plan.certified else "none",
+            "Plan": plan.digest[:16],
+            "Ledger head": statement["ledger_head"][:16],
+            "Software": f"evenhand {statement['software']['evenhand']}, torch {statement['software']['torch']}",
+        },
+        reproduce=_reproduce(folder),
+        delta=plan.delta,
+    )
+
+
+def _reproduce(folder: Folder) -> str:
+    return "evenhand verify .      # in this run folder: checks every figure on this page against the ledger\n" + (
+        "evenhand train config.toml --out again" if (folder.path / "config.toml").exists() else ""
+    )

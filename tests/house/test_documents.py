@@ -1,0 +1,102 @@
+"""README and CONTRIBUTING say only what is true: their commands and examples are run as written."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import evenhand as eh
+from evenhand import registry
+from evenhand.cli import main
+from evenhand.cli.methods import table
+from evenhand.data import Data
+from evenhand.methods import catalogue
+from evenhand.planning import plan
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def command(arguments: list[str], patch: pytest.MonkeyPatch) -> int:
+    patch.setattr(sys, "argv", arguments)
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_python_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = blocks(README, "python")
+    assert len(examples) == 3
+    names: dict[str, object] = {}
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), names)
+    assert (tmp_path / "report.html").exists()
+    assert eh.verify(tmp_path / "runs" / "mine")["ok"]
+
+
+def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (console,) = blocks(README, "console")
+    lines = console.strip().splitlines()
+    assert len(lines) >= 5
+    for line in lines:
+        assert command(shlex.split(line), monkeypatch) == 0, line
+
+
+def test_the_first_command_of_the_readme_ends_in_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (first,) = re.findall(r"^    python3 .*?(evenhand train .*)$", README, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    assert command(shlex.split(first), monkeypatch) == 0
+    assert (tmp_path / "runs" / "first" / "report.html").exists()
+
+
+def test_the_table_of_methods_is_the_generated_one() -> None:
+    rows = [
+        {"name": r.name, "summary": r.summary, "guarantee": r.guarantee, "reference": r.reference} for r in catalogue()
+    ]
+    assert table(rows) in README
+
+
+def test_pictures_and_pages_that_are_linked_exist() -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README + CONTRIBUTING):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_rule_of_contributing_works_as_written(
+    tmp_path: Path, digit_data: tuple[Data, Data], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    (example,) = blocks(CONTRIBUTING, "python")
+    assert len(example.splitlines()) <= 40
+    monkeypatch.setitem(registry._parts, "rule", dict(registry._parts["rule"]))
+    file = tmp_path / "smooth_clip.py"
+    file.write_text(example)
+    spec = importlib.util.spec_from_file_location("smooth_clip", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "smooth_clip", module)
+    spec.loader.exec_module(module)
+    train, test = digit_data
+    model = torch.nn.Linear(64, 10)
+    run = eh.fit(model, train, epsilon=3, epochs=3, method="smooth_clip", test=test, out=tmp_path / "run")
+    found = eh.verify(run.path)
+    assert found["ok"]
+    assert found["epsilon"] <= 3
+    assert "smooth_clip (by construction)" in str(run.privacy)
+    assert "smooth_clip" in [recipe.name for recipe in catalogue()]
+    assert plan("smooth_clip", eh.Privacy(1), data=train.facts).rule == {"name": "smooth_clip", "settings": {}}
