@@ -3,5 +3,7 @@
 from evenhand.registry import register
 from evenhand.schedules.base import Schedule
 from evenhand.schedules.constant import Constant
+from evenhand.schedules.decay import Linear, Step, Time
+from evenhand.schedules.phases import Phases
 
-__all__ = ["Constant", "Schedule", "register"]
+__all__ = ["Constant", "Linear", "Phases", "Schedule", "Step", "Time", "register"]
