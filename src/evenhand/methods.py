@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from evenhand import _validate, registry
 from evenhand.errors import UsageError
@@ -19,6 +19,9 @@ from evenhand.types import Guarantee
 class Method:
     """A point in the space of methods. Nothing in it depends on data.
 
+    ``sampling="owner"`` gives every owner class the sampling rate that spends its own budget, ``bounds="owner"`` the
+    clip bound that does; otherwise all classes are treated alike, by the strictest budget.
+
     Examples:
       >>> Method(Clip(), schedule=Constant(bound=0.5)).name
       'clip'
@@ -27,6 +30,8 @@ class Method:
     rule: Rule
     queries: tuple[Query, ...] = ()
     schedule: Schedule = field(default_factory=Constant)
+    sampling: Literal["uniform", "owner"] = "uniform"
+    bounds: Literal["uniform", "owner"] = "uniform"
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -34,6 +39,13 @@ class Method:
             raise UsageError(f"Method needs a rule such as evenhand.rules.Clip(), not {type(self.rule).__name__}.")
         if sum(query.share or 0.0 for query in self.queries) >= 1:
             raise UsageError("The shares of the side queries leave nothing for the gradient: keep their sum below 1.")
+        if self.sampling == self.bounds == "owner":
+            raise UsageError("Owners differ in their sampling rate or in their clip bound, not in both: choose one.")
+        if self.bounds == "owner" and any(query.share is not None for query in self.queries):
+            raise UsageError(
+                "With a clip bound per owner a side query needs a fixed noise=, since a share of the step's "
+                "privacy would differ between owners."
+            )
         answers = [query.name for query in self.queries]
         if len(set(answers)) < len(answers):
             raise UsageError("Two side queries have the same name, so a rule could not tell their answers apart.")
@@ -57,14 +69,28 @@ def _dpsgd(bound: float) -> Method:
     return Method(Clip(), schedule=Constant(bound=bound), name="dpsgd")
 
 
+def _idp_sample(bound: float) -> Method:
+    return Method(Clip(), schedule=Constant(bound=bound), sampling="owner", name="idp_sample")
+
+
+def _idp_scale(bound: float) -> Method:
+    return Method(Clip(), schedule=Constant(bound=bound), bounds="owner", name="idp_scale")
+
+
 def _sgd() -> Method:
     return Method(Identity(), name="sgd")
 
 
+_BOUND = {"bound": 1.0}
+_IDP = "Boenisch et al. 2024, Have it your way: Individualized Privacy Assignment for DP-SGD"
 _RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("dpsgd", Clip.guarantee, Clip.reference, "clip every gradient to one bound", {"bound": 1.0}, _dpsgd),
+        Recipe("dpsgd", Clip.guarantee, Clip.reference, "clip every gradient to one bound", _BOUND, _dpsgd),
+        Recipe(
+            "idp_sample", Clip.guarantee, _IDP, "a sampling rate per owner, for its own budget", _BOUND, _idp_sample
+        ),
+        Recipe("idp_scale", Clip.guarantee, _IDP, "a clip bound per owner, for its own budget", _BOUND, _idp_scale),
         Recipe("sgd", Identity.guarantee, Identity.reference, "no clipping, no noise: for comparison", {}, _sgd),
     )
 }

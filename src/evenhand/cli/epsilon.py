@@ -1,22 +1,42 @@
-"""``evenhand epsilon``: what a training costs, from its rate, noise and steps."""
+"""``evenhand epsilon``: what a training costs, from its rate, noise and steps; or what a paper says that it costs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenhand.cli import options
+from evenhand.cli import options, schedules
+from evenhand.errors import UsageError
+
+if TYPE_CHECKING:
+    from evenhand.schedules import Schedule
 
 NAME = "epsilon"
 EXAMPLE = "evenhand epsilon --rate 0.01 --noise 1 --steps 1000 --delta 1e-5"
 
 
 def run(
-    rate: Annotated[float, typer.Option("--rate", help="Sampling rate: expected batch size / number of records.")],
-    noise: Annotated[float, typer.Option("--noise", help="Noise multiplier: standard deviation / clip bound.")],
-    steps: Annotated[int, typer.Option("--steps", help="Steps executed (not epochs).")],
-    delta: Annotated[float, typer.Option("--delta", help="Probability that the bound may fail.")],
+    rate: Annotated[float | None, typer.Option("--rate", help="Expected batch size / number of records.")] = None,
+    noise: Annotated[float | None, typer.Option("--noise", help="Noise multiplier; the first one of a decay.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Steps executed (not epochs).")] = None,
+    delta: Annotated[float, typer.Option("--delta", help="Probability that the bound may fail.")] = 1e-5,
+    records: Annotated[int | None, typer.Option("--records", help="With --batch-size and --epochs.")] = None,
+    batch_size: options.BatchSize = None,
+    epochs: options.Epochs = None,
+    schedule: schedules.Name = None,
+    decay: schedules.Decay = None,
+    every: schedules.Every = None,
+    phases: schedules.Phases = None,
+    plot: schedules.Plot = None,
+    as_published: Annotated[
+        str | None,
+        typer.Option("--as-published", metavar="PAPER", help="000, 002, 003 or 004: its formula and the truth."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="With --as-published: what the paper claims.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Epsilon of Poisson-subsampled Gaussian steps: per record, add/remove."""
@@ -24,10 +44,63 @@ def run(
     from evenhand.privacy import accountants
     from evenhand.privacy.statement import rounded_up
 
-    _validate.whole(steps, "steps", low=0)
-    value = accountants.epsilon([(rate, noise, steps)], _validate.delta(delta))
+    shape = schedules.built(schedule, decay, every, phases)
+    if as_published is not None:
+        return _published(as_published, (records, batch_size, epochs), delta, shape, (epsilon, noise), json)
+    sampled, count, per_epoch = _training(rate, steps, records, batch_size, epochs)
+    level = _validate.number(noise, "noise", low=0, open_low=False) if noise is not None else _missing("--noise")
+    events = [(sampled, level * part.noise, number) for number, part in shape.segments(count, per_epoch)]
+    value = accountants.epsilon(events, _validate.delta(delta))
+    words = (
+        f"noise multiplier {level:g}"
+        if len(events) < 2
+        else f"{shape.name} noise from {level:g} to {events[-1][1]:.4g}"
+    )
+    if plot is not None:
+        schedules.draw(plot, {"all": accountants.curve(events, delta)}, {}, delta)
     text = (
         f"epsilon {rounded_up(value)} at delta {delta:g} (unit: one record; adjacency: add/remove; Poisson "
-        f"sampling with rate {rate:g}, noise multiplier {noise:g}, {steps} steps)"
+        f"sampling with rate {sampled:.6g}, {words}, {count} steps)"
     )
-    options.emit({"epsilon": value, "delta": delta, "unit": "one record", "adjacency": "add/remove"}, text, json)
+    found = value if math.isfinite(value) else None
+    return options.emit(
+        {"epsilon": found, "delta": delta, "unit": "one record", "adjacency": "add/remove", "steps": count}, text, json
+    )
+
+
+def _training(
+    rate: float | None, steps: int | None, records: int | None, batch: float | None, epochs: float | None
+) -> tuple[float, int, float]:
+    """Rate, steps and steps per epoch, from either way of saying it."""
+    from evenhand import _validate
+    from evenhand.published import Setting
+
+    if rate is not None and steps is not None and records is None and batch is None and epochs is None:
+        _validate.number(rate, "rate", low=0)
+        return rate, _validate.whole(steps, "steps", low=0), 1 / rate
+    if rate is None and steps is None and records is not None and batch is not None and epochs is not None:
+        setting = Setting(records, batch, epochs, 1e-5)
+        return setting.rate, math.ceil(epochs * records / batch), records / batch
+    raise UsageError("Say what runs: --rate with --steps, or --records with --batch-size and --epochs.")
+
+
+def _missing(flag: str) -> float:
+    raise UsageError(f"{flag} is missing: pass for example {flag} 1.")
+
+
+def _published(
+    paper: str,
+    training: tuple[int | None, float | None, float | None],
+    delta: float,
+    shape: Schedule,
+    claim: tuple[float | None, float | None],
+    as_json: bool,
+) -> None:
+    from evenhand.cli.claims import row, table
+    from evenhand.published import Setting, as_published
+
+    records, batch, epochs = training
+    if records is None or batch is None or epochs is None:
+        raise UsageError("A paper's formula needs its setting: --records, --batch-size and --epochs.")
+    found = as_published(paper, Setting(records, batch, epochs, delta), shape, *claim)
+    options.emit([row(entry) for entry in found], table(found), as_json)

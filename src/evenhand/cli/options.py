@@ -46,3 +46,18 @@ def given(**values: Any) -> dict[str, Any]:
 def emit(data: Any, text: str, as_json: bool) -> None:
     """Print for a program or for a person."""
     print(json.dumps(data) if as_json else text)
+
+
+def pairs(text: str, flag: str) -> dict[str, float]:
+    """``"strict=1,open=8"`` -> ``{"strict": 1.0, "open": 8.0}``."""
+    result: dict[str, float] = {}
+    for entry in text.split(","):
+        name, equals, value = entry.strip().rpartition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name or name in result:
+            raise UsageError(f"{flag} takes NAME=NUMBER,NAME=NUMBER with each name once, for example strict=1,open=8.")
+        result[name] = number
+    return result

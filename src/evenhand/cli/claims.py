@@ -1,0 +1,57 @@
+"""``evenhand claims``: every privacy claim of the five papers, computed beside what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from evenhand.cli import options
+
+if TYPE_CHECKING:
+    from evenhand.published import Claim
+
+NAME = "claims"
+EXAMPLE = "evenhand claims --json"
+
+
+def run(json: options.Json = False) -> None:
+    """Regenerate the table of claims: claimed epsilon, true epsilon, factor, why."""
+    from evenhand.published import claims
+
+    found = claims()
+    options.emit([row(claim) for claim in found], table(found), json)
+
+
+def row(claim: Claim) -> dict[str, Any]:
+    """A claim as data; ``true`` is null where no finite epsilon is established."""
+    return {
+        "paper": claim.paper,
+        "setting": claim.setting,
+        "claimed": claim.claimed,
+        "true": claim.true,
+        "factor": claim.factor,
+        "delta": claim.delta,
+        "why": claim.why,
+    }
+
+
+def table(claims: Sequence[Claim]) -> str:
+    """The claims as a Markdown table."""
+    lines = [
+        "Epsilon per record, add/remove, Poisson sampling.",
+        "",
+        "| paper | setting | delta | claimed | true | factor | why |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for claim in claims:
+        true = "not established" if claim.true is None else _number(claim.true)
+        factor = "" if claim.factor is None else _number(claim.factor)
+        claimed = "" if claim.claimed is None else f"{claim.claimed:.3g}"
+        lines.append(
+            f"| {claim.paper} | {claim.setting} | {claim.delta:g} | {claimed} | {true} | {factor} | {claim.why} |"
+        )
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
