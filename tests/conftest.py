@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import tempfile
+
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from evenhand.planning import Plan, plan
 from evenhand.privacy.budgets import Privacy
 
 torch.set_num_threads(1)
+os.environ["EVENHAND_STATE"] = tempfile.mkdtemp(prefix="evenhand-tests-")
 
 
 @pytest.fixture(scope="session")

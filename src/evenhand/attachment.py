@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -14,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenhand import registry
+from evenhand import checkpoints, registry
+from evenhand.data.fingerprint import fingerprint
 from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.data.wrapping import Data, wrap
+from evenhand.datasets import DatasetLedger
 from evenhand.errors import BatchReuseError, DataError, PlanMismatchError, UsageError
 from evenhand.gradients import Engine, probe
 from evenhand.planning import Plan
@@ -46,6 +47,7 @@ class Private:
         folder: Folder,
         ledger: Ledger,
         memory: Mapping[str, Any],
+        compose: bool,
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
         self._loss, self._ledger, self._mechanism, self._engine = loss, ledger, mechanism, engine
@@ -54,7 +56,7 @@ class Private:
         self.position = ledger.reserved
         self._token = next(_tokens)
         self._drawn: int | None = None
-        self._probed = False
+        self._compose, self._probed = compose, False
         self._pace = 0.0
         self._commits: list[Commit] = []
 
@@ -115,22 +117,14 @@ class Private:
         """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types."""
         self._flush()
         self._ledger.sync()
-        file = self.folder.private / "checkpoint.pt"
-        beside = file.with_suffix(".part")
-        torch.save(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "memory": dict(self.memory),
-                "position": self.position,
-                "plan": self.plan.digest,
-            },
-            beside,
-        )
-        with beside.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(beside, file)
-        write_json(file.with_suffix(".json"), {"ledger_head": self._ledger.head, "position": self.position})
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "memory": dict(self.memory),
+            "position": self.position,
+            "plan": self.plan.digest,
+        }
+        checkpoints.save(self.folder, state, self._ledger.head)
 
     def release(self) -> None:
         """Write the model and its statement. The ledger records the file's hash."""
@@ -164,6 +158,9 @@ class Private:
             inputs, targets = data.fetch(torch.arange(min(4, len(data))))
             probe(self.model, self._loss, inputs, targets)
             self._probed = True
+        if not self.folder.composition_file.exists():
+            counted = DatasetLedger(fingerprint(data)).enter(self.plan) if self._compose else {"runs": None}
+            write_json(self.folder.composition_file, counted)
 
     def _update(self, gradient: Mapping[str, Tensor]) -> None:
         parameters = dict(self.model.named_parameters())
@@ -200,6 +197,7 @@ def attach(
     *,
     out: str | Path,
     insecure_seed: int | None = None,
+    compose: bool = True,
 ) -> Private:
     """Start private training inside your own loop; model and optimizer stay yours.
 
@@ -209,6 +207,7 @@ def attach(
       loss: ``loss(outputs, targets)`` giving one loss per record.
       plan: from ``evenhand.plan``.
       out: folder of the run; the ledger is written there before every block of steps.
+      compose: add this run up with earlier ones on the same data; the statement says when that was switched off.
       insecure_seed: make the run bit-reproducible. The statement then says that it protects nobody who knows the seed.
 
     Examples:
@@ -225,7 +224,7 @@ def attach(
       0
     """
     folder = Folder.create(Path(out), plan)
-    return start(model, optimizer, loss, plan, folder, insecure_seed=insecure_seed)
+    return start(model, optimizer, loss, plan, folder, insecure_seed=insecure_seed, compose=compose)
 
 
 def start(
@@ -236,19 +235,15 @@ def start(
     folder: Folder,
     *,
     insecure_seed: int | None = None,
+    compose: bool = True,
 ) -> Private:
     """Open the next segment of a run: load the last checkpoint if there is one, take a new key, lock the ledger."""
     _check_optimizer(model, optimizer)
     rule = registry.build("rule", **plan.rule)
     memory = rule.initial(plan.facts)
-    saved = folder.private / "checkpoint.pt"
+    state = checkpoints.load(folder, plan)
     segment = len(folder.ledger().segments) if folder.ledger_file.exists() else 0
-    if saved.exists():
-        state = _loaded(saved)
-        if state["plan"] != plan.digest:
-            raise PlanMismatchError(
-                "The checkpoint was written under another plan: a changed plan cannot resume a run."
-            )
+    if state is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         memory = state["memory"]
@@ -263,20 +258,19 @@ def start(
         insecure=insecure_seed is not None,
     )
     private = Private(
-        model, optimizer, loss, mechanism=mechanism, engine=engine, folder=folder, ledger=ledger, memory=memory
+        model,
+        optimizer,
+        loss,
+        mechanism=mechanism,
+        engine=engine,
+        folder=folder,
+        ledger=ledger,
+        memory=memory,
+        compose=compose,
     )
-    if not saved.exists():
+    if state is None:
         private.checkpoint()
     return private
-
-
-def _loaded(file: Path) -> dict[str, Any]:
-    """A checkpoint's tensors and numbers; nothing in it is ever executed."""
-    try:
-        state: dict[str, Any] = torch.load(file, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
-        raise UsageError("The checkpoint of this run is damaged or is not one of ours: it was not loaded.") from None
-    return state
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -20,7 +20,8 @@ from evenhand.privacy import statement as statements
 _PACKAGES = ("evenhand", "torch", "numpy", "scipy", "cryptography", "dp-accounting")
 _README = """# A run of evenhand
 
-May be shared: model.safetensors, plan.json, ledger.jsonl, statement.json, statement.md, metrics.jsonl, report.html.
+May be shared: model.safetensors, plan.json, ledger.jsonl, statement.json, statement.md, composition.json,
+metrics.jsonl, report.html.
 The metrics describe the evaluation data, which the privacy statement does not cover.
 
 Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files.
@@ -61,6 +62,11 @@ class Folder:
         return self.path / "model.safetensors"
 
     @property
+    def composition_file(self) -> Path:
+        """How many runs on the same data there were, this one included, and what they spend together."""
+        return self.path / "composition.json"
+
+    @property
     def private(self) -> Path:
         """What must not be shared; only the owner may enter."""
         return self.path / "private"
@@ -91,7 +97,12 @@ class Folder:
                 f"{self.path} holds a run already: continue it with `evenhand resume {self.path}`, "
                 "or choose another --out."
             )
-        for file in (self.ledger_file, self.private / "checkpoint.pt", self.private / "checkpoint.json"):
+        for file in (
+            self.ledger_file,
+            self.composition_file,
+            self.private / "checkpoint.pt",
+            self.private / "checkpoint.json",
+        ):
             file.unlink(missing_ok=True)
 
     @classmethod
@@ -124,7 +135,12 @@ class Folder:
         model = sha256(self.model_file) if self.model_file.exists() else None
         last = self.metrics()[-1:] or [{}]
         return statements.build(
-            self.plan(), self.ledger(), model=model, software=software(), groups=last[0].get("groups", {})
+            self.plan(),
+            self.ledger(),
+            model=model,
+            software=software(),
+            groups=last[0].get("groups", {}),
+            composition=json.loads(self.composition_file.read_bytes()) if self.composition_file.exists() else None,
         )
 
     def write_statement(self) -> dict[str, Any]:
@@ -149,7 +165,7 @@ def verify(path: str | Path) -> dict[str, Any]:
     if plan.digest != reading.plan or plan.steps != reading.steps:
         return _unreadable("plan.json is not the plan that the ledger was opened with.")
     problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
-    epsilons = [plan.spent(reading.reserved, index) for index in range(len(plan.facts.owners))]
+    epsilons = plan.spent_by_owner(reading.reserved)
     for name, epsilon, budget in zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True):
         if epsilon is not None and budget is not None and epsilon > budget * (1 + 1e-9):
             problems.append(f"owner {name!r} was promised epsilon {budget:g} but the ledger charges {epsilon:.6g}.")
@@ -172,8 +188,7 @@ def _unreadable(problem: str) -> dict[str, Any]:
 def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
     """The file must be what was written, and its epsilons must follow from its noise, now as then."""
     problems = [] if folder.plan_file.read_bytes() == as_json(plan.to_json()) else ["plan.json was changed."]
-    for owner, written in enumerate(plan.epsilons):
-        recomputed = plan.spent(plan.steps, owner)
+    for recomputed, written in zip(plan.spent_by_owner(), plan.epsilons, strict=True):
         if (recomputed is None) != (written is None) or (recomputed or 0.0) > (written or 0.0) * (1 + 1e-6):
             problems.append("an epsilon written in plan.json is smaller than its noise and steps allow.")
     return problems

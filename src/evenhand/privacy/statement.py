@@ -34,10 +34,16 @@ PROFILE_EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def build(
-    plan: Plan, ledger: Reading, *, model: str | None, software: Mapping[str, str], groups: Mapping[str, Any]
+    plan: Plan,
+    ledger: Reading,
+    *,
+    model: str | None,
+    software: Mapping[str, str],
+    groups: Mapping[str, Any],
+    composition: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The statement as data, for the steps that the ledger charges (never fewer than were run)."""
-    owners = [_owner(plan, ledger.reserved, index) for index in range(len(plan.facts.owners))]
+    owners = [_owner(plan, index, spent) for index, spent in enumerate(plan.spent_by_owner(ledger.reserved))]
     worst = max(owners, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])
     body = {
         "schema": SCHEMA,
@@ -62,7 +68,7 @@ def build(
             "randomness": _randomness(ledger),
             "hardened": "sums and noise are rounded to a grid: hardened against float attacks, not immune",
         },
-        "accounting": {"accountant": plan.accountant, "runs_composed": 1, "tuning_counted": False},
+        "accounting": {"accountant": plan.accountant, **_composed(composition)},
         "covers": list(COVERS),
         "does_not_cover": list(DOES_NOT_COVER),
         "public_inputs": _facts(plan),
@@ -107,6 +113,7 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
         f"{mechanism['steps_planned']} planned steps are charged, about {mechanism['expected_batch']:g} records each, "
         f"by Poisson sampling. Randomness: {mechanism['randomness']}."
     )
+    texts.append(_runs_words(statement["accounting"], guarantee["delta"]))
     texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
     texts.append(f"Trust: {statement['trust_model']}.")
     texts.append("Not audited yet." if statement["audit"] is None else f"Audit: {statement['audit']}.")
@@ -151,13 +158,13 @@ def _owner_words(row: Mapping[str, Any], delta: float) -> str:
     )
 
 
-def _owner(plan: Plan, steps: int, index: int) -> dict[str, Any]:
+def _owner(plan: Plan, index: int, spent: float | None) -> dict[str, Any]:
     name, records = plan.facts.owners[index]
     return {
         "name": name,
         "records": records,
         "budget": plan.budgets[index],
-        "epsilon": plan.spent(steps, index),
+        "epsilon": spent,
         "rate": plan.rates[index],
         "bound_scale": plan.scales[index],
     }
@@ -172,6 +179,36 @@ def _profile(plan: Plan, steps: int, owner: int) -> dict[str, Any]:
         "guess_rate_at_1_percent": composed.guess_rate(0.01),
         "profile": [[epsilon, composed.delta(epsilon)] for epsilon in PROFILE_EPSILONS],
     }
+
+
+def _composed(composition: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is known of other runs on the same data; nothing if the trainer opted out."""
+    if composition is None or composition["runs"] is None:
+        return {"runs_composed": None, "uncounted_runs": None, "epsilon_all_runs": None, "tuning_counted": False}
+    return {
+        "runs_composed": composition["runs"],
+        "uncounted_runs": composition["uncounted"],
+        "epsilon_all_runs": max(composition["epsilons"].values(), default=None),
+        "tuning_counted": True,
+    }
+
+
+def _runs_words(accounting: Mapping[str, Any], delta: float) -> str:
+    runs = accounting["runs_composed"]
+    if runs is None:
+        return "Other runs on the same data, tuning included, were NOT added up: the trainer chose not to count them."
+    if runs == 1:
+        return "This is the first run on these data that the trainer's machine has counted."
+    total = rounded_up(accounting["epsilon_all_runs"])
+    extra = (
+        f"; {accounting['uncounted_runs']} of them without any guarantee and in no total"
+        if accounting["uncounted_runs"]
+        else ""
+    )
+    return (
+        f"The trainer's machine counts {runs} runs on these data{extra}. If all their models are released, they spend "
+        f"epsilon {total} together at delta {delta:g} (one record, add/remove)."
+    )
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
