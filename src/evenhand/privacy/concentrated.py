@@ -22,7 +22,7 @@ def _check_rho(rho: object) -> float:
 
 
 def gaussian_rho(noise: float) -> float:
-    """Concentrated-privacy cost (zCDP) of one Gaussian release with this noise multiplier: ``1 / (2 noise^2)``, exactly.
+    """Concentrated privacy (zCDP) of one Gaussian release with this noise multiplier: ``1 / (2 noise^2)``, exactly.
 
     Example:
         >>> gaussian_rho(2.0)

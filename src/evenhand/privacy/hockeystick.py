@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfc, erfcx, ndtr
+from scipy.special import erf, erfc, erfcx, ndtr
 
 Array: TypeAlias = NDArray[np.float64]
 Relation: TypeAlias = Literal["add_remove", "replace_one"]
@@ -148,7 +148,8 @@ def excess(eps: Array, rate: float, noise: float, direction: Direction) -> tuple
     if direction == "remove" or (direction == "add" and rate == 1.0):
         return _remove(eps, rate, m)
     if direction == "add":
-        (value, error), factor = _remove(-eps, rate, m), np.exp(eps)
+        # With rate < 1 the excess vanishes beyond -log(1 - rate) < 38, so the cap changes nothing.
+        (value, error), factor = _remove(-eps, rate, m), np.exp(np.minimum(eps, 600.0))
     else:
         (value, error), factor = _replace(np.abs(eps), rate, m), np.exp(np.minimum(eps, 0))
     return value * factor, factor * (error + 2 * _UNIT * value * (1 + np.abs(eps)))
@@ -185,4 +186,5 @@ def total_variation_gap(low: Array | float, high: Array | float, relation: Relat
         0.382925
     """
     scale = math.sqrt(8) if relation == "add_remove" else math.sqrt(2)
-    return np.asarray(erfc(np.asarray(low) / scale) - erfc(np.asarray(high) / scale))
+    a, b = np.asarray(low) / scale, np.asarray(high) / scale
+    return np.asarray(np.where(a < 0.5, erf(b) - erf(a), erfc(a) - erfc(b)))

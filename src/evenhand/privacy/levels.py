@@ -19,9 +19,10 @@ from evenhand.privacy.rdp import log_moments
 from evenhand.types import Event
 
 _EXACT = 40  # levels that are composed one by one
-_FINE = 160  # candidate knots along the noise axis
-_KNOTS = 40
+_FINE = 128  # candidate knots along the noise axis
+_KNOTS = 96  # at most, per rate
 _RATES = 12
+_ROUNDING = 1e-11  # added to weights on the dearer knot; far above the rounding error of a weight
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,12 @@ class Levels:
             total += n * np.array(log_moments(q, s, orders, direction, reach=reach))
         return total
 
-    def reduce(self, tilt: float, loss: float, reach: float) -> tuple[list[tuple[float, float]], list[Cell]]:
+    def reduce(self, tilt: float, cost: float, reach: float) -> tuple[list[tuple[float, float]], list[Cell]]:
         """Knots and the cells that mix them; one cell per level when there are few levels.
 
         Args:
             tilt: order at which the cost of mixing is judged.
-            loss: epsilon that this cost is compared with.
+            cost: by how much mixing may raise epsilon, about.
             reach: where the loss is truncated, in deviations of the noise.
         """
         if self.rate.size <= _EXACT:
@@ -118,8 +119,10 @@ class Levels:
             rows = np.flatnonzero(upper == column)
             high = float(rates[column])
             low = float(rates[column - 1]) if np.any(self.rate[rows] < high) else high
-            part = (self.rate[rows] - low) / (high - low) if low < high else np.ones(rows.size)
-            cells += self._column(rows, low, high, part, place, (tilt, loss, reach))
+            part = np.ones(rows.size)
+            if low < high:
+                part = np.minimum((self.rate[rows] - low) / (high - low) + _ROUNDING, 1.0)
+            cells += self._column(rows, low, high, part, place, (tilt, cost, reach))
         return list(place), cells
 
     def _column(
@@ -143,7 +146,7 @@ class Levels:
             weight = np.ones(chosen.size)
             gap = float(total_variation_gap(bottom, top, self.relation))
             if gap > 1e-200:
-                weight = np.minimum(total_variation_gap(bottom, m, self.relation) / gap * (1 + 1e-12), 1.0)
+                weight = np.minimum(total_variation_gap(bottom, m, self.relation) / gap + _ROUNDING, 1.0)
             pairs = [(high, top, part[chosen] * weight), (high, bottom, part[chosen] * (1 - weight))]
             pairs += [(low, top, (1 - part[chosen]) * weight), (low, bottom, (1 - part[chosen]) * (1 - weight))]
             mixed: dict[int, Array] = {}
@@ -154,13 +157,13 @@ class Levels:
             cells.append(Cell(tuple(mixed), np.stack(list(mixed.values()), axis=1), self.count[rows][chosen]))
         return cells
 
-    def _knots(self, rate: float, distance: Array, count: Array, tilt: float, loss: float, reach: float) -> Array:
-        """Knots along the noise axis: split where mixing costs most, until the cost is 3e-5 of the loss."""
-        ends = float(distance.min()), float(distance.max())
-        if distance.size <= 3:
-            return np.unique(distance)
-        fine = np.geomspace(*ends, _FINE + 1)
-        fine[[0, -1]] = ends
+    def _knots(self, rate: float, distance: Array, count: Array, tilt: float, limit: float, reach: float) -> Array:
+        """Knots along the noise axis: split where mixing costs most, until epsilon rises by less than ``limit``."""
+        fine = np.unique(distance)
+        if fine.size <= 3:
+            return fine
+        if fine.size > _FINE:
+            fine = np.unique(np.append(np.geomspace(fine[0], fine[-1], _FINE)[1:-1], fine[[0, -1]]))
         direction: Direction = "remove" if self.relation == "add_remove" else "replace"
         log_m = np.array([log_moments(rate, 1 / m, np.array([tilt]), direction, reach=reach)[0][0] for m in fine])
         moment = np.expm1(np.minimum(log_m, 600.0))
@@ -173,13 +176,18 @@ class Levels:
             over = moment[i] + part * (moment[j] - moment[i]) - moment[inner]
             return float(held[inner] @ np.maximum(over / (1 + moment[inner]), 0.0))
 
-        heap = [(-cost(0, _FINE), 0, _FINE)]
-        while len(heap) < _KNOTS and -sum(item[0] for item in heap) > 3e-5 * loss * tilt:
-            _, i, j = heapq.heappop(heap)
+        last = fine.size - 1
+        heap = [(-cost(0, last), 0, last)]
+        whole: list[tuple[float, int, int]] = []
+        total = -heap[0][0]
+        while heap and len(heap) + len(whole) < _KNOTS and total > limit * tilt:
+            over, i, j = heapq.heappop(heap)
             if j - i < 2:
-                heapq.heappush(heap, (0.0, i, j))
-                break
+                whole.append((over, i, j))
+                continue
             middle = (i + j) // 2
-            heapq.heappush(heap, (-cost(i, middle), i, middle))
-            heapq.heappush(heap, (-cost(middle, j), middle, j))
-        return fine[np.unique([i for _, i, _ in heap] + [_FINE])]
+            parts = [(-cost(i, middle), i, middle), (-cost(middle, j), middle, j)]
+            total += over - parts[0][0] - parts[1][0]
+            for part in parts:
+                heapq.heappush(heap, part)
+        return fine[np.unique([i for _, i, _ in heap + whole] + [last])]

@@ -27,12 +27,13 @@ _NEGLIGIBLE = 1e-8  # share of delta that truncation may add
 _MAX_SIZE = 2**20
 _FLOOR = -50.0  # log magnitude below which a frequency is left out (and charged)
 _SERIES = 8
+HUGE = 1e6  # losses beyond this are not resolved
 _DEEPEST = 80.0  # -log of the smallest delta worth tilting to
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where a table looks: tilt, the loss it is centred on, window, grid width and tail-bound orders."""
+    """Where a table looks: tilt, the loss it is centred on, window, grid width, tail order, reach, aimed accuracy."""
 
     tilt: float
     centre: float
@@ -41,6 +42,7 @@ class Grid:
     size: int
     tail_order: float
     reach: float
+    rel: float
 
 
 def _saddle_delta(k: Array, slope: Array, curve: Array, orders: Array) -> Array:
@@ -69,7 +71,7 @@ def plan(
     log_delta = math.log(delta) if delta is not None else -30.0
     reach = -float(ndtri(max(math.exp(max(log_delta, -600.0)) * _NEGLIGIBLE / releases, 1e-290)))
     spread = math.sqrt(levels.moments(np.zeros(1), direction, reach)[2][0])
-    ups = np.geomspace(1e-4, 1e6, 96) / max(spread, 1e-150)
+    ups = np.geomspace(1e-4, 1e6, 96) / max(spread, 1e-12)
     orders = np.concatenate([-ups[60::-5], [0.0], ups])
     k, slope, curve = levels.moments(orders, direction, reach)
     right = orders > 0
@@ -83,6 +85,8 @@ def plan(
     tilts = min(tilt, float(ups[-2])) * np.array([1.0, 0.9, 0.8, 0.7])
     at, slopes, curves = levels.moments(tilts, direction, reach)
     centre = float(slopes[0]) if loss is None else loss
+    if not centre < HUGE:
+        return Grid(1 / HUGE, HUGE, HUGE, HUGE / 16, 64, 1 / HUGE, reach, rel)
     if delta is None:
         log_delta = min(float(np.interp(tilt, ups, guess)), math.log(0.5))
     scale = max(abs(centre), 0.1 * math.sqrt(curves[0]), 1e-12)
@@ -105,7 +109,7 @@ def plan(
     while size > _MAX_SIZE:
         width, size = 2 * width, size / 2
     points = int(next_fast_len(max(int(size) + 8, 64), real=True))
-    return Grid(float(tilts[best]), centre, top, width, points, tail_order, reach)
+    return Grid(float(tilts[best]), centre, top, width, points, tail_order, reach, rel)
 
 
 def masses(rate: float, noise: float, direction: Direction, grid: Grid) -> tuple[int, Array, float]:
@@ -118,10 +122,10 @@ def masses(rate: float, noise: float, direction: Direction, grid: Grid) -> tuple
     ends = _ends(rate, noise, direction, grid.reach)
     first, last = min(math.floor(ends[0] / h), -1), max(math.ceil(ends[1] / h), 1)
     g, error = excess(np.arange(first, last + 1, dtype=np.float64) * h, rate, noise, direction)
-    up, down = 1 / math.expm1(h), -1 / math.expm1(-h)
+    up, down = 1 / math.expm1(min(h, 500.0)), -1 / math.expm1(-h)
     rise, rise_error = np.diff(g), error[1:] + error[:-1]
     p = np.zeros_like(g)
-    slack = np.zeros_like(g)
+    slack = np.full_like(g, 1e-200)  # covers what capping h leaves out
     p[:-1] += rise * up
     slack[:-1] += rise_error * up
     p[1:] -= rise * down
@@ -233,7 +237,7 @@ class Table:
     """
 
     def __init__(self, levels: Levels, direction: Direction, grid: Grid) -> None:
-        knots, cells = levels.reduce(grid.tilt, max(grid.centre, 1e-3), grid.reach)
+        knots, cells = levels.reduce(grid.tilt, 0.3 * grid.rel * max(grid.centre, 1e-3), grid.reach)
         spectra = [transform(q, s, direction, grid) for q, s in knots]
         size = grid.size
         ceiling = np.zeros(size // 2 + 1)
