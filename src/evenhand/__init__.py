@@ -19,7 +19,7 @@ _PUBLIC = {
     "FixedNoise": "evenhand.privacy.budgets",
     "epsilon": "evenhand.privacy.accountants",
     "calibrate": "evenhand.privacy.calibration",
-    "verify": "evenhand.runs",
+    "verify": "evenhand.verification",
     "Stats": "evenhand.types",
     "State": "evenhand.types",
 }

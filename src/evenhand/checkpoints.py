@@ -14,15 +14,16 @@ from evenhand.plans import Plan
 from evenhand.runs import Folder, write_json
 
 
-def save(folder: Folder, state: Mapping[str, Any], ledger_head: str) -> None:
-    """Write tensors and numbers only; beside them the ledger's head, so that a shortened ledger shows."""
+def save(folder: Folder, state: Mapping[str, Any]) -> None:
+    """Write tensors and numbers only, with the ledger's head, so that a shortened ledger shows."""
     file = folder.private / "checkpoint.pt"
     beside = file.with_suffix(".part")
     torch.save(dict(state), beside)
+    beside.chmod(0o600)
     with beside.open("rb") as written:
         os.fsync(written.fileno())
     os.replace(beside, file)
-    write_json(file.with_suffix(".json"), {"ledger_head": ledger_head, "position": state["position"]})
+    write_json(file.with_suffix(".json"), {key: state[key] for key in ("ledger_head", "position")})
 
 
 def load(folder: Folder, plan: Plan) -> dict[str, Any] | None:

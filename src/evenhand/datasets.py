@@ -58,8 +58,8 @@ class DatasetLedger:
                 plans = [Plan.from_json(json.loads(file.read_bytes())) for file in files] + [plan]
         except OSError as error:
             raise EvenhandError(
-                f"The dataset ledger in {state_folder()} cannot be written ({error.strerror}), so runs on the same data "
-                "could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False."
+                f"The dataset ledger in {state_folder()} cannot be written ({error.strerror}), so runs on the same "
+                "data could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False."
             ) from None
         counted = [entry for entry in plans if entry.certified]
         epsilons = {name: _total(counted, name, plan.delta) for name in plan.facts.owner_names[:SHOWN]}

@@ -1,4 +1,4 @@
-"""The run folder: what is in it, how it is written, and how it is checked without torch or the data."""
+"""The run folder: what is in it and how it is written, so that a crash leaves old files or new ones, never halves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.planning import Plan
+from evenhand.errors import UsageError, VerificationError
+from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
 from evenhand.privacy import statement as statements
 
@@ -24,7 +24,8 @@ May be shared: model.safetensors, plan.json, ledger.jsonl, statement.json, state
 metrics.jsonl, report.html.
 The metrics describe the evaluation data, which the privacy statement does not cover.
 
-Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files.
+Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files,
+env.json your software.
 
 Check it: evenhand verify . (needs neither torch nor the data).
 """
@@ -77,6 +78,13 @@ class Folder:
         folder = cls(path)
         if folder.ledger_file.exists():
             folder._forget_unspent()
+        elif any(
+            file.exists() for file in (folder.private / "checkpoint.pt", folder.model_file, folder.statement_file)
+        ):
+            raise UsageError(
+                f"{path} holds a model or checkpoint whose ledger is missing, so what it spent is not known. "
+                "Choose another --out."
+            )
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.private.mkdir(mode=0o700, exist_ok=True)
@@ -92,18 +100,22 @@ class Folder:
 
     def _forget_unspent(self) -> None:
         """Clear a run that was refused before its first charge; one that spent anything must not be overwritten."""
-        if self.ledger().reserved or self.ledger().torn:
-            raise UsageError(
-                f"{self.path} holds a run already: continue it with `evenhand resume {self.path}`, "
-                "or choose another --out."
-            )
-        for file in (
-            self.ledger_file,
-            self.composition_file,
-            self.private / "checkpoint.pt",
-            self.private / "checkpoint.json",
-        ):
-            file.unlink(missing_ok=True)
+        lock = ledgers.locked(self.ledger_file)
+        try:
+            if self.ledger().reserved:
+                raise UsageError(
+                    f"{self.path} holds a run already: continue it with `evenhand resume {self.path}`, "
+                    "or choose another --out."
+                )
+            for file in (self.ledger_file, self.composition_file, *self.private.glob("checkpoint.*")):
+                file.unlink(missing_ok=True)
+        finally:
+            lock.release()
+
+    def anchors(self) -> list[str]:
+        """Heads of the ledger that this folder's files were written after."""
+        files = (self.statement_file, self.private / "checkpoint.json")
+        return [str(json.loads(file.read_bytes()).get("ledger_head")) for file in files if file.exists()]
 
     @classmethod
     def existing(cls, path: str | Path) -> Folder:
@@ -140,8 +152,15 @@ class Folder:
             model=model,
             software=software(),
             groups=last[0].get("groups", {}),
-            composition=json.loads(self.composition_file.read_bytes()) if self.composition_file.exists() else None,
+            composition=self.composition(),
         )
+
+    def composition(self) -> dict[str, Any] | None:
+        """What is known of other runs on the same data."""
+        found: dict[str, Any] | None = None
+        if self.composition_file.exists():
+            found = json.loads(self.composition_file.read_bytes())
+        return found
 
     def write_statement(self) -> dict[str, Any]:
         """Build the statement and write it as data and in words."""
@@ -149,104 +168,6 @@ class Folder:
         write_json(self.statement_file, made)
         write_durably(self.path / "statement.md", statements.markdown(made).encode())
         return made
-
-
-def verify(path: str | Path) -> dict[str, Any]:
-    """Check a run folder against itself: chain, plan, noise of every step, budget, statement, model.
-
-    Returns:
-      ``{"ok", "epsilon", "delta", "steps", "owners", "problems"}``; epsilon is recomputed from the ledger.
-    """
-    folder = Folder.existing(path)
-    try:
-        plan, reading = folder.plan(), folder.ledger()
-    except EvenhandError as error:
-        return _unreadable(str(error))
-    if plan.digest != reading.plan or plan.steps != reading.steps:
-        return _unreadable("plan.json is not the plan that the ledger was opened with.")
-    problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
-    epsilons = plan.spent_by_owner(reading.reserved)
-    for name, epsilon, budget in zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True):
-        if epsilon is not None and budget is not None and epsilon > budget * (1 + 1e-9):
-            problems.append(f"owner {name!r} was promised epsilon {budget:g} but the ledger charges {epsilon:.6g}.")
-    problems += _checkpoint_problems(folder, reading) + _statement_problems(folder, plan, reading)
-    worst = None if any(epsilon is None for epsilon in epsilons) else max(e for e in epsilons if e is not None)
-    return {
-        "ok": not problems,
-        "epsilon": worst,
-        "delta": plan.delta,
-        "steps": reading.reserved,
-        "owners": dict(zip(plan.facts.owner_names, epsilons, strict=True)),
-        "problems": problems,
-    }
-
-
-def _unreadable(problem: str) -> dict[str, Any]:
-    return {"ok": False, "epsilon": None, "delta": None, "steps": 0, "owners": {}, "problems": [problem]}
-
-
-def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
-    """The file must be what was written, and its epsilons must follow from its noise, now as then."""
-    problems = [] if folder.plan_file.read_bytes() == as_json(plan.to_json()) else ["plan.json was changed."]
-    for recomputed, written in zip(plan.spent_by_owner(), plan.epsilons, strict=True):
-        if (recomputed is None) != (written is None) or (recomputed or 0.0) > (written or 0.0) * (1 + 1e-6):
-            problems.append("an epsilon written in plan.json is smaller than its noise and steps allow.")
-    return problems
-
-
-def _noise_problems(plan: Plan, reading: ledgers.Reading) -> list[str]:
-    """Every committed step must have been reserved, and have used at least the planned noise for every class."""
-    if not plan.certified:
-        return []
-    for commit in reading.commits:
-        if commit.first < 0 or commit.first + commit.count > reading.reserved:
-            return ["a step was run that the ledger did not reserve."]
-        for position in range(commit.first, commit.first + commit.count):
-            level = plan.level_at(position)
-            gradient = [
-                commit.std >= level.noise / scale * value * (1 - 1e-12)
-                for value, scale in zip(commit.sensitivity, plan.scales, strict=True)
-            ]
-            side = [
-                std >= noise * value * (1 - 1e-12)
-                for noise, (value, std) in zip(level.queries, commit.queries, strict=True)
-            ]
-            if not all(gradient + side):
-                return [f"step {position} used less noise than planned."]
-    return []
-
-
-def _checkpoint_problems(folder: Folder, reading: ledgers.Reading) -> list[str]:
-    marker = folder.private / "checkpoint.json"
-    if marker.exists() and json.loads(marker.read_text()).get("ledger_head") not in reading.hashes:
-        return ["the ledger no longer contains the row that the last checkpoint was written after: it was shortened."]
-    return []
-
-
-def _statement_problems(folder: Folder, plan: Plan, reading: ledgers.Reading) -> list[str]:
-    if not folder.statement_file.exists():
-        return []
-    try:
-        written = json.loads(folder.statement_file.read_bytes())
-        intact = statements.digest(written) == written.get("digest") and (
-            folder.statement_file.read_bytes() == as_json(written)
-        )
-        problems = [] if intact else ["statement.json was changed."]
-    except (ValueError, AttributeError):
-        return ["statement.json cannot be read: it was damaged or edited."]
-    page = folder.path / "statement.md"
-    if not problems and (not page.exists() or page.read_bytes() != statements.markdown(written).encode()):
-        problems.append("statement.md does not say what statement.json says.")
-    if written.get("plan") != plan.digest:
-        problems.append("the statement belongs to another plan.")
-    if written.get("ledger_head") not in reading.hashes:
-        problems.append("the ledger no longer contains the row that the statement was written after: it was shortened.")
-    model = written.get("model_sha256")
-    if model is not None and (not folder.model_file.exists() or sha256(folder.model_file) != model):
-        problems.append("model.safetensors is not the model that the statement describes.")
-    if model is not None and model not in reading.released:
-        problems.append("the ledger does not record the release of this model.")
-    return problems
 
 
 def software() -> dict[str, str]:
@@ -285,6 +206,7 @@ def write_durably(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
+    ledgers.sync_folder(path.parent)
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,21 +6,25 @@ before (law 4); what comes back is safe to hand to any optimizer.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
+from evenhand.errors import UnsupportedModelError
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
 from evenhand.queries import Query
-from evenhand.rules import Rule
+from evenhand.rules import BatchRule, Rule, SampleRule
 from evenhand.streams import Stream
 from evenhand.types import Batch, Pass, State, Stats
+
+_LARGEST_WEIGHT = 1e30
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,9 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
     state = State(step=batch.position, bound=bound, memory=memory)
     answers, asked = _answers(mechanism, level, stats, state)
     state = replace(state, answers=answers)
-    sensitivity = mechanism.rule.sensitivity(state)
+    sensitivity = _declared(mechanism, state)
     weights = torch.zeros(len(batch), dtype=torch.float64, device=stats.norm.device)
-    weights[finite] = bounded(mechanism.rule.weights(stats, state), stats, sensitivity)
+    weights[finite] = bounded(_weights(mechanism.rule, stats, state), stats, sensitivity)
     total = result.weighted_sum(weights)
     noisy, covered, std = _released(mechanism, level, total, sensitivity, batch.position)
     return Released(
@@ -75,11 +79,62 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
     )
 
 
+def rehearse(mechanism: Mechanism) -> None:
+    """Run rule and queries on made-up rows, so that code which cannot run fails before anything is charged."""
+    ones = torch.ones(2, dtype=torch.float64)
+    index = torch.zeros(2, dtype=torch.long)
+    batch = Batch(None, None, group=index, owner=index, record=torch.arange(2), position=0, token=0)
+    result = Pass(loss=ones, norm=ones, weighted_sum=lambda weights: {"rehearsal": weights})
+    quiet = replace(mechanism, stream=Stream.fresh())
+    private_gradient(quiet, result, batch, mechanism.rule.initial(mechanism.plan.facts))
+
+
 def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
-    """Project onto ``0 <= w n <= S_k``: the guarantee of every sample rule, whatever its code returns."""
+    """Project onto ``0 <= w n <= S_k``: the guarantee of every sample rule, whatever its code returns.
+
+    A weight that is not finite becomes 0, and none exceeds what float32 can carry.
+    """
     cap = sensitivity[stats.owner].to(torch.float64) / stats.norm
-    allowed = torch.minimum(weights.to(torch.float64), cap.nan_to_num(nan=math.inf, posinf=math.inf))
-    return torch.nan_to_num(allowed, nan=0.0).clamp(min=0.0)
+    allowed = torch.minimum(weights.to(torch.float64), cap)
+    usable = torch.isfinite(weights) & (stats.norm > 0)
+    return torch.where(usable, allowed, 0.0).clamp(min=0.0, max=_LARGEST_WEIGHT)
+
+
+def _weights(rule: Rule, stats: Stats, state: State) -> Tensor:
+    """A sample rule sees one row at a time (vmap), so that it cannot couple records even by mistake."""
+    if isinstance(rule, SampleRule):
+        weights = by_row(rule.weight, stats, state)
+    elif isinstance(rule, BatchRule):
+        weights = rule.weights(stats, state)
+    else:
+        raise UnsupportedModelError(
+            f"{type(rule).__name__} is neither a SampleRule nor a BatchRule: derive it from one."
+        )
+    if weights.shape != stats.norm.shape:
+        raise UnsupportedModelError(f"The rule {rule.name!r} must give one weight per record.")
+    return weights
+
+
+def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: State) -> Tensor:
+    """``function`` applied to each row on its own."""
+    columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
+    return vmap(lambda *row: function(Stats(*row), state))(*columns)  # type: ignore[no-any-return]
+
+
+def _declared(mechanism: Mechanism, state: State) -> Tensor:
+    """The rule's sensitivity per class; anything that is not a bound is refused before it can serve as one."""
+    sensitivity = mechanism.rule.sensitivity(state)
+    bounded_rule = mechanism.plan.guarantee != "not private"
+    if (
+        sensitivity.shape != state.bound.shape
+        or (bounded_rule and not bool(torch.isfinite(sensitivity).all()))
+        or bool((sensitivity <= 0).any())
+    ):
+        raise UnsupportedModelError(
+            f"The rule {mechanism.rule.name!r} declares no finite positive sensitivity per owner class: "
+            "nothing was released."
+        )
+    return sensitivity
 
 
 def _stats(result: Pass, batch: Batch, finite: Tensor) -> Stats:
@@ -103,12 +158,14 @@ def _answers(
     offset = 0
     for query, multiplier in zip(mechanism.queries, level.queries, strict=True):
         width = query.width(mechanism.plan.facts)
-        values = query.value(stats, state).to(torch.float64).reshape(-1, width)
+        values = by_row(query.value, stats, state).to(torch.float64)
+        if values.shape != (stats.norm.shape[0], width):
+            raise UnsupportedModelError(f"The query {query.name!r} must give one vector of length {width} per record.")
         values = torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0)
         norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
         total = (values * (query.sensitivity / norms.clamp(min=query.sensitivity))).sum(0)
         spacing = noise.grid(query.sensitivity)
-        covered = noise.charged(query.sensitivity, spacing, width)
+        covered = noise.charged(query.sensitivity, spacing, width, mechanism.plan.expected_batch)
         std = multiplier * covered
         noisy = noise.release(total.cpu().numpy(), std, spacing, mechanism.stream, "queries", state.step, offset)
         answers[query.name] = torch.from_numpy(noisy).to(stats.norm.device)
@@ -125,9 +182,12 @@ def _released(
         return dict(total), (), 0.0
     dimension = sum(value.numel() for value in total.values())
     spacing = noise.grid(float(sensitivity.max()))
-    covered = tuple(noise.charged(float(value), spacing, dimension) for value in sensitivity)
+    batch = mechanism.plan.expected_batch
+    covered = tuple(noise.charged(float(value), spacing, dimension, batch) for value in sensitivity)
     std = noise_std(level, covered, mechanism.plan.scales)
     flat = torch.cat([value.reshape(-1).to(torch.float64) for value in total.values()]).cpu().numpy()
+    if not np.isfinite(flat).all():
+        raise UnsupportedModelError("The bounded sum of gradients is not finite: nothing was released.")
     noisy = torch.from_numpy(noise.release(flat, std, spacing, mechanism.stream, "gradient", step))
     parts = torch.split(noisy, [value.numel() for value in total.values()])
     shaped = {

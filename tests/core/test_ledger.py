@@ -143,3 +143,81 @@ def test_a_full_disk_stops_before_the_step(path: Path, monkeypatch: pytest.Monke
     assert ledger.reserved == 0
     monkeypatch.undo()
     ledger.close()
+
+
+def test_a_failed_write_closes_the_ledger_for_good_and_a_resume_reads_it_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = opened(path)
+    ledger.reserve(3)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        ledger.reserve(5)
+    monkeypatch.undo()
+    with pytest.raises(LedgerError, match="earlier write"):
+        ledger.reserve(5)
+    ledger.close()
+    with opened(path, "k1") as again:
+        assert again.reserved in (3, 8)
+        again.reserve(1)
+
+
+def test_a_crash_while_a_torn_line_is_sealed_can_be_resumed(path: Path, written: bytes) -> None:
+    cut = written[:-30]
+    path.write_bytes(cut)
+    charged = read(path).reserved
+    with opened(path, "k7"):
+        pass
+    sealed = path.read_bytes()
+    for end in range(len(cut) + 1, len(sealed) + 1):
+        path.write_bytes(sealed[:end])
+        if sealed[:end].endswith(b"\n") and end == len(cut) + 1:
+            continue
+        assert read(path).reserved >= charged
+        with opened(path, "k8") as ledger:
+            ledger.reserve(1)
+        assert read(path).torn == 0
+
+
+def test_a_removed_or_replaced_ledger_stops_the_run(path: Path) -> None:
+    with opened(path) as ledger:
+        ledger.reserve(1)
+        path.rename(path.with_name("elsewhere"))
+        with pytest.raises(LedgerError, match="removed or replaced"):
+            ledger.reserve(1)
+        path.write_bytes(b"")
+        with pytest.raises(LedgerError, match="removed or replaced"):
+            ledger.reserve(1)
+        path.with_name("elsewhere").replace(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": -5},
+        {"count": 2.5},
+        {"count": True},
+        {"first": 0},
+        {"std": float("nan")},
+        {"sensitivity": ["x"]},
+        {"std": None},
+    ],
+)
+def test_rows_rewritten_with_a_valid_hash_are_still_checked(path: Path, written: bytes, change: dict) -> None:
+    import json
+
+    from evenhand.privacy.chain import row_hash
+
+    rows = [json.loads(line) for line in written.splitlines()]
+    index = next(i for i, row in enumerate(rows) if row["type"] == "commit" and row["first"] == 1)
+    rows[index].update(change)
+    previous = rows[index]["prev"]
+    for row in rows[index:]:
+        body = {key: value for key, value in row.items() if key != "hash"} | {"prev": previous}
+        previous = row["hash"] = row_hash(body)
+        row["prev"] = body["prev"]
+    assert accepted(path, b"".join(json.dumps(row).encode() + b"\n" for row in rows)) is None

@@ -13,6 +13,7 @@ from scipy import stats as tests
 from torch import Tensor, nn
 
 from evenhand.data import wrap
+from evenhand.errors import UnsupportedModelError
 from evenhand.gradients import per_sample
 from evenhand.methods import Method
 from evenhand.planning import Plan, plan
@@ -21,7 +22,7 @@ from evenhand.privacy.budgets import FixedNoise, Privacy
 from evenhand.queries import Query
 from evenhand.rules import Clip, Identity, Rule, SampleRule
 from evenhand.schedules import Constant
-from evenhand.step import Mechanism, Released, bounded, private_gradient
+from evenhand.step import Mechanism, Released, bounded, private_gradient, rehearse
 from evenhand.streams import Stream
 from evenhand.types import Batch, Facts, Pass, State, Stats
 
@@ -100,8 +101,8 @@ def test_the_ledger_entry_is_made_of_the_number_that_made_the_noise() -> None:
 def test_noise_scales_with_the_bound_and_covers_rounding() -> None:
     method = Method(Clip(), schedule=Constant(bound=7.0))
     commit = run(torch.zeros(0, 100), made(method)).commit
-    assert commit.sensitivity[0] > 7.0 * (1 + noises.ROUNDING)
-    assert commit.sensitivity[0] < 7.0 * (1 + 2 * noises.ROUNDING)
+    assert commit.sensitivity[0] > 7.0 * (1 + noises.rounding(10))
+    assert commit.sensitivity[0] < 7.0 * (1 + 2 * noises.rounding(10))
 
 
 def test_every_class_sees_at_least_its_planned_noise() -> None:
@@ -154,11 +155,11 @@ def test_the_divisor_is_the_expected_batch_not_the_realised_one() -> None:
 class Rogue(SampleRule):
     """Returns whatever it was given: a rule that ignores its bound."""
 
-    values: tuple[float, ...] = ()
+    value: float = 0.0
     name = "rogue"
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        return torch.tensor(self.values, dtype=torch.float64)[: row.norm.shape[0]]
+        return torch.full_like(row.norm, self.value)
 
     def sensitivity(self, state: State) -> Tensor:
         return state.bound
@@ -184,9 +185,74 @@ def test_the_projection_holds_whatever_a_rule_returns(weights: list[float], norm
 
 def test_a_rogue_rule_cannot_move_the_sum_by_more_than_its_bound() -> None:
     gradients = torch.tensor([[30.0, 40.0]], dtype=torch.float64)
-    for values in ((1.0,), (1e9,), (-3.0,), (float("nan"),), (float("inf"),)):
-        found = run(gradients, almost_noiseless(), Rogue(values)).gradient["p"] * 10
+    for value in (1.0, 1e9, -3.0, float("nan"), float("inf")):
+        found = run(gradients, almost_noiseless(), Rogue(value)).gradient["p"] * 10
         assert found.norm() <= 1 + 1e-6
+    tiny = torch.tensor([[0.0, 0.0], [1e-42, 0.0], [0.3, 0.4]])
+    assert torch.isfinite(run(tiny, almost_noiseless(), Rogue(float("inf"))).gradient["p"]).all()
+
+
+@dataclass(frozen=True)
+class Coupled(SampleRule):
+    """Looks at the loss of the whole batch, or would if it could."""
+
+    name = "coupled"
+
+    def weight(self, row: Stats, state: State) -> Tensor:
+        return (row.loss.max() < 50) * state.bound[row.owner] / row.norm
+
+    def sensitivity(self, state: State) -> Tensor:
+        return state.bound
+
+
+def test_a_sample_rule_cannot_see_other_rows() -> None:
+    gradients = torch.eye(3, dtype=torch.float64)
+    with_outlier = replace(vectors(gradients), loss=torch.tensor([1.0, 1.0, 99.0]))
+    mechanism = Mechanism(almost_noiseless(), Coupled(), (), Stream.insecure(0, 0))
+    found = private_gradient(mechanism, with_outlier, rows(3), {}).gradient["p"] * 10
+    assert found.tolist() == pytest.approx([1.0, 1.0, 0.0], abs=1e-6)
+
+
+@dataclass(frozen=True)
+class Branching(Clip):
+    name = "branching"
+
+    def weight(self, row: Stats, state: State) -> Tensor:
+        return row.norm if bool(row.norm > 1) else row.norm * 2
+
+
+@dataclass(frozen=True)
+class Unbounded(Clip):
+    name = "unbounded"
+    declared: float = float("nan")
+
+    def sensitivity(self, state: State) -> Tensor:
+        return torch.full_like(state.bound, self.declared)
+
+
+def test_a_rule_that_cannot_run_fails_the_rehearsal() -> None:
+    for rule in (Branching(), Unbounded(), Unbounded(float("inf")), Unbounded(-1.0), Unbounded(0.0)):
+        with pytest.raises((UnsupportedModelError, RuntimeError)):
+            rehearse(Mechanism(made(), rule, (), Stream.insecure(0, 0)))
+    rehearse(Mechanism(made(), Clip(), (), Stream.insecure(0, 0)))
+
+
+@dataclass(frozen=True)
+class Any1(Query):
+    """One answer for the whole batch instead of one per record."""
+
+    name = "any"
+
+    def width(self, facts: Facts) -> int:
+        return 1
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        return (rows.loss > 50).any().double()
+
+
+def test_a_query_must_answer_per_record() -> None:
+    with pytest.raises(UnsupportedModelError, match="one vector of length 1 per record"):
+        run(torch.zeros(3, 2), made(Method(Clip(), queries=(Any1(noise=5.0),))), queries=(Any1(noise=5.0),))
 
 
 @dataclass(frozen=True)
@@ -200,9 +266,8 @@ class Loud(Query):
         return 2
 
     def value(self, rows: Stats, state: State) -> Tensor:
-        values = torch.full((rows.norm.shape[0], 2), 100.0, dtype=torch.float64)
-        values[1:2] = float("nan")
-        return values
+        value = torch.where(rows.record == 1, float("nan"), 100.0).double()
+        return torch.stack([value, value])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from evenhand.config import Config
 from evenhand.data import Data
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.results import Run
-from evenhand.runs import Folder, verify
+from evenhand.runs import Folder
+from evenhand.verification import verify
 
 
 def trained(data: tuple[Data, Data], out: Path, seed: int = 0, **options: object) -> Run:

@@ -13,7 +13,7 @@ EXAMPLE = "evenhand verify runs/first"
 def run(folder: options.RunFolder, json: options.Json = False) -> None:
     """Recompute epsilon from the ledger; compare plan, noise, statement and model; exit code 1 if anything differs."""
     from evenhand.privacy.statement import rounded_up
-    from evenhand.runs import verify
+    from evenhand.verification import verify
 
     found = verify(folder)
     epsilon = (
@@ -26,6 +26,7 @@ def run(folder: options.RunFolder, json: options.Json = False) -> None:
         if found["ok"]
         else "\n".join(["NOT verified:", *(f"  {problem}" for problem in found["problems"])])
     )
+    text = "\n".join([text, *(f"note: {note}" for note in found["notes"])])
     options.emit(found, text, json)
     if not found["ok"]:
         raise typer.Exit(1)

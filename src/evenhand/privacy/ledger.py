@@ -7,7 +7,8 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
 * ``reserve``  steps ``first .. first + count - 1`` of the plan are charged. On disk (fsync) before any of them runs;
 * ``commit``   what those steps used: sensitivity per owner class and the noise's absolute standard deviation;
 * ``release``  a model left the run: hash of its file;
-* ``torn``     a line that a crash cut short was found and charged as a full block.
+* ``foreign``  the weights were changed between two steps, by something that is not accounted here;
+* ``torn``     ``lines`` lines that crashes cut short were found before this row, each charged as a full block.
 
 Spent = every plan position that was ever reserved. It never falls: after a crash at any point, recorded >= spent.
 A meaning never changes; a new meaning gets a new row type.
@@ -15,89 +16,18 @@ A meaning never changes; a new meaning gets a new row type.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
+from evenhand.privacy.chain import BLOCK, GENESIS, Commit, Reading, parse, read, row_hash
 
-BLOCK = 64
-"""Largest number of steps that one reserve row may charge; a torn line is charged as this many."""
-_GENESIS = "0" * 64
-
-
-@dataclass(frozen=True)
-class Commit:
-    """What a run of equal steps used: gradient sensitivities per class and noise, then the same for each query."""
-
-    first: int
-    count: int
-    sensitivity: tuple[float, ...]
-    std: float
-    queries: tuple[tuple[float, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A ledger read and checked from its first byte to its last."""
-
-    plan: str
-    steps: int
-    reserved: int
-    segments: tuple[Mapping[str, Any], ...]
-    commits: tuple[Commit, ...]
-    released: tuple[str, ...]
-    hashes: tuple[str, ...]
-    torn: bool
-
-    @property
-    def head(self) -> str:
-        """Hash of the last row: whoever holds it can tell whether the ledger was shortened."""
-        return self.hashes[-1]
-
-    @property
-    def committed(self) -> int:
-        """Number of steps that are known to have run."""
-        return sum(commit.count for commit in self.commits)
-
-
-def read(path: Path) -> Reading:
-    """Read and check a ledger. Any change but a cut last line raises LedgerError; a cut line is charged in full."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise LedgerError(f"There is no ledger at {path}: without it nothing is known about what was spent.") from None
-    rows, hashes, torn = _chain(data)
-    if not rows or rows[0]["type"] != "open":
-        raise LedgerError("The ledger does not begin with an open row: it is damaged and cannot be trusted.")
-    steps, reserved = int(rows[0]["steps"]), 0
-    for row in rows:
-        if row["type"] == "reserve":
-            if row["first"] != reserved or not 1 <= row["count"] <= BLOCK:
-                raise LedgerError("A reserve row does not continue the one before it: the ledger is damaged.")
-            reserved += row["count"]
-        elif row["type"] == "torn":
-            reserved = min(steps, reserved + BLOCK)
-    if torn:
-        reserved = min(steps, reserved + BLOCK)
-    if reserved > steps:
-        raise LedgerError("The ledger charges more steps than its plan has: it is damaged.")
-    return Reading(
-        plan=str(rows[0]["plan"]),
-        steps=steps,
-        reserved=reserved,
-        segments=tuple(row for row in rows if row["type"] == "segment"),
-        commits=tuple(_commits(rows)),
-        released=tuple(row["model"] for row in rows if row["type"] == "release"),
-        hashes=tuple(hashes),
-        torn=torn,
-    )
+__all__ = ["BLOCK", "Commit", "Ledger", "Reading", "locked", "parse", "read", "sync_folder"]
 
 
 class Ledger:
@@ -115,23 +45,28 @@ class Ledger:
     def __init__(self, path: Path, lock: FileLock, reading: Reading | None) -> None:
         self._path, self._lock = path, lock
         self._file = path.open("ab")
-        self._head = reading.head if reading else _GENESIS
+        self._usable = True
+        self._head = reading.head if reading else GENESIS
         self.reserved = reading.reserved if reading else 0
         self.steps = reading.steps if reading else 0
         self.segment = len(reading.segments) if reading else 0
 
     @classmethod
-    def open(cls, path: Path, *, plan: str, steps: int, key: str, insecure: bool) -> Ledger:
-        """Start a ledger, or continue one that belongs to the same plan, with a new segment and a new key."""
-        lock = FileLock(str(path) + ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise LedgerError(
-                f"Another process is training into {path.parent}: wait for it, or choose another --out."
-            ) from None
+    def open(
+        cls, path: Path, *, plan: str, steps: int, key: str, insecure: bool, anchors: Sequence[str] = ()
+    ) -> Ledger:
+        """Start a ledger, or continue one that belongs to the same plan, with a new segment and a new key.
+
+        ``anchors`` are heads that a checkpoint or statement was written after: a ledger without them was shortened.
+        """
+        lock = locked(path)
         try:
             reading = read(path) if path.exists() and path.stat().st_size else None
+            if not set(anchors) <= set(reading.hashes if reading else ()):
+                raise LedgerError(
+                    "The ledger is missing, or was shortened: it does not contain the row that the last checkpoint or "
+                    "statement was written after. What was spent is not known, so nothing more is trained from here."
+                )
             if reading and reading.plan != plan:
                 raise PlanMismatchError(
                     "This run was started with another plan, so its ledger cannot be continued: resume "
@@ -149,6 +84,7 @@ class Ledger:
                 ledger._seal(reading.torn)
             ledger._append({"type": "segment", "segment": ledger.segment, "key": key, "insecure": insecure})
             ledger.sync()
+            sync_folder(path.parent)
         except BaseException:
             lock.release()
             raise
@@ -168,6 +104,10 @@ class Ledger:
             )
         if not 1 <= count <= BLOCK:
             raise LedgerError(f"A reserve row charges 1 to {BLOCK} steps, not {count}.")
+        if not self._path.exists() or os.fstat(self._file.fileno()).st_ino != self._path.stat().st_ino:
+            raise LedgerError(
+                "The ledger file was removed or replaced while the run was going on: nothing was released."
+            )
         self._append({"type": "reserve", "first": self.reserved, "count": count})
         self.sync()
         self.reserved += count
@@ -187,12 +127,18 @@ class Ledger:
         self._append({"type": "release", "model": model})
         self.sync()
 
+    def foreign(self, position: int) -> None:
+        """Record that the weights changed outside of private steps before this position."""
+        self._append({"type": "foreign", "position": position})
+
     def close(self) -> None:
         """Put everything on disk and let go of the lock."""
-        if not self._file.closed:
-            self.sync()
+        try:
+            if not self._file.closed and self._usable:
+                self.sync()
+        finally:
             self._file.close()
-        self._lock.release()
+            self._lock.release()
 
     def __enter__(self) -> Ledger:
         return self
@@ -200,66 +146,55 @@ class Ledger:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _seal(self, torn: bool) -> None:
+    def _seal(self, torn: int) -> None:
         """End a last line that a crash left open, so that the next row starts on its own line."""
-        if not self._path.read_bytes().endswith(b"\n"):
-            self._file.write(b"\n")
+        opened = not self._path.read_bytes().endswith(b"\n")
         if torn:
-            self._append({"type": "torn", "charged": BLOCK})
+            self._append({"type": "torn", "lines": torn}, before=b"\n" if opened else b"")
+        elif opened:
+            self._write(b"\n")
 
-    def _append(self, row: Mapping[str, Any]) -> None:
+    def _append(self, row: Mapping[str, Any], before: bytes = b"") -> None:
         body = {**row, "prev": self._head}
-        digest = _hash(body)
-        self._file.write(json.dumps({**body, "hash": digest}, separators=(",", ":")).encode() + b"\n")
+        digest = row_hash(body)
+        self._write(before + json.dumps({**body, "hash": digest}, separators=(",", ":")).encode() + b"\n")
         self._head = digest
+
+    def _write(self, data: bytes) -> None:
+        self._guarded(lambda: self._file.write(data))
 
     def sync(self) -> None:
         """Return when every row written so far is on disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._guarded(self._file.flush)
+        self._guarded(lambda: os.fsync(self._file.fileno()))
+
+    def _guarded(self, action: Callable[[], object]) -> None:
+        """After a failed write nobody knows what is on disk: the ledger must be opened again, which reads it."""
+        if not self._usable:
+            raise LedgerError("An earlier write to the ledger failed. Nothing more is released: resume the run.")
+        self._usable = False
+        action()
+        self._usable = True
 
 
-def _chain(data: bytes) -> tuple[list[dict[str, Any]], list[str], bool]:
-    """Rows and hashes in order, and whether the last line was cut. A sealed cut line must be followed by a torn row."""
-    lines = data.split(b"\n")
-    complete, tail = lines[:-1], lines[-1]
-    rows: list[dict[str, Any]] = []
-    hashes = [_GENESIS]
-    cut = False
-    for line in [*complete, tail] if tail else complete:
-        row = _parse(line, hashes[-1])
-        if row is None and not cut:
-            cut = True
-            continue
-        if row is None or (cut and row["type"] != "torn"):
-            raise LedgerError(
-                "A row of the ledger does not match its hash: it was damaged or edited and cannot be trusted."
-            )
-        cut = False
-        rows.append(row)
-        hashes.append(str(row["hash"]))
-    if cut and not tail:
-        raise LedgerError("The last row of the ledger does not match its hash: it was damaged or edited.")
-    return rows, hashes, cut
-
-
-def _parse(line: bytes, previous: str) -> dict[str, Any] | None:
+def locked(path: Path) -> FileLock:
+    """The lock that a writer of this ledger holds; refused while another one does."""
+    lock = FileLock(str(path) + ".lock")
     try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or row.get("prev") != previous:
-        return None
-    return row if row.get("hash") == _hash({key: value for key, value in row.items() if key != "hash"}) else None
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise LedgerError(
+            f"Another process is training into {path.parent}: wait for it, or choose another --out."
+        ) from None
+    return lock
 
 
-def _hash(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _commits(rows: Sequence[Mapping[str, Any]]) -> Iterator[Commit]:
-    for row in rows:
-        if row["type"] == "commit":
-            queries = tuple((float(a), float(b)) for a, b in row.get("queries", ()))
-            sensitivity = tuple(float(value) for value in row["sensitivity"])
-            yield Commit(row["first"], row["count"], sensitivity, float(row["std"]), queries)
+def sync_folder(path: Path) -> None:
+    """Put a new name in a folder on disk; file systems that cannot are left alone."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        return
+    finally:
+        os.close(handle)

@@ -75,7 +75,7 @@ def build(
         "trust_model": TRUST,
         "audit": None,
         "groups": dict(groups),
-        "warnings": plan.warnings() + _insecure(ledger),
+        "warnings": plan.warnings() + _run_warnings(ledger),
         "plan": plan.digest,
         "ledger_head": ledger.head,
         "model_sha256": model,
@@ -229,7 +229,14 @@ def _randomness(ledger: Reading) -> str:
     return "operating-system entropy, a new key for each start"
 
 
-def _insecure(ledger: Reading) -> list[str]:
+def _run_warnings(ledger: Reading) -> list[str]:
+    found = []
     if any(row["insecure"] for row in ledger.segments):
-        return ["the noise comes from a known seed: this run is for research and protects nobody who knows the seed."]
-    return []
+        found.append(
+            "the noise comes from a known seed: this run is for research and protects nobody who knows the seed."
+        )
+    if ledger.foreign:
+        found.append(
+            "the weights were also changed outside of private steps: only changes that use no data are harmless."
+        )
+    return found

@@ -32,17 +32,14 @@ class Rule(ABC):
         """Memory for the next step, from this step's noisy answers only."""
         return state.memory
 
-    @abstractmethod
-    def weights(self, stats: Stats, state: State) -> Tensor:
-        """One weight per row of ``stats``."""
-
 
 class SampleRule(Rule):
     """A rule whose weight depends on its own row only.
 
     Formal guarantees:
-      The step projects ``0 <= weight * norm <= sensitivity`` of the row's owner class, so adding or removing one
-      record moves the weighted sum by at most that sensitivity whatever ``weight`` returns: by construction.
+      The step calls ``weight`` on each row alone (under vmap) and projects ``0 <= weight * norm <= sensitivity`` of the
+      row's owner class, so adding or removing one record moves the weighted sum by at most that sensitivity whatever
+      ``weight`` returns: by construction.
     """
 
     guarantee: ClassVar[Guarantee] = "by construction"
@@ -51,10 +48,10 @@ class SampleRule(Rule):
     def weight(self, row: Stats, state: State) -> Tensor:
         """Weight of one record. Use torch.where and arithmetic only: no ``if``, no ``.item()``."""
 
-    def weights(self, stats: Stats, state: State) -> Tensor:
-        """``weight`` for all rows at once."""
-        return self.weight(stats, state)
-
 
 class BatchRule(Rule):
     """A rule whose weights depend on the whole batch: needs docs/proofs/<name>.md and the sensitivity search."""
+
+    @abstractmethod
+    def weights(self, stats: Stats, state: State) -> Tensor:
+        """One weight per row of ``stats``."""

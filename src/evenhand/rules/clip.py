@@ -26,7 +26,7 @@ class Clip(SampleRule):
       >>> from evenhand.types import State, Stats
       >>> zero = torch.zeros(2, dtype=torch.long)
       >>> rows = Stats(norm=torch.tensor([0.5, 4.0]), loss=torch.zeros(2), group=zero, owner=zero, record=zero)
-      >>> Clip().weights(rows, State(step=0, bound=torch.tensor([1.0])))
+      >>> Clip().weight(rows, State(step=0, bound=torch.tensor([1.0])))
       tensor([1.0000, 0.2500])
     """
 
