@@ -14,6 +14,7 @@ from typing import Any
 
 from evenhand.errors import UsageError
 from evenhand.privacy import accountants
+from evenhand.privacy.owners import owner_epsilons
 from evenhand.types import Event, Facts, Guarantee
 
 SCHEMA = 1
@@ -77,7 +78,10 @@ class Plan:
 
     def noise_seen(self, level: PlannedLevel, owner: int) -> float:
         """Noise multiplier of a whole step for a record of this class, side queries merged in (law 6)."""
-        return accountants.merged(level.noise / self.scales[owner], level.queries)
+        return self._merged(level, self.scales[owner])
+
+    def _merged(self, level: PlannedLevel, scale: float) -> float:
+        return accountants.merged(level.noise / scale, level.queries)
 
     def events(self, owner: int = 0, steps: int | None = None) -> list[Event]:
         """What a record of this class is exposed to in the first ``steps`` steps (all of them by default)."""
@@ -94,11 +98,24 @@ class Plan:
         return accountants.epsilon(self.events(owner, steps), self.delta) if self.certified else None
 
     def spent_by_owner(self, steps: int | None = None) -> tuple[float | None, ...]:
-        """``spent`` for every class; classes with the same rate and bound are computed once."""
+        """``spent`` for every class: exact for a few distinct ones, certified upper bounds for tens of thousands."""
+        if not self.certified:
+            return (None,) * len(self.rates)
         done = self.steps if steps is None else steps
-        alike = {pair: owner for owner, pair in enumerate(zip(self.rates, self.scales, strict=True))}
-        found = {pair: self.spent(done, owner) for pair, owner in alike.items()}
-        return tuple(found[pair] for pair in zip(self.rates, self.scales, strict=True))
+        if not done:
+            return (0.0,) * len(self.rates)
+        by_rate = len(set(self.scales)) == 1
+        if not by_rate and len(set(self.rates)) > 1:
+            raise UsageError("Owners differ in their sampling rate or in their clip bound, not in both.")
+        points = self.rates if by_rate else self.scales
+
+        def events(point: float) -> list[Event]:
+            return [
+                (point, noise, count) if by_rate else (rate, self._merged(level, point), count)
+                for level, (rate, noise, count) in zip(self.levels, self.events(0, done), strict=False)
+            ]
+
+        return tuple(owner_epsilons(points, events, self.delta, by_rate=by_rate, tries=self.budgets))
 
     def spending(self, owner: int = 0, points: int = 64) -> list[tuple[int, float]]:
         """(steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""

@@ -113,9 +113,9 @@ class Folder:
             lock.release()
 
     def anchors(self) -> list[str]:
-        """Heads of the ledger that this folder's files were written after."""
+        """Heads of the ledger that this folder's files were written after; a damaged file gives one that is in none."""
         files = (self.statement_file, self.private / "checkpoint.json")
-        return [str(json.loads(file.read_bytes()).get("ledger_head")) for file in files if file.exists()]
+        return [_head(file) for file in files if file.exists()]
 
     @classmethod
     def existing(cls, path: str | Path) -> Folder:
@@ -207,6 +207,13 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     os.replace(beside, path)
     ledgers.sync_folder(path.parent)
+
+
+def _head(file: Path) -> str:
+    try:
+        return str(json.loads(file.read_bytes())["ledger_head"])
+    except (ValueError, KeyError, TypeError):
+        return f"{file.name} is damaged"
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -118,7 +118,7 @@ def _weights(rule: Rule, stats: Stats, state: State) -> Tensor:
 def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: State) -> Tensor:
     """``function`` applied to each row on its own."""
     columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
-    return vmap(lambda *row: function(Stats(*row), state))(*columns)  # type: ignore[no-any-return]
+    return vmap(lambda *row: function(Stats(*row), state))(*columns)
 
 
 def _declared(mechanism: Mechanism, state: State) -> Tensor:

@@ -27,14 +27,23 @@ def trained(data: tuple[Data, Data], out: Path, seed: int = 0, **options: object
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Noise from known seeds: what is tested on them must not depend on luck. Fresh noise: see the slow test below."""
     data = eh.data.digits()
-    return [trained(data, tmp_path_factory.mktemp(f"seed{seed}"), seed) for seed in range(5)]
+    return [trained(data, tmp_path_factory.mktemp(f"seed{seed}"), seed, insecure_seed=seed) for seed in range(5)]
 
 
 def test_digits_reach_ninety_percent_at_epsilon_three(five: list[Run]) -> None:
     accuracies = [run.metrics[-1]["accuracy"] for run in five]
     assert sum(accuracies) / 5 >= 0.90, accuracies
     assert all("class 8" in run.metrics[-1]["groups"] for run in five)
+
+
+@pytest.mark.slow
+def test_digits_reach_ninety_percent_with_fresh_noise(digit_data: tuple[Data, Data], tmp_path: Path) -> None:
+    runs = [trained(digit_data, tmp_path / str(seed), seed) for seed in range(20)]
+    accuracies = [run.metrics[-1]["accuracy"] for run in runs]
+    print([round(accuracy, 4) for accuracy in accuracies])
+    assert sum(accuracies) / 20 >= 0.90
 
 
 def test_epsilon_recomputed_from_the_ledger_by_dp_accounting_is_within_the_promise(five: list[Run]) -> None:
@@ -60,14 +69,7 @@ def test_the_run_folder_holds_what_it_should(five: list[Run]) -> None:
 
 def test_the_statement_says_what_is_promised_and_what_is_not(five: list[Run]) -> None:
     text = str(five[0].privacy)
-    for words in (
-        "add/remove",
-        "delta 0.0001",
-        "one record",
-        "Not covered",
-        "1 % false alarms",
-        "operating-system entropy",
-    ):
+    for words in ("add/remove", "delta 0.0001", "one record", "Not covered", "1 % false alarms", "PUBLIC SEED"):
         assert words in text
     data = five[0].privacy.data
     assert data["guarantee"]["epsilon"] <= 3.0

@@ -99,7 +99,7 @@ def _certified(
             ends = max(edges[j], float(points[last[rows]].max())), min(edges[j - 1], float(points[last[rows]].min()))
             cheap, costly = events(ends[0]), events(ends[1])
             owner = [events(float(x)) for x in points[last[rows]]]
-            share = np.array([list(map(_share, cheap, costly, e, repeat(by_rate))) for e in owner])
+            share = np.array([list(map(mixture_share, cheap, costly, e, repeat(by_rate))) for e in owner])
             bound = certify(cheap, costly, share, budgets[first[rows]], delta)
             failed += rows[bound > delta].tolist()
         if not failed:
@@ -110,7 +110,7 @@ def _certified(
     raise CalibrationError("Some owners could not be certified; bring the budgets closer together or use fewer levels.")
 
 
-def _share(cheap: Event, costly: Event, owner: Event, by_rate: bool) -> float:
+def mixture_share(cheap: Event, costly: Event, owner: Event, by_rate: bool) -> float:
     """Weight on the costly knot of the mixture that dominates the owner's release."""
     if by_rate:
         whole, part = costly[0] - cheap[0], owner[0] - cheap[0]
