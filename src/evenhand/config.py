@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from evenhand import _validate
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-    from evenhand.data import Data
+    from evenhand.data import Data, Declaration
     from evenhand.types import Facts
 
 
@@ -28,13 +30,25 @@ PYTHON = "python"
 class Config:
     """Settings of ``evenhand train``.
 
+    ``data`` is a built-in source, or a file or image folder of your own; then ``label``, ``labels`` and ``columns``
+    declare what is publicly known about it, and ``test_data`` or ``test_share`` says what is held out.
+
     Examples:
       >>> Config(epsilon=3.0).method
       'dpsgd'
     """
 
     data: str = "digits"
+    delimiter: str = ","
+    label: str | None = None
+    labels: Sequence[str] = ()
+    groups: str | None = None
+    owners: str | None = None
+    missing_tokens: Sequence[str] = ("",)
+    test_data: str | None = None
+    test_share: float = 0.2
     model: str = "mlp"
+    device: str = "cpu"
     method: str = "dpsgd"
     epsilon: float | None = None
     delta: float | None = None
@@ -44,25 +58,64 @@ class Config:
     lr: float = 0.2
     seed: int = 0
     insecure_seed: int | None = None
+    compose: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
+    budgets: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _validate.number(self.epochs, "epochs", low=0)
         _validate.number(self.lr, "lr", low=0)
         _validate.whole(self.seed, "seed", low=0)
+        _validate.number(self.test_share, "test_share", low=0, high=1)
+
+    @property
+    def own_data(self) -> bool:
+        """Whether ``data`` is a file or folder."""
+        from evenhand.data.sources import is_source
+
+        return self.data != PYTHON and not is_source(self.data)
+
+    def declaration(self) -> Declaration:
+        """What is declared about the user's own file."""
+        from evenhand.data import Declaration
+        from evenhand.data.columns import declared
+
+        if not self.columns or self.label is None:
+            raise UsageError(
+                f"Nothing is declared about {Path(self.data).name}: its label and columns. Start with: "
+                f"evenhand init {Path(self.data).name}"
+            )
+        return Declaration(
+            columns={name: declared(name, table) for name, table in self.columns.items()},
+            label=self.label,
+            labels=self.labels,
+            groups=self.groups,
+            owners=self.owners,
+            missing_tokens=self.missing_tokens,
+        )
 
     def load_data(self) -> tuple[Data, Data | None]:
-        """Training and held-out data of the named source."""
+        """Training and held-out data of the named source or file."""
         if self.data == PYTHON:
             raise UsageError(
                 "This run was started from Python with its own data: pass train= (and model=) to resume it."
             )
-        from evenhand.data import load
+        if not self.own_data:
+            from evenhand.data import load
 
-        return load(self.data)
+            return load(self.data)
+        from evenhand.data import read
+        from evenhand.data.tables import split
+
+        known = self.declaration()
+        data = read(self.data, known, delimiter=self.delimiter)
+        if self.test_data is not None:
+            return data, read(self.test_data, known, delimiter=self.delimiter)
+        return split(data, self.test_share, self.seed)
 
     def build_model(self, facts: Facts) -> nn.Module:
-        """The named model, initialised from ``seed``."""
+        """The named model, initialised from ``seed``, on ``device``."""
         if self.model == PYTHON:
             raise UsageError("This run was started from Python with its own model: pass model= to resume or load it.")
         import torch
@@ -71,24 +124,60 @@ class Config:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return build(self.model, facts)
+            return build(self.model, facts).to(_device(self.device))
 
 
 def from_toml(path: Path) -> Config:
-    """Read a config; an unknown key is an error that names the nearest one."""
+    """Read a config; an unknown key is an error that names the nearest one. Paths are relative to the file."""
+    return absolute(_parsed(path), path.parent)
+
+
+def of_run(folder: Path) -> Config:
+    """The config kept in a run folder; a run that was attached to a user's own loop has none.
+
+    A model file is executed, so a run folder cannot bring one along: its path must be absolute and lie elsewhere.
+    """
+    file = folder / "config.toml"
+    if not file.exists():
+        return Config(data=PYTHON, model=PYTHON)
+    found = _parsed(file)
+    from evenhand.models import own
+
+    if own.is_own(found.model):
+        code = own.parts(found.model)[0]
+        if not code.is_absolute() or code.resolve().is_relative_to(folder.resolve()):
+            raise UsageError(
+                "This run brings its own model file along: running code from a run folder is refused, since run "
+                "folders are shared. If you trust the file, pass it yourself: --model file.py:factory."
+            )
+    return absolute(found, folder)
+
+
+def _parsed(path: Path) -> Config:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UsageError(f"There is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
     return merged(Config(), values)
 
 
-def of_run(folder: Path) -> Config:
-    """The config kept in a run folder; a run that was attached to a user's own loop has none."""
-    file = folder / "config.toml"
-    return from_toml(file) if file.exists() else Config(data=PYTHON, model=PYTHON)
+def absolute(config: Config, base: Path) -> Config:
+    """The same config with the paths of data and model resolved against ``base``, so that a run can be resumed."""
+    from evenhand.models import own
+
+    changes: dict[str, Any] = {}
+    if config.own_data:
+        changes["data"] = os.path.abspath(base / config.data)
+    if config.test_data is not None:
+        changes["test_data"] = os.path.abspath(base / config.test_data)
+    if config.model != PYTHON and own.is_own(config.model):
+        file, factory = own.parts(config.model)
+        changes["model"] = f"{os.path.abspath(base / file)}:{factory}"
+    return dataclasses.replace(config, **changes)
 
 
 def merged(config: Config, values: Mapping[str, Any]) -> Config:
@@ -100,33 +189,91 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
         kind = str(fields[key].type)
         if not _fits(value, kind):
             raise UsageError(f"The setting {key} takes {_words(kind)}, not {type(value).__name__}.")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise UsageError(f"The setting {key} takes {_words(kind)} of ordinary size, below 2^63.")
         checked[key] = float(value) if "float" in kind and isinstance(value, int) else value
     return dataclasses.replace(config, **checked)
 
 
 def to_toml(config: Config) -> str:
-    """The same settings as a file that ``evenhand train FILE`` takes. What is None is left out."""
+    """The same settings as a file that ``evenhand train FILE`` takes. What is None or empty is left out."""
     lines = ["# evenhand train FILE takes this file; flags override it"]
-    tables = []
-    for name, value in dataclasses.asdict(config).items():
+    tables: list[str] = []
+    defaults = Config()
+    for name in (f.name for f in dataclasses.fields(Config)):
+        value = getattr(config, name)
         if isinstance(value, Mapping):
-            tables += (
-                [f"\n[{name}]", *(f"{key} = {json.dumps(entry)}" for key, entry in value.items())] if value else []
-            )
-        elif value is not None:
-            lines.append(f"{name} = {json.dumps(value)}")
+            tables += _tables(name, value)
+        elif value is not None and (name not in _OWN or value != getattr(defaults, name)):
+            lines.append(f"{name} = {literal(value)}")
     return "\n".join([*lines, *tables]) + "\n"
 
 
+_OWN = ("delimiter", "labels", "missing_tokens", "test_share", "device")
+"""Settings that are written only where they differ from the default."""
+
+
+def literal(value: Any) -> str:
+    """A value as TOML writes it.
+
+    Examples:
+      >>> print(literal("50 €"), literal([1, "a"]), literal(True))
+      "50 €" [1, "a"] true
+    """
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(literal(entry) for entry in value)}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def key(name: str) -> str:
+    """A table or setting name as TOML writes it.
+
+    Examples:
+      >>> key("age"), key("hours per week")
+      ('age', '"hours per week"')
+    """
+    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    return name if bare else literal(name)
+
+
+def _tables(name: str, value: Mapping[str, Any]) -> list[str]:
+    plain = {entry: inner for entry, inner in value.items() if not isinstance(inner, Mapping)}
+    lines = [f"\n[{name}]", *(f"{key(entry)} = {literal(inner)}" for entry, inner in plain.items())] if plain else []
+    for entry, inner in value.items():
+        if isinstance(inner, Mapping):
+            lines += _tables(f"{name}.{key(entry)}", inner)
+    return lines
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UsageError(f"The device {name!r} is not there: use --device cpu.") from None
+    return device
+
+
 def _fits(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return False
-    wanted = {"str": str, "float": (int, float), "int": int, "Mapping": Mapping}
-    return any(isinstance(value, types) for name, types in wanted.items() if name in kind)  # type: ignore[arg-type]
+    if isinstance(value, bool) or kind == "bool":
+        return isinstance(value, bool) and kind == "bool"
+    if "Sequence" in kind:
+        return isinstance(value, list | tuple)
+    wanted = {"str": str, "float": int | float, "int": int, "Mapping": Mapping}
+    return any(isinstance(value, types) for name, types in wanted.items() if name in kind.partition("[")[0])
 
 
 def _words(kind: str) -> str:
-    for name, words in (("Mapping", "a table"), ("str", "text"), ("float", "a number"), ("int", "a whole number")):
+    for name, words in (
+        ("Sequence", "a list"),
+        ("Mapping", "a table"),
+        ("str", "text"),
+        ("float", "a number"),
+        ("int", "a whole number"),
+        ("bool", "true or false"),
+    ):
         if name in kind:
             return words
     return kind

@@ -1,11 +1,13 @@
-"""``load``: a finished run, with its model ready to use."""
+"""``load``: a finished run, with its model ready to use; ``predict``: its answers for new records."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from evenhand.config import PYTHON, of_run
+from evenhand.config import PYTHON, Config, of_run
 from evenhand.errors import UsageError
 from evenhand.results import Run
 from evenhand.runs import Folder
@@ -13,13 +15,16 @@ from evenhand.runs import Folder
 if TYPE_CHECKING:
     from torch import nn
 
+    from evenhand.data import Declaration, Table
 
-def load(path: str | Path, *, model: nn.Module | None = None) -> Run:
-    """Read a run folder. Weights come from safetensors only: loading never executes code.
+
+def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
+    """Read a run folder. Weights come from safetensors only: loading them never executes code.
 
     Args:
       path: the run folder.
-      model: the architecture, when the run was started from Python; built-in ones are found in the folder.
+      model: the architecture (a module, or ``file.py:factory``) when the run was started from Python; built-in ones
+        and model files outside the run folder are found by their name in it.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh
@@ -29,6 +34,7 @@ def load(path: str | Path, *, model: nn.Module | None = None) -> Run:
       >>> bool((again.model.weight == made.model.weight).all())
       True
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_model
 
     folder = Folder.existing(path)
@@ -36,15 +42,71 @@ def load(path: str | Path, *, model: nn.Module | None = None) -> Run:
         raise UsageError(
             f"{path} has no model yet: the run was not finished. Continue it with `evenhand resume {path}`."
         )
-    if model is None:
-        config = of_run(folder.path)
+    if model is None or isinstance(model, str):
+        config = of_run(folder.path) if model is None else Config(model=model)
         if config.model == PYTHON:
             return Run(folder)
         model = config.build_model(folder.plan().facts)
     try:
         load_model(model, str(folder.model_file))
+    except SafetensorError:
+        raise UsageError(f"{folder.model_file} is damaged: it was not loaded.") from None
     except RuntimeError:
         raise UsageError(
             "The model passed does not have the parameters of the saved one: pass the same architecture."
         ) from None
     return Run(folder, model)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """One row per new record, in order: the most likely label, and the probability of every label."""
+
+    labels: tuple[str, ...]
+    predicted: list[str]
+    probabilities: list[list[float]]
+
+
+def preprocessing(path: str | Path) -> Declaration:
+    """How the run's inputs were encoded: declared bounds, categories and labels, from its preprocessing.json."""
+    from evenhand.data import Declaration
+
+    file = Folder.existing(path).path / "preprocessing.json"
+    if not file.exists():
+        raise UsageError(
+            f"{path} has no preprocessing.json: it was not trained on a declared file. Use eh.load(run).model instead."
+        )
+    try:
+        return Declaration.from_json(json.loads(file.read_bytes()))
+    except UsageError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(f"{file} cannot be read: it was damaged or edited.") from None
+
+
+def predict(path: str | Path, table: Table | Any, *, model: nn.Module | str | None = None) -> Predictions:
+    """The run's answers for new records, encoded exactly as the training records were.
+
+    Args:
+      path: the run folder.
+      table: a Table, or a DataFrame with the columns of the training file; a label is not needed.
+      model: see ``load``.
+    """
+    import torch
+
+    from evenhand.data import Table, from_frame
+
+    known = preprocessing(path)
+    inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
+    trained = load(path, model=model).model.eval()
+    device = next(trained.parameters()).device
+    with torch.no_grad():
+        parts = [trained(rows.to(device)).double().softmax(-1).cpu() for rows in torch.split(inputs, 1024)]
+    scores = torch.cat(parts)
+    if scores.ndim != 2 or scores.shape[1] != len(known.labels):
+        raise UsageError("The model does not give one output per label: pass the architecture that was trained.")
+    return Predictions(
+        labels=tuple(known.labels),
+        predicted=[known.labels[place] for place in scores.argmax(1).tolist()],
+        probabilities=scores.tolist(),
+    )

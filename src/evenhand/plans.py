@@ -124,6 +124,11 @@ class Plan:
     def warnings(self) -> list[str]:
         """What a privacy engineer should look at before signing."""
         found = []
+        if self.facts.derived:
+            found.append(
+                f"{' and '.join(self.facts.derived)} were read off the data and are printed as public facts: declare "
+                "them (labels=, group_names=) if they are not public knowledge."
+            )
         if self.certified and self.delta >= 1 / self.facts.records:
             found.append(
                 f"delta {self.delta:g} is not below 1/N: a mechanism that publishes one record at random would pass."
@@ -154,6 +159,7 @@ class Plan:
             groups=tuple(facts["groups"]),
             labels=tuple(facts["labels"]),
             inputs=facts["inputs"],
+            derived=tuple(facts["derived"]),
         )
         values["levels"] = tuple(
             PlannedLevel(**{**level, "queries": tuple(level["queries"])}) for level in data["levels"]

@@ -21,7 +21,7 @@ _PACKAGES = ("evenhand", "torch", "numpy", "scipy", "cryptography", "dp-accounti
 _README = """# A run of evenhand
 
 May be shared: model.safetensors, plan.json, ledger.jsonl, statement.json, statement.md, composition.json,
-metrics.jsonl, report.html.
+preprocessing.json, metrics.jsonl, report.html.
 The metrics describe the evaluation data, which the privacy statement does not cover.
 
 Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files,
@@ -153,7 +153,13 @@ class Folder:
             software=software(),
             groups=last[0].get("groups", {}),
             composition=self.composition(),
+            files=self.hashes(),
         )
+
+    def hashes(self) -> dict[str, str]:
+        """Hashes of the public files that a statement rests on, beside plan, ledger and model."""
+        files = (self.composition_file, self.path / "preprocessing.json")
+        return {file.name: sha256(file) for file in files if file.exists()}
 
     def composition(self) -> dict[str, Any] | None:
         """What is known of other runs on the same data."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evenhand import _validate, evaluation
+from evenhand import _validate, evaluation, pacing
 from evenhand.attachment import Loss, Private, start
 from evenhand.config import PYTHON, Config, of_run, to_toml
 from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BudgetExhausted, UsageError
+from evenhand.interrupting import Interrupted, signals
 from evenhand.methods import Method
 from evenhand.methods import method as find_method
 from evenhand.planning import Plan
@@ -26,10 +24,11 @@ from evenhand.planning import plan as make_plan
 from evenhand.privacy.budgets import FixedNoise, Privacy, Promise
 from evenhand.progress import Progress
 from evenhand.results import Run
-from evenhand.runs import Folder, write_durably
+from evenhand.runs import Folder, write_durably, write_json
 
 CHECKPOINT_SECONDS = 5.0
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+OnStart = Callable[[Plan, float], None]
 
 
 def fit(
@@ -54,7 +53,9 @@ def fit(
     progress: bool | None = None,
     insecure_seed: int | None = None,
     allow_unproven: bool = False,
+    compose: bool = True,
     config: Config | None = None,
+    on_start: OnStart | None = None,
 ) -> Run:
     """Train a model privately, from data to statement and report.
 
@@ -79,7 +80,9 @@ def fit(
       progress: show progress; default only in a terminal.
       insecure_seed: bit-reproducible noise and sampling, for research only.
       allow_unproven: run a method without an established guarantee.
+      compose: add this run up with earlier ones on the same data; False is named in the statement.
       config: what the command line was asked, kept in the folder for ``resume``.
+      on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh
@@ -91,6 +94,10 @@ def fit(
     """
     data = wrap(train) if groups is None and owners is None else _wrapped(train, groups, owners)
     held_out = None if test is None else wrap(test)
+    if test is not None and (test is train or (held_out is not None and held_out.fetch is data.fetch)):
+        raise UsageError(
+            "The training data were passed as test data: their metrics would reveal training records. Hold records out."
+        )
     chosen = find_method(method, settings)
     promise = _promise(epsilon, delta, noise, privacy)
     made = make_plan(
@@ -102,9 +109,17 @@ def fit(
         data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, lr=lr, insecure_seed=insecure_seed
     )
     write_durably(folder.path / "config.toml", to_toml(kept).encode())
+    if data.declared is not None:
+        write_json(folder.path / "preprocessing.json", data.declared.to_json())
     used = loss or default_loss(data)
-    private = start(model, _optimizer(model, lr, optimizer), used, made, folder, insecure_seed=insecure_seed)
-    return _run(private, data, held_out, progress, lr if optimizer is None else None)
+    held = _optimizer(model, lr, optimizer)
+    private = start(model, held, used, made, folder, insecure_seed=insecure_seed, compose=compose)
+
+    def before() -> None:
+        if on_start is not None:
+            on_start(made, pacing.seconds(model, used, made, data.on(next(model.parameters()).device)))
+
+    return _run(private, data, held_out, progress, lr if optimizer is None else None, before)
 
 
 def resume(
@@ -153,16 +168,17 @@ def default_loss(data: Data) -> Loss:
     return squared
 
 
-class Interrupted(KeyboardInterrupt):
-    """Training was stopped by a signal after a checkpoint; ``number`` is the signal."""
-
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
-        self.number = number
-
-
-def _run(private: Private, data: Data, test: Data | None, progress: bool | None, falling_lr: float | None) -> Run:
-    with private, Progress(private.plan, private.position, enabled=progress) as shown, _signals() as received:
+def _run(
+    private: Private,
+    data: Data,
+    test: Data | None,
+    progress: bool | None,
+    falling_lr: float | None,
+    before: Callable[[], None] = lambda: None,
+) -> Run:
+    data = data.on(next(private.model.parameters()).device)
+    with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
+        before()
         saved = time.monotonic()
         shown.started(lost=_lost(private))
         for batch in private.batches(data):
@@ -264,24 +280,3 @@ def _new_folder(made: Plan) -> Path:
     name = f"{made.method}-{made.digest[:8]}"
     number = next(n for n in range(1, 10_000) if not Path("runs", f"{name}-{n}").exists())
     return Path("runs", f"{name}-{number}")
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM so that a block of charged steps is finished first; a second one stops at once."""
-    received: list[int] = []
-
-    def note(number: int, _frame: Any) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

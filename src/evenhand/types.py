@@ -22,6 +22,7 @@ class Facts:
     """What is public about a dataset: every number here may be printed, and the plan relies on it.
 
     ``owners`` are budget classes with their number of records; ``groups`` are the names that rules and reports use.
+    ``derived`` names the facts that nobody declared and that were read off the data.
     """
 
     records: int
@@ -29,6 +30,7 @@ class Facts:
     groups: tuple[str, ...] = ("all",)
     labels: tuple[str, ...] = ()
     inputs: str = ""
+    derived: tuple[str, ...] = ()
 
     @property
     def owner_names(self) -> tuple[str, ...]:

@@ -136,6 +136,7 @@ def _rebuilt_problems(folder: Folder, plan: Plan, written: Mapping[str, Any]) ->
         software=written.get("software", {}),
         groups=written.get("groups", {}),
         composition=folder.composition(),
+        files=folder.hashes(),
     )
     wrong = [key for key in again if key != "digest" and not _alike(again[key], written.get(key))]
     return [f"the statement's {key!r} does not follow from the plan, the ledger and the model." for key in wrong]

@@ -126,3 +126,15 @@ def test_bad_data_is_refused_without_printing_values(arguments: tuple, words: st
     with pytest.raises(DataError, match=words) as caught:
         wrap(*positional, **named)
     assert SECRET not in str(caught.value)
+
+
+def test_what_nobody_declared_is_named_and_many_values_are_refused() -> None:
+    inputs = torch.ones(300, 2)
+    read_off = wrap(inputs, [0, 1, 2] * 100, groups=["a", "b"] * 150)
+    assert read_off.facts.derived == ("labels", "groups")
+    declared = wrap(inputs, [0, 1, 2] * 100, labels=[0, 1, 2], groups=["a", "b"] * 150, group_names=["a", "b"])
+    assert declared.facts.derived == ()
+    for arguments in ({"targets": list(range(300))}, {"targets": [0, 1, 2] * 100, "groups": list(range(300))}):
+        with pytest.raises(DataError, match="printed as public facts"):
+            wrap(inputs, **arguments)
+    assert wrap(inputs, [0, 1, 2] * 100, owners=list(range(300))).facts.records == 300

@@ -6,7 +6,20 @@ import sys
 
 import typer
 
-from evenhand.cli import claims, epsilon, init, methods, plan, predict, report, resume, statement, train, verify
+from evenhand.cli import (
+    claims,
+    compare,
+    epsilon,
+    init,
+    methods,
+    plan,
+    predict,
+    report,
+    resume,
+    statement,
+    train,
+    verify,
+)
 from evenhand.errors import EvenhandError
 
 app = typer.Typer(
@@ -17,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, train, predict, resume, plan, epsilon, claims, verify, statement, report, methods):
+for command in (init, train, compare, predict, resume, plan, epsilon, claims, verify, statement, report, methods):
     app.command(command.NAME, epilog=f"Example: {command.EXAMPLE}")(command.run)
 
 

@@ -13,6 +13,7 @@ import typer
 from evenhand.cli import options
 
 if TYPE_CHECKING:
+    from evenhand.planning import Plan
     from evenhand.results import Run
 
 NAME = "train"
@@ -26,7 +27,19 @@ def run(
         Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
     ] = None,
     data: options.Data = None,
-    model: Annotated[str | None, typer.Option("--model", help="Built-in model: linear or mlp.")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Column to predict, in a file of your own.")] = None,
+    groups: Annotated[str | None, typer.Option("--groups", help="Column whose values are reported on.")] = None,
+    owners: Annotated[str | None, typer.Option("--owners", help="Column of budget classes.")] = None,
+    budgets: Annotated[
+        str | None, typer.Option("--budgets", help="Epsilon per owner instead of --epsilon, e.g. strict=1,open=8.")
+    ] = None,
+    test_data: Annotated[str | None, typer.Option("--test-data", help="Held-out file, instead of a share.")] = None,
+    test_share: Annotated[float | None, typer.Option("--test-share", help="Share that is held out.")] = None,
+    delimiter: Annotated[str | None, typer.Option("--delimiter", help="Between the cells of a CSV file.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="linear, mlp, cnn (pictures), or your own: file.py:factory.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps: where to compute.")] = None,
     method: options.MethodName = None,
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
@@ -41,15 +54,26 @@ def run(
     insecure_seed: Annotated[
         int | None, typer.Option("--insecure-seed", help="Reproducible noise: research only, the statement says so.")
     ] = None,
+    compose: Annotated[
+        bool | None, typer.Option("--compose/--no-compose", help="Add up with earlier runs on the same data.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default a new one in runs/.")] = None,
     json: options.Json = False,
 ) -> None:
     """Train privately and write model, statement and report into a run folder."""
-    from evenhand.config import Config, from_toml, merged
+    from evenhand.config import Config, absolute, from_toml, merged
 
     asked = options.given(
         data=data,
+        label=label,
+        groups=groups,
+        owners=owners,
+        budgets=None if budgets is None else options.pairs(budgets, "--budgets"),
+        test_data=test_data,
+        test_share=test_share,
+        delimiter=delimiter,
         model=model,
+        device=device,
         method=method,
         epsilon=epsilon,
         delta=delta,
@@ -59,9 +83,11 @@ def run(
         lr=lr,
         seed=seed,
         insecure_seed=insecure_seed,
+        compose=compose,
         settings=options.parsed(settings),
     )
-    chosen = merged(from_toml(config) if config is not None else Config(), asked)
+    chosen = absolute(merged(from_toml(config) if config is not None else Config(), asked), Path.cwd())
+    from evenhand.privacy.budgets import Budgets
     from evenhand.training import fit
 
     training, held_out = chosen.load_data()
@@ -70,8 +96,9 @@ def run(
             chosen.build_model(training.facts),
             training,
             epsilon=chosen.epsilon,
-            delta=chosen.delta,
+            delta=None if chosen.budgets else chosen.delta,
             noise=chosen.noise,
+            privacy=Budgets(chosen.budgets, chosen.delta) if chosen.budgets else None,
             method=chosen.method,
             settings=chosen.settings,
             epochs=chosen.epochs,
@@ -80,15 +107,37 @@ def run(
             test=held_out,
             out=out,
             insecure_seed=chosen.insecure_seed,
+            compose=chosen.compose,
             config=chosen,
+            on_start=None if json else announce,
         )
     show(finished, json)
+    if not json:
+        advise(finished)
+
+
+def announce(plan: Plan, seconds: float) -> None:
+    """What is about to be spent, and how long it will take."""
+    from evenhand.pacing import words
+
+    print(f"{plan}\n\nThis will take {words(seconds)}; nothing is spent yet.\n", file=sys.stderr)
+
+
+def advise(finished: Run) -> None:
+    """What to try next, after a run that could be better."""
+    from evenhand import hints
+
+    size = sum(parameter.numel() for parameter in finished.model.parameters() if parameter.requires_grad)
+    found = hints.after(finished.plan, size, finished.metrics)
+    if found:
+        lines = ["", "To try next (every run spends anew):", *(f"  - {hint}" for hint in found)]
+        print("\n".join(lines), file=sys.stderr)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
     """A run stopped by a signal says how to go on and exits with the signal's code."""
-    from evenhand.training import Interrupted
+    from evenhand.interrupting import Interrupted
 
     try:
         yield

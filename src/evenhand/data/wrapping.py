@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
 from evenhand.errors import DataError, ForeignLoaderError
 from evenhand.types import Facts
+
+if TYPE_CHECKING:
+    from evenhand.data.tables import Declaration
+
+UNDECLARED = 100
+"""More labels or groups than this must be declared: so many are hardly public knowledge."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +28,14 @@ class Data:
     """Rows that can be fetched by number, with one group and one owner class per row.
 
     ``facts`` is what may be printed. ``fetch(rows)`` gives (inputs, targets) for exactly these rows, in this order,
-    also for none.
+    also for none. ``declared`` says how inputs were encoded from a table; a run keeps it for new records.
     """
 
     facts: Facts
     group: Tensor
     owner: Tensor
     fetch: Callable[[Tensor], tuple[Any, Any]]
+    declared: Declaration | None = None
 
     def __len__(self) -> int:
         return self.facts.records
@@ -35,6 +43,21 @@ class Data:
     def group_names(self) -> list[str]:
         """The group name of every row, for reports on held-out data."""
         return [self.facts.groups[index] for index in self.group.tolist()]
+
+    def take(self, rows: Tensor) -> Data:
+        """Only these rows, in this order; owner classes without a row are gone."""
+        counts = torch.bincount(self.owner[rows], minlength=len(self.facts.owners))
+        present = counts.nonzero().squeeze(1)
+        code = torch.zeros_like(counts).index_put((present,), torch.arange(len(present)))
+        owners = tuple((self.facts.owner_names[index], int(counts[index])) for index in present.tolist())
+        facts = replace(self.facts, records=len(rows), owners=owners)
+        return Data(facts, self.group[rows], code[self.owner[rows]], lambda some: self.fetch(rows[some]), self.declared)
+
+    def on(self, device: torch.device) -> Data:
+        """The same rows, fetched onto another device."""
+        if device.type == "cpu":
+            return self
+        return replace(self, fetch=lambda rows: tree_map_only(Tensor, lambda leaf: leaf.to(device), self.fetch(rows)))
 
 
 def wrap(
@@ -49,8 +72,10 @@ def wrap(
     """Make any map-style data usable: ``wrap(X, y)``, ``wrap(frame, y)`` or ``wrap(dataset)``.
 
     Args:
-      data: array, tensor or DataFrame (with ``targets``), a pair (X, y), or a torch Dataset of (input, target).
-      targets: one target per row when ``data`` holds inputs only.
+      data: array, tensor or DataFrame (with ``targets``), a pair (X, y), or a torch Dataset of (input, target);
+        an input may be a tensor, a tuple (the model's arguments) or a dict (its keyword arguments).
+      targets: one target per row when ``data`` holds inputs only; or, for a Dataset that yields dicts, the key of
+        the target.
       groups: one name per row: who is reported, and what group rules see.
       owners: one name per row: the budget class of the record. Default: one class called "all".
       labels: the label values, declared public. Default: those in the data, which the plan then prints as a fact.
@@ -69,19 +94,21 @@ def wrap(
     refuse_foreign(data)
     if targets is None and isinstance(data, tuple | list) and len(data) == 2:
         data, targets = data
-    if targets is None:
-        count, fetch, names, shape = _from_dataset(data)
+    if targets is None or isinstance(targets, str):
+        count, fetch, names, shape = _from_dataset(data, targets)
     else:
         count, fetch, names, shape = _from_arrays(data, targets, labels)
     group, group_list = _coded(groups, group_names, count, "groups")
     owner, owner_list = _coded(owners, None, count, "owners")
     sizes = torch.bincount(owner, minlength=len(owner_list)).tolist()
+    read_off = {"labels": bool(names) and labels is None, "groups": groups is not None and group_names is None}
     facts = Facts(
         records=count,
         owners=tuple(zip(owner_list, sizes, strict=True)),
         groups=group_list,
         labels=names,
         inputs=shape,
+        derived=tuple(name for name, undeclared in read_off.items() if undeclared),
     )
     return Data(facts=facts, group=group, owner=owner, fetch=fetch)
 
@@ -119,7 +146,7 @@ def _from_arrays(inputs: Any, targets: Any, labels: Sequence[Any] | None) -> tup
     return features.shape[0], fetch, names, f"{tuple(features.shape[1:])} {kind}"
 
 
-def _from_dataset(dataset: Any) -> tuple[int, Any, tuple[str, ...], str]:
+def _from_dataset(dataset: Any, key: str | None) -> tuple[int, Any, tuple[str, ...], str]:
     if not isinstance(dataset, Dataset) and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise DataError(
             f"{type(dataset).__name__} cannot be read as data: pass (X, y), a DataFrame with targets, or a "
@@ -127,18 +154,30 @@ def _from_dataset(dataset: Any) -> tuple[int, Any, tuple[str, ...], str]:
         )
     if len(dataset) == 0:
         raise DataError("There are no records: the dataset has length 0.")
-    first = dataset[0]
-    if not isinstance(first, tuple | list) or len(first) != 2:
-        raise DataError("The dataset must yield pairs (input, target); this one yields something else.")
-    empty_inputs, empty_targets = (_empty(part) for part in default_collate([first]))
+    empty = tuple(_empty(part) for part in _collated([_pair(dataset[0], key)]))
 
     def fetch(rows: Tensor) -> tuple[Any, Any]:
         if rows.numel() == 0:
-            return empty_inputs, empty_targets
-        inputs, targets = default_collate([dataset[index] for index in rows.tolist()])
-        return inputs, targets
+            return empty[0], empty[1]
+        return _collated([_pair(dataset[index], key) for index in rows.tolist()])
 
     return len(dataset), fetch, (), f"items of {type(dataset).__name__}"
+
+
+def _pair(item: Any, key: str | None) -> tuple[Any, Any]:
+    if key is not None and isinstance(item, dict) and key in item:
+        return {name: value for name, value in item.items() if name != key}, item[key]
+    if key is not None or not isinstance(item, tuple | list) or len(item) != 2:
+        raise DataError(
+            "The dataset must yield pairs (input, target), or dicts whose target is named: wrap(dataset, 'labels'). "
+            "This one yields something else."
+        )
+    return item[0], item[1]
+
+
+def _collated(pairs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    inputs, targets = default_collate(pairs)
+    return (tuple(inputs) if isinstance(inputs, list) else inputs), targets
 
 
 def _empty(part: Any) -> Any:
@@ -191,6 +230,11 @@ def _coded(
     if any(value is None or value != value for value in column):
         raise DataError(f"Some {what} are missing: give every record one, for example the name 'unknown'.")
     names = tuple(sorted(set(column), key=_order) if declared is None else declared)
+    if declared is None and what != "owners" and len(names) > UNDECLARED:
+        raise DataError(
+            f"There are more than {UNDECLARED} different {what}, and their values would be printed as public facts: "
+            "declare them with labels= or group_names=, or pass real numbers (floats) as targets for regression."
+        )
     index = {str(name): position for position, name in enumerate(names)}
     try:
         codes = [index[str(value)] for value in column]

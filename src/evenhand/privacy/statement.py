@@ -41,6 +41,7 @@ def build(
     software: Mapping[str, str],
     groups: Mapping[str, Any],
     composition: Mapping[str, Any] | None,
+    files: Mapping[str, str],
 ) -> dict[str, Any]:
     """The statement as data, for the steps that the ledger charges (never fewer than were run)."""
     owners = [_owner(plan, index, spent) for index, spent in enumerate(plan.spent_by_owner(ledger.reserved))]
@@ -79,6 +80,7 @@ def build(
         "plan": plan.digest,
         "ledger_head": ledger.head,
         "model_sha256": model,
+        "files": dict(files),
         "software": dict(software),
     }
     return {**body, "digest": digest(body)}
@@ -219,6 +221,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "groups": list(facts.groups),
         "labels": list(facts.labels),
         "inputs": facts.inputs,
+        "read_off_the_data": list(facts.derived),
         "expected_batch": plan.expected_batch,
     }
 

@@ -1,0 +1,290 @@
+"""``evenhand init``: declare what is publicly known about a file, from its header alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenhand.cli import options
+from evenhand.errors import UsageError
+
+NAME = "init"
+EXAMPLE = "evenhand init people.csv --label ill --labels no,yes --number age=0:120 --category sex=f,m --groups sex"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was declared, by flags or by answering."""
+
+    label: str | None = None
+    labels: tuple[str, ...] = ()
+    groups: str | None = None
+    owners: str | None = None
+    numbers: dict[str, tuple[float, float]] = field(default_factory=dict)
+    categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    tokens: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    budgets: dict[str, float] = field(default_factory=dict)
+
+
+def run(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="CSV, Parquet, NPZ, or a folder of pictures.")],
+    label: Annotated[str | None, typer.Option("--label", help="The column to predict.")] = None,
+    labels: Annotated[str | None, typer.Option("--labels", help="Its values, e.g. no,yes.")] = None,
+    groups: Annotated[str | None, typer.Option("--groups", help="Column whose values are reported on.")] = None,
+    owners: Annotated[str | None, typer.Option("--owners", help="Column of budget classes.")] = None,
+    budgets: Annotated[str | None, typer.Option("--budgets", help="Epsilon per owner, e.g. strict=1,open=8.")] = None,
+    number: Annotated[
+        list[str] | None, typer.Option("--number", metavar="COLUMN=LOW:HIGH", help="Public bounds; repeat.")
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option("--category", metavar="COLUMN=A,B,*", help="Public values; * takes all others; repeat."),
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option("--missing", metavar="COLUMN=CHOICE", help="middle or flag (number), category; else refused."),
+    ] = None,
+    missing_token: Annotated[
+        list[str] | None, typer.Option("--missing-token", help="Text that means 'no value', besides nothing.")
+    ] = None,
+    drop: Annotated[str | None, typer.Option("--drop", help="Columns to leave out, e.g. id,name.")] = None,
+    size: Annotated[str | None, typer.Option("--size", help="Of pictures: WIDTHxHEIGHT.")] = None,
+    grey: Annotated[bool, typer.Option("--grey", help="Pictures have one channel.")] = False,
+    delimiter: Annotated[str, typer.Option("--delimiter", help="Between the cells of a CSV file.")] = ",",
+    out: Annotated[Path | None, typer.Option("--out", help="Default: FILE with .toml.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the TOML file.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Write a commented TOML file for `evenhand train`. Only the header is read, never a value.
+
+    In a terminal it asks for what the flags leave open.
+    """
+    from evenhand.data.own import header
+
+    target = out or source.with_name(source.stem + ".toml")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists already: pass --force to overwrite it, or another --out.")
+    found = header(source, delimiter=delimiter)
+    answers = Answers(
+        label=label,
+        labels=_listed(labels),
+        groups=groups,
+        owners=owners,
+        numbers={name: _bounds(value) for name, value in _pairs(number, "--number", "age=0:120").items()},
+        categories={name: _listed(value) for name, value in _pairs(category, "--category", "sex=f,m").items()},
+        missing=_pairs(missing, "--missing", "age=middle"),
+        tokens=tuple(missing_token or ()),
+        dropped=_listed(drop),
+        budgets=options.pairs(budgets, "--budgets") if budgets is not None else {},
+    )
+    _check(answers, found)
+    if source.is_dir():
+        text = _pictures(source, target, answers, size, grey)
+        left: list[str] = []
+    else:
+        if sys.stdin.isatty() and not json:
+            answers = _asked(answers, found)
+            _check(answers, found)
+        left = [name for name in _features(answers, found) if not _known(answers, name)]
+        text = _table(source, target, answers, found, delimiter)
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written ({error.strerror}). Choose another --out.") from None
+    todo = f"Declare in it: {', '.join(left)}. Then" if left else "Look at it, then"
+    options.emit(
+        {"config": str(target), "columns": found, "undeclared": left},
+        f"{target} written from the header of {source.name}; no value was read.\n{todo}: evenhand train {target} "
+        "--epsilon 3",
+        json,
+    )
+
+
+def _asked(answers: Answers, found: Sequence[str]) -> Answers:
+    """Ask for what is open. An empty answer leaves it open."""
+    if answers.label is None:
+        answers = replace(answers, label=_ask(f"Columns: {', '.join(found)}\nWhich one is to be predicted?") or None)
+    if not answers.labels and answers.label:
+        answers = replace(answers, labels=_listed(_ask(f"Values of {answers.label}, e.g. no,yes")))
+    if answers.groups is None:
+        answers = replace(answers, groups=_ask("Column of groups to report on (empty: none)") or None)
+    numbers, categories, dropped = dict(answers.numbers), dict(answers.categories), list(answers.dropped)
+    for name in _features(answers, found):
+        if _known(answers, name):
+            continue
+        reply = _ask(f"{name}: public bounds LOW:HIGH, or values a,b,c (* for all others), or - to leave it out")
+        if reply == "-":
+            dropped.append(name)
+        elif "," in reply or "*" in reply:
+            categories[name] = _listed(reply)
+        elif reply:
+            numbers[name] = _bounds(reply)
+    return replace(answers, numbers=numbers, categories=categories, dropped=tuple(dropped))
+
+
+def _ask(question: str) -> str:
+    return str(typer.prompt(question, default="", show_default=False, err=True)).strip()
+
+
+def _check(answers: Answers, found: Sequence[str]) -> None:
+    """Every column that was named exists."""
+    from evenhand._validate import known
+
+    named = [answers.label, answers.groups, answers.owners, *answers.dropped, *answers.missing]
+    for name in [*named, *answers.numbers, *answers.categories]:
+        if name is not None:
+            known(name, found, "column")
+
+
+def _features(answers: Answers, found: Sequence[str]) -> list[str]:
+    return [name for name in found if name != answers.label and name not in answers.dropped]
+
+
+def _known(answers: Answers, name: str) -> bool:
+    return name in answers.numbers or name in answers.categories or (name == answers.owners and bool(answers.budgets))
+
+
+def _table(source: Path, target: Path, answers: Answers, found: Sequence[str], delimiter: str) -> str:
+    from evenhand.config import literal
+
+    lines = _head(source, target, answers, delimiter)
+    if answers.tokens:
+        lines.append(f"missing_tokens = {literal(['', *answers.tokens])}   # cells that mean 'no value'")
+    lines += _training()
+    if answers.budgets:
+        lines += ["", "[budgets]                  # epsilon of each owner, instead of --epsilon"]
+        lines += [f"{_key(name)} = {value:g}" for name, value in answers.budgets.items()]
+    lines += [
+        "",
+        "# What is publicly known about each column: bounds and values that were fixed WITHOUT looking at the data,",
+        "# since looking costs privacy. Numbers are clipped to [low, high] and scaled to [-1, 1]; each value of a",
+        "# category becomes a feature of 0 or 1. A column without a table is left out"
+        + (f": {', '.join(answers.dropped)}." if answers.dropped else "."),
+    ]
+    for name in _features(answers, found):
+        lines += ["", *_column(answers, name)]
+    return "\n".join(lines) + "\n"
+
+
+def _column(answers: Answers, name: str) -> list[str]:
+    from evenhand.config import literal
+    from evenhand.data.columns import declared
+
+    lines, missing = [f"[columns.{_key(name)}]"], answers.missing.get(name, "refuse")
+    if name in answers.numbers:
+        low, high = answers.numbers[name]
+        declared(name, {"kind": "number", "low": low, "high": high, "missing": missing})
+        lines += ['kind = "number"', f"low = {literal(low)}", f"high = {literal(high)}"]
+        choices = '"refuse", "middle" (of the bounds) or "flag" (middle, and a feature that says so)'
+    elif _known(answers, name):
+        values = answers.categories.get(name) or tuple(answers.budgets)
+        listed = [value for value in values if value != "*"]
+        declared(name, {"kind": "category", "values": listed, "missing": missing})
+        lines += ['kind = "category"', f"values = {literal(listed)}"]
+        lines += ['other = "other"   # every value that is not listed'] if "*" in values else []
+        lines += ["feature = false   # the model does not see it"] if name == answers.owners else []
+        choices = '"refuse" or "category" (one of its own)'
+    else:
+        return [
+            *lines,
+            '# kind = "number"        # declare it: bounds',
+            "# low = 0",
+            "# high = 100",
+            '# kind = "category"      # or values',
+            '# values = ["a", "b"]',
+            '# other = "other"        # takes every other value; without it they are refused',
+        ]
+    return [*lines, f"missing = {literal(missing)}   # {choices}"]
+
+
+def _pictures(source: Path, target: Path, answers: Answers, size: str | None, grey: bool) -> str:
+    from evenhand.data import images
+
+    width, times, height = (size or "").partition("x")
+    if not times or not (width.isdigit() and height.isdigit()):
+        raise UsageError("Pictures need their size declared: --size WIDTHxHEIGHT, for example --size 32x32.")
+    declared = replace(answers, label=images.FOLDER, labels=answers.labels or tuple(images.classes(source)))
+    return "\n".join(
+        [
+            *_head(source, target, declared, ","),
+            *_training(model="cnn"),
+            "",
+            f"[columns.{images.PICTURE}]",
+            'kind = "image"',
+            f"height = {height}",
+            f"width = {width}",
+            f"channels = {1 if grey else 3}",
+            "resize = false   # true: pictures of another size are resized, else refused",
+            "",
+        ]
+    )
+
+
+def _head(source: Path, target: Path, answers: Answers, delimiter: str) -> list[str]:
+    from evenhand.config import literal
+
+    path = os.path.relpath(source, target.parent)
+    path = path if os.sep in path or not source.is_dir() else f".{os.sep}{path}"
+    return [
+        f"# Written by `evenhand init` from the header of {source.name}: no value was read.",
+        f"# Train: evenhand train {target.name} --epsilon 3",
+        "",
+        f"data = {literal(path)}   # relative to this file",
+        *([f"delimiter = {literal(delimiter)}"] if delimiter != "," else []),
+        f"label = {literal(answers.label)}" if answers.label else '# label = "..."           # the column to predict',
+        f"labels = {literal(answers.labels)}" if answers.labels else '# labels = ["no", "yes"]   # its values',
+        f"groups = {literal(answers.groups)}   # who is reported on" if answers.groups else '# groups = "..."',
+        f"owners = {literal(answers.owners)}   # budget classes" if answers.owners else '# owners = "..."',
+    ]
+
+
+def _training(model: str = "mlp") -> list[str]:
+    return [
+        'test_share = 0.2   # held out for the report; or test_data = "other.csv"',
+        "",
+        f'model = "{model}"      # linear, mlp, cnn (pictures), or "file.py:factory"',
+        "epochs = 20        # expected passes over the data",
+        "# batch_size = 512 # expected records per step; default about a tenth of the data, at most 1024",
+        "lr = 0.2           # of SGD with momentum 0.9, falling to zero",
+        "seed = 0           # of the split and the initialisation, never of the noise",
+    ]
+
+
+def _key(name: str) -> str:
+    from evenhand.config import key
+
+    return key(name)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
+
+
+def _bounds(text: str) -> tuple[float, float]:
+    low, _, high = text.partition(":")
+    try:
+        return _whole(float(low)), _whole(float(high))
+    except ValueError:
+        raise UsageError("Bounds are written LOW:HIGH, for example 0:120; values of a category as a,b,c.") from None
+
+
+def _whole(value: float) -> float:
+    return int(value) if value.is_integer() else value
+
+
+def _pairs(entries: Sequence[str] | None, flag: str, example: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in entries or ():
+        name, equals, value = entry.partition("=")
+        if not equals or not name or not value or name in found:
+            raise UsageError(f"{flag} takes each column once, for example {flag} {example}.")
+        found[name] = value
+    return found

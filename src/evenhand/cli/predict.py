@@ -1,0 +1,74 @@
+"""``evenhand predict``: a trained run's answers for new records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenhand.cli import options
+from evenhand.errors import UsageError
+
+NAME = "predict"
+EXAMPLE = "evenhand predict runs/people new.csv --out predictions.csv"
+
+
+def run(
+    folder: options.RunFolder,
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="New records: CSV, Parquet, NPZ or image folder.")],
+    out: Annotated[Path | None, typer.Option("--out", help="A CSV file; default stdout.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", metavar="COLUMN", help="Copy this column of FILE, e.g. an id.")
+    ] = None,
+    delimiter: Annotated[str, typer.Option("--delimiter", help="Between the cells of FILE.")] = ",",
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="FILE.py:FACTORY", help="If the run cannot find its model.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Predict a label and its probabilities for every record; the file needs no label column.
+
+    Cells that a spreadsheet would run as a formula are written with a leading apostrophe.
+    """
+    from evenhand.data.columns import text
+    from evenhand.data.own import read_table
+    from evenhand.data.tables import guarded
+    from evenhand.loading import predict, preprocessing
+
+    table = read_table(source, preprocessing(folder), delimiter=delimiter)
+    kept = {name: [guarded(text(cell)) for cell in table.cells(name)] for name in keep or []}
+    found = predict(folder, table, model=model)
+    header = [*kept, "prediction", *(f"probability of {label}" for label in found.labels)]
+    cells = zip(*kept.values(), strict=True) if kept else ([] for _ in found.predicted)
+    rows = [
+        [*own, guarded(label), *(f"{value:.6f}" for value in values)]
+        for own, label, values in zip(cells, found.predicted, found.probabilities, strict=True)
+    ]
+    summary = {"records": len(rows), "labels": list(found.labels)}
+    if out is not None:
+        _write(out, _csv(header, rows))
+        options.emit({**summary, "out": str(out)}, f"{len(rows)} predictions: {out}", json)
+    elif json:
+        answers = {"predictions": found.predicted, "probabilities": found.probabilities, "kept": kept}
+        options.emit({**summary, **answers}, "", json)
+    else:
+        sys.stdout.write(_csv(header, rows))
+
+
+def _csv(header: list[str], rows: list[list[str]]) -> str:
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return made.getvalue()
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}). Choose another --out.") from None

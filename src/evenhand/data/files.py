@@ -1,0 +1,264 @@
+"""Files as tables: CSV, Parquet, NPZ. Strict, size-limited before loading, and silent about what the cells say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from evenhand.data.tables import Table, checked_header
+from evenhand.errors import DataError, UsageError
+
+LIMIT = 2 * 2**30
+"""Bytes that a file may take in memory: a bomb is refused by its declared size, before anything is unpacked."""
+SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+
+
+def is_path(name: str) -> bool:
+    """Whether ``--data`` names a file or folder rather than a built-in source.
+
+    Examples:
+      >>> is_path("digits"), is_path("people.csv"), is_path("scans/")
+      (False, True, True)
+    """
+    return "/" in name or "\\" in name or Path(name).suffix != "" or Path(name).exists()
+
+
+def header(path: Path, *, delimiter: str = ",") -> list[str]:
+    r"""The column names of a file; no value is read.
+
+    Examples:
+      >>> import tempfile
+      >>> file = Path(tempfile.mkdtemp()) / "people.csv"
+      >>> _ = file.write_text("age,sex\n31,f\n")
+      >>> header(file)
+      ['age', 'sex']
+    """
+    _, names = _format(path)
+    return names(path, delimiter)
+
+
+def read(path: Path, *, delimiter: str = ",") -> Table:
+    """A whole file as a table."""
+    table, _ = _format(path)
+    return table(path, delimiter)
+
+
+def read_csv(path: Path, delimiter: str) -> Table:
+    """UTF-8 text with a header line; every line has as many fields as the header. Space around cells is ignored."""
+    rows = csv.reader(io.StringIO(_text(_bytes(path), path), newline=""), **_dialect(path, delimiter))
+    found, records = None, []
+    try:
+        for row in rows:
+            if found is None:
+                found = checked_header(row)
+            elif len(row) == len(found):
+                records.append(row)
+            elif row:
+                raise DataError(
+                    f"{path.name}, line {rows.line_num}: {len(row)} fields where the header has {len(found)}. Quote "
+                    'cells that contain the delimiter, or name the right one: delimiter = ";".'
+                )
+    except csv.Error:
+        raise _malformed(path, rows.line_num) from None
+    if found is None:
+        raise DataError(f"{path.name} is empty: the first line must name the columns.")
+    columns: list[Any] = list(zip(*records, strict=True)) or [() for _ in found]
+    return Table(dict(zip(found, columns, strict=True)))
+
+
+def csv_header(path: Path, delimiter: str) -> list[str]:
+    """The first line of a CSV file."""
+    with _opened(path) as file:
+        start = file.read(2**20)
+    line = _text(start.partition(b"\n")[0].rstrip(b"\r"), path)
+    try:
+        first = next(csv.reader([line], **_dialect(path, delimiter)), [])
+    except csv.Error:
+        raise _malformed(path, 1) from None
+    if not first:
+        raise DataError(f"{path.name} is empty: the first line must name the columns.")
+    return checked_header(first)
+
+
+def read_npz(path: Path, delimiter: str) -> Table:
+    """One array per column, the first dimension being the record. Pickled objects are never loaded."""
+    with _opened(path) as file, _archive(file, path) as archive:
+        members = _members(archive, path)
+        columns = {}
+        for name, member in members.items():
+            shape, dtype = _array_header(archive, member, path)
+            if not shape or dtype.hasobject or dtype.kind not in "fiubUS":
+                raise DataError(
+                    f"{path.name}: the array {name!r} does not hold one number or text per record (Python objects are "
+                    "never loaded, since unpickling executes code). Save plain arrays: np.savez(file, x=x, y=y)."
+                )
+            limited(max(int(np.prod(shape, dtype=object)), 0) * dtype.itemsize, path)
+            try:
+                with archive.open(member) as stream:
+                    columns[name] = np.lib.format.read_array(stream, allow_pickle=False)
+            except Exception:  # parsers of damaged bytes fail in many ways
+                raise _garbage(path, "NPZ") from None
+    return Table({name: _plain(array) for name, array in columns.items()})
+
+
+def npz_header(path: Path, delimiter: str) -> list[str]:
+    """The names of the arrays."""
+    with _opened(path) as file, _archive(file, path) as archive:
+        return list(_members(archive, path))
+
+
+def read_parquet(path: Path, delimiter: str) -> Table:
+    """A Parquet file with plain columns: numbers, text, booleans."""
+    with _opened(path) as file:
+        opened, schema = _parquet(file, path)
+        meta = opened.metadata
+        size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
+        limited(max(size, 8 * meta.num_rows * meta.num_columns), path)
+        found = checked_header(schema.names)
+        for name, kind in zip(found, schema.types, strict=True):
+            if not _plain_kind(kind):
+                raise DataError(f"{path.name}: column {name!r} is {kind}: convert it to numbers or text first.")
+        try:
+            columns = [column.to_pylist() for column in opened.read().columns]
+        except Exception:  # parsers of damaged bytes fail in many ways
+            raise _garbage(path, "Parquet") from None
+    return Table(dict(zip(found, columns, strict=True)))
+
+
+def parquet_header(path: Path, delimiter: str) -> list[str]:
+    """The column names of the schema."""
+    with _opened(path) as file:
+        return checked_header(_parquet(file, path)[1].names)
+
+
+_FORMATS: dict[str, tuple[Callable[[Path, str], Table], Callable[[Path, str], list[str]]]] = {
+    ".csv": (read_csv, csv_header),
+    ".tsv": (read_csv, csv_header),
+    ".npz": (read_npz, npz_header),
+    ".parquet": (read_parquet, parquet_header),
+}
+
+
+def _format(path: Path) -> tuple[Callable[[Path, str], Table], Callable[[Path, str], list[str]]]:
+    if path.suffix.lower() not in _FORMATS:
+        raise UsageError(f"{path.name} is none of {', '.join(SUFFIXES)} and not an image folder: convert it first.")
+    return _FORMATS[path.suffix.lower()]
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The file, if it is an ordinary one: a pipe or device could block or never end."""
+    if "\0" in str(path):
+        raise UsageError("A file name cannot hold a NUL character.")
+    try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path} is not an ordinary file: give the file itself.")
+        return path.open("rb")
+    except FileNotFoundError:
+        raise UsageError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
+
+
+def _bytes(path: Path) -> bytes:
+    with _opened(path) as file:
+        limited(path.stat().st_size, path)
+        return file.read()
+
+
+def _text(data: bytes, path: Path) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path.name} is UTF-16: save it as UTF-8 (in a spreadsheet: CSV UTF-8).")
+    if b"\0" in data:
+        raise DataError(f"{path.name} holds NUL bytes: it is not a text file, or not UTF-8. Save it as CSV in UTF-8.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+    raise DataError(f"{path.name} is not UTF-8 (first on line {line}): save it as UTF-8, for example iconv -t UTF-8.")
+
+
+def _dialect(path: Path, delimiter: str) -> dict[str, Any]:
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise UsageError("delimiter takes one character, for example ';'.")
+    return {"delimiter": "\t" if path.suffix.lower() == ".tsv" else delimiter, "strict": True, "skipinitialspace": True}
+
+
+def _malformed(path: Path, line: int) -> DataError:
+    return DataError(
+        f"{path.name}, near line {line}: a quoted cell is not closed, is followed by other text, or is too long. Write "
+        'a quote inside a quoted cell twice: "".'
+    )
+
+
+def _garbage(path: Path, kind: str) -> DataError:
+    return DataError(f"{path.name} is not a readable {kind} file: it is damaged, or another kind of file.")
+
+
+def limited(size: int, path: Path) -> None:
+    """Refuse what would not fit, before it is unpacked."""
+    if size > LIMIT:
+        raise DataError(
+            f"{path.name} would take {size / 2**30:.1f} GiB in memory; the limit is {LIMIT / 2**30:.3g} GiB. It was "
+            "not unpacked. Pass a torch Dataset in Python for data of this size."
+        )
+
+
+def _archive(file: IO[bytes], path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except Exception:  # parsers of damaged bytes fail in many ways
+        raise _garbage(path, "NPZ") from None
+
+
+def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    entries = archive.infolist()
+    limited(sum(entry.file_size for entry in entries), path)
+    if any("/" in entry.filename or "\\" in entry.filename for entry in entries):
+        raise DataError(f"{path.name}: an array is named like a path. Save plain arrays: np.savez(file, x=x, y=y).")
+    names = checked_header([entry.filename.removesuffix(".npy") for entry in entries])
+    return dict(zip(names, entries, strict=True))
+
+
+def _array_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> tuple[tuple[int, ...], Any]:
+    try:
+        with archive.open(member) as stream:
+            version = np.lib.format.read_magic(stream)
+            reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = reader(stream)
+            return shape, dtype
+    except Exception:  # parsers of damaged bytes fail in many ways
+        raise _garbage(path, "NPZ") from None
+
+
+def _plain(array: Any) -> Any:
+    """Text arrays become lists; bytes are read as UTF-8 with a mark where they are not."""
+    if array.dtype.kind == "S":
+        return [cell.decode("utf-8", "replace") for cell in array.tolist()]
+    return array.tolist() if array.dtype.kind in "Ub" else array
+
+
+def _parquet(file: IO[bytes], path: Path) -> tuple[Any, Any]:
+    """The opened file and its schema."""
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UsageError("Parquet files need pyarrow: pip install 'evenhand[files]'.") from None
+    try:
+        opened = pq.ParquetFile(file)
+        return opened, opened.schema_arrow
+    except Exception:  # parsers of damaged bytes fail in many ways
+        raise _garbage(path, "Parquet") from None
+
+
+def _plain_kind(kind: Any) -> bool:
+    from pyarrow import types
+
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string)
+    return any(test(inner) for test in (*tests, types.is_decimal, types.is_null))

@@ -1,0 +1,106 @@
+"""Image folders: one sub-folder per class, pictures of a declared size."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.data import files
+from evenhand.data.columns import Image
+from evenhand.data.tables import Table
+from evenhand.errors import DataError, UsageError
+
+PICTURE, FOLDER, FILE = "image", "folder", "file"
+"""The columns that an image folder has: pixels, class, and file name (for ``predict --keep file``)."""
+PIXELS = 4096 * 4096
+_ACCEPTED = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+
+
+def classes(path: Path) -> list[str]:
+    """The sub-folders, which are the labels; no picture is opened.
+
+    Examples:
+      >>> import tempfile
+      >>> root = Path(tempfile.mkdtemp())
+      >>> (root / "cats").mkdir(); (root / "dogs").mkdir()
+      >>> classes(root)
+      ['cats', 'dogs']
+    """
+    try:
+        found = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
+    if not found:
+        raise DataError(
+            f"{path} is a folder without sub-folders: give a file, or one sub-folder of pictures per class."
+        )
+    return found
+
+
+def read(path: Path, declared: Image) -> Table:
+    """All pictures as one array, and the sub-folder of each. File names are not printed: they may name people."""
+    found = [(folder, file) for folder in classes(path) for file in _pictures(path, folder)]
+    if not found:
+        raise DataError(f"{path} holds no pictures: put the pictures of each class into its sub-folder.")
+    files.limited(len(found) * int(np.prod(declared.shape)) * 4, path)
+    pixels = np.empty((len(found), *declared.shape), dtype=np.uint8)
+    place: dict[str, int] = {}
+    for row, (folder, file) in enumerate(found):
+        place[folder] = place.get(folder, 0) + 1
+        pixels[row] = _picture(file, declared, f"Picture {place[folder]} of sub-folder {folder!r}")
+    names = [file.name for _, file in found]
+    return Table({PICTURE: pixels, FOLDER: [folder for folder, _ in found], FILE: names})
+
+
+def _pictures(root: Path, folder: str) -> list[Path]:
+    inside = (root / folder).resolve()
+    if not inside.is_relative_to(root.resolve()):
+        raise DataError(f"The sub-folder {folder!r} is a link to somewhere else: copy the pictures into the folder.")
+    found = sorted(child for child in inside.iterdir() if not child.name.startswith("."))
+    for number, child in enumerate(found, 1):
+        if child.is_symlink() or not child.is_file():
+            raise DataError(f"Entry {number} of sub-folder {folder!r} is not an ordinary file: keep pictures only.")
+    return found
+
+
+def _picture(file: Path, declared: Image, what: str) -> NDArray[Any]:
+    try:
+        from PIL import Image as Pillow
+    except ImportError:
+        raise UsageError("Image folders need pillow: pip install 'evenhand[files]'.") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Pillow.DecompressionBombWarning)
+            with Pillow.open(file, formats=_ACCEPTED) as opened:
+                _sized(opened.size, declared, what)
+                picture = opened.convert("L" if declared.channels == 1 else "RGB")
+    except DataError:
+        raise
+    except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning):
+        raise _bomb(what) from None
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError):
+        raise DataError(f"{what} is not a readable picture ({', '.join(_ACCEPTED)}): remove or repair it.") from None
+    if picture.size != (declared.width, declared.height):
+        picture = picture.resize((declared.width, declared.height), Pillow.Resampling.BILINEAR)
+    array = np.asarray(picture)
+    return array[None] if declared.channels == 1 else array.transpose(2, 0, 1)
+
+
+def _sized(size: tuple[int, int], declared: Image, what: str) -> None:
+    """Before a pixel is unpacked."""
+    if size[0] * size[1] > PIXELS:
+        raise _bomb(what)
+    if not declared.resize and size != (declared.width, declared.height):
+        raise DataError(
+            f"{what} is not {declared.width} x {declared.height} as declared: set resize = true in "
+            f"[columns.{PICTURE}], or resize the pictures."
+        )
+
+
+def _bomb(what: str) -> DataError:
+    return DataError(f"{what} claims more than {PIXELS} pixels: it was not unpacked. Remove it or make it smaller.")

@@ -1,0 +1,231 @@
+"""Tables: columns of cells, what is declared about them, and the tensors that follow from both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evenhand.data.columns import WHY, Category, Cells, Column, as_table, declared, names, text
+from evenhand.data.wrapping import Data, wrap
+from evenhand.errors import DataError, UsageError
+
+SCHEMA = 1
+INJECTION = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet takes a cell that starts with one of these for a formula."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns of equal length, before anything is done with them.
+
+    Examples:
+      >>> len(Table({"age": ["31", "58"]}))
+      2
+    """
+
+    columns: Mapping[str, Cells]
+
+    def __post_init__(self) -> None:
+        if len({len(cells) for cells in self.columns.values()}) > 1:
+            raise DataError("The columns have different lengths: every record needs one value in each.")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()))) if self.columns else 0
+
+    def cells(self, name: str) -> Cells:
+        """One column; an absent one is an error that names the columns there are."""
+        if name not in self.columns:
+            listed = ", ".join(map(repr, list(self.columns)[:20]))
+            raise DataError(f"There is no column {name!r}. The columns are: {listed}.")
+        return self.columns[name]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is publicly known about a table; all that encoding uses.
+
+    Attributes:
+      columns: the features by column name; a column that is not named here is left out.
+      label: the column to predict.
+      labels: its values.
+      groups: the column whose values are reported on; the label, or a declared category.
+      owners: the column of budget classes, likewise.
+      missing_tokens: cells that mean "no value".
+
+    Examples:
+      >>> from evenhand.data.columns import Number
+      >>> known = Declaration({"age": Number(0, 100)}, label="ill", labels=("no", "yes"))
+      >>> data = known.data(Table({"age": ["25", "75"], "ill": ["no", "yes"]}))
+      >>> data.facts.labels, data.fetch(torch.arange(2))[0].tolist()
+      (('no', 'yes'), [[-0.5], [0.5]])
+    """
+
+    columns: Mapping[str, Column]
+    label: str
+    labels: Sequence[str]
+    groups: str | None = None
+    owners: str | None = None
+    missing_tokens: Sequence[str] = field(default=("",))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", names(self.labels, "labels"))
+        object.__setattr__(self, "missing_tokens", names(self.missing_tokens, "missing_tokens"))
+        if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels):
+            raise UsageError('Declare at least two different labels, for example labels = ["no", "yes"].')
+        if self.label in self.columns:
+            raise UsageError(
+                f"The label {self.label!r} is also declared in [columns]: delete that table, or the model would be "
+                "given the answer."
+            )
+        if not self.features:
+            raise UsageError("No column is declared as a feature: add [columns.NAME] tables, see `evenhand init`.")
+        for role in ("groups", "owners"):
+            self._names(role, getattr(self, role))
+
+    @property
+    def features(self) -> dict[str, Column]:
+        """The columns that the model sees."""
+        return {
+            name: column
+            for name, column in self.columns.items()
+            if not (isinstance(column, Category) and not column.feature)
+        }
+
+    def inputs(self, table: Table) -> Tensor:
+        """What the model sees: features side by side; one array or picture column keeps its shape."""
+        if len(table) == 0:
+            raise DataError("There are no records: the table has a header and nothing else.")
+        missing = set(self.missing_tokens)
+        parts = [column.encode(name, table.cells(name), missing) for name, column in self.features.items()]
+        if len(parts) == 1:
+            return torch.from_numpy(np.ascontiguousarray(parts[0]))
+        return torch.from_numpy(np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1))
+
+    def data(self, table: Table) -> Data:
+        """Inputs, labels, groups and owners of every record."""
+        inputs = self.inputs(table)
+        label = Category(self.labels).codes(self.label, table.cells(self.label), set(self.missing_tokens))
+        if len(set(label)) < 2:
+            raise DataError(f"All records have the same label in {self.label!r}: there is nothing to learn.")
+        made = wrap(
+            inputs,
+            [self.labels[code] for code in label],
+            labels=self.labels,
+            groups=self._role(table, "groups", self.groups),
+            group_names=self._names("groups", self.groups) or None,
+            owners=self._role(table, "owners", self.owners),
+        )
+        return replace(made, declared=self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The public file that a run keeps, so that new records are encoded like the training records."""
+        return {
+            "schema": SCHEMA,
+            "label": self.label,
+            "labels": list(self.labels),
+            "groups": self.groups,
+            "owners": self.owners,
+            "missing_tokens": list(self.missing_tokens),
+            "columns": {name: as_table(column) for name, column in self.columns.items()},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Declaration:
+        """What ``to_json`` wrote."""
+        if values.get("schema") != SCHEMA:
+            raise UsageError("This preprocessing was written by another version of evenhand: use that version.")
+        columns = {name: declared(name, table) for name, table in values["columns"].items()}
+        rest = {key: value for key, value in values.items() if key not in ("schema", "columns")}
+        return cls(columns=columns, **rest)
+
+    def _role(self, table: Table, role: str, name: str | None) -> list[str] | None:
+        if name is None:
+            return None
+        known = self._names(role, name)
+        if name == self.label:
+            return [text(cell) for cell in table.cells(name)]
+        column = self.columns[name]
+        assert isinstance(column, Category)
+        return [known[code] for code in column.codes(name, table.cells(name), set(self.missing_tokens))]
+
+    def _names(self, role: str, name: str | None) -> tuple[str, ...]:
+        if name is None:
+            return ()
+        if name == self.label:
+            return tuple(self.labels)
+        column = self.columns.get(name)
+        if not isinstance(column, Category):
+            raise UsageError(
+                f"The column {name!r} is used for {role} but its names are not declared; {WHY}. Type "
+                f'[columns.{name}] kind = "category" values = ["...", "..."], with feature = false if the model must '
+                "not see it."
+            )
+        return column.names
+
+
+def from_frame(frame: Any) -> Table:
+    """The columns of a DataFrame (pandas, or anything with ``columns`` and ``frame[name].tolist()``)."""
+    header = checked_header([str(name) for name in frame.columns])
+    return Table({name: frame[original].tolist() for name, original in zip(header, frame.columns, strict=True)})
+
+
+def checked_header(header: Iterable[str]) -> list[str]:
+    """Column names without surrounding space; empty, repeated or dangerous ones are refused.
+
+    Examples:
+      >>> checked_header([" age", "sex"])
+      ['age', 'sex']
+    """
+    found = [name.strip() for name in header]
+    if not found:
+        raise DataError("There is no header: the first line must name the columns.")
+    if "" in found:
+        raise DataError(f"Column {found.index('') + 1} has no name: the first line must name every column.")
+    repeated = sorted({name for name in found if found.count(name) > 1})
+    if repeated:
+        raise DataError(f"The column name {repeated[0]!r} occurs more than once: give every column its own name.")
+    for place, name in enumerate(found, 1):
+        if name.startswith(INJECTION) or not name.isprintable() or len(name) > 200:
+            raise DataError(
+                f"The name of column {place} starts like a spreadsheet formula (= + - @), holds control characters or "
+                "is longer than 200: rename it. If the file has no header, add one."
+            )
+    return found
+
+
+def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
+    """Training and held-out rows. Each row's side depends on the seed and its own number, on no other record.
+
+    Examples:
+      >>> train, test = split(wrap(torch.zeros(100, 2), [0, 1] * 50), share=0.2, seed=0)
+      >>> len(train) + len(test)
+      100
+    """
+    held = np.random.default_rng([seed, 20]).random(len(data)) < share
+    if held.all() or not held.any():
+        raise DataError(
+            f"With {len(data)} record(s), a test share of {share:g} leaves no record to train or to test on: "
+            "change test_share, or give test_data."
+        )
+    return data.take(torch.from_numpy(np.flatnonzero(~held))), data.take(torch.from_numpy(np.flatnonzero(held)))
+
+
+def guarded(cell: str) -> str:
+    """A text cell that no spreadsheet runs as a formula; plain numbers stay as they are.
+
+    Examples:
+      >>> guarded("=1+1"), guarded("-5"), guarded("plain")
+      ("'=1+1", '-5', 'plain')
+    """
+    if not cell.startswith(INJECTION):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return "'" + cell
+    return cell if cell[0] in "+-" else "'" + cell

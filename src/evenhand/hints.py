@@ -1,0 +1,78 @@
+"""What to try after a poor run, from facts: the plan, the size of the model, the released evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evenhand.planning import Plan
+
+LOUD = 3.0
+"""Noise is loud when its length is this many times the largest possible mean gradient."""
+FALL, RISE, GAP, TINY = 0.02, 0.01, 0.15, 30
+
+
+def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """At most four sentences, the most telling first; none after a good run. Each run that is tried spends anew.
+
+    Examples:
+      >>> from evenhand.planning import plan
+      >>> from evenhand.privacy.budgets import Privacy
+      >>> from evenhand.types import Facts
+      >>> made = plan("dpsgd", Privacy(0.1), data=Facts(500, (("all", 500),), labels=("no", "yes")), epochs=5)
+      >>> after(made, 10_000, [{"accuracy": 0.5, "groups": {}, "group_records": {}}])[0].split(":")[0][-45:]
+      'as long as the longest possible mean gradient'
+    """
+    if not metrics or not plan.facts.labels:
+        return []
+    curve = [float(line["accuracy"]) for line in metrics]
+    chance = 1 / len(plan.facts.labels)
+    loud = _loudness(plan, parameters)
+    poor = curve[-1] < chance + 0.5 * (1 - chance)
+    found = []
+    if poor and loud > LOUD:
+        found.append(
+            f"the noise is {loud:.0f} times as long as the longest possible mean gradient: raise --batch-size (now "
+            f"{plan.expected_batch:g}, the cost per epoch grows little), or give the model fewer parameters (now "
+            f"{parameters}; --model linear, fewer columns or categories)"
+        )
+    if max(curve) - curve[-1] > FALL:
+        found.append(
+            f"accuracy fell by {100 * (max(curve) - curve[-1]):.0f} points from its best evaluation: lower --lr, or "
+            "take fewer --epochs"
+        )
+    elif len(curve) >= 4 and curve[-1] - curve[-1 - len(curve) // 4] > RISE:
+        found.append(
+            "accuracy was still rising at the end: raise --lr or --epochs (more epochs need more noise for the same "
+            "epsilon; `evenhand plan` shows how much)"
+        )
+    if poor and not found:
+        found.append(
+            f"accuracy {curve[-1]:.0%} is not far above guessing ({chance:.0%}): try --lr 5 times larger and smaller, "
+            "check that bounds are not much wider than the values, and that the columns tell about the label"
+        )
+    return [*found, *_groups(metrics[-1])][:4]
+
+
+def _loudness(plan: Plan, parameters: int) -> float:
+    """Length of the noise in the mean gradient, in units of the bound: z sqrt(parameters) / batch."""
+    noise = max(level.noise for level in plan.levels)
+    return float(noise * parameters**0.5 / plan.expected_batch)
+
+
+def _groups(last: Mapping[str, Any]) -> list[str]:
+    groups, records = dict(last.get("groups", {})), dict(last.get("group_records", {}))
+    if len(groups) < 2:
+        return []
+    worst, best = min(groups, key=groups.__getitem__), max(groups, key=groups.__getitem__)
+    found = []
+    if groups[best] - groups[worst] > GAP:
+        found.append(
+            f"group {worst!r} is served {100 * (groups[best] - groups[worst]):.0f} points worse than {best!r}: compare "
+            "methods that look after groups (`evenhand methods`)"
+        )
+    tiny = [name for name, count in records.items() if count < TINY]
+    if tiny:
+        found.append(f"{len(tiny)} group(s) have fewer than {TINY} held-out records: their figures are rough")
+    return found

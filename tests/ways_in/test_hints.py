@@ -1,0 +1,49 @@
+"""Hints come from facts and only after a run that could be better."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenhand import hints
+from evenhand.planning import Plan, plan
+from evenhand.privacy.budgets import Privacy
+from evenhand.types import Facts
+
+
+@pytest.fixture(scope="module")
+def made() -> Plan:
+    facts = Facts(2000, (("all", 2000),), labels=("no", "yes"))
+    return plan("dpsgd", Privacy(3, 1e-4), data=facts, epochs=5, batch_size=200)
+
+
+def line(accuracy: float, **groups: tuple[float, int]) -> dict:
+    return {
+        "accuracy": accuracy,
+        "groups": {name: value for name, (value, _) in groups.items()},
+        "group_records": {name: count for name, (_, count) in groups.items()},
+    }
+
+
+def test_a_good_run_gets_none(made: Plan) -> None:
+    assert hints.after(made, 1000, [line(value) for value in (0.7, 0.89, 0.9, 0.9, 0.9)]) == []
+    assert hints.after(made, 1000, []) == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "curve", "words"),
+    [
+        (10**8, [0.5, 0.5], "--batch-size"),
+        (100, [0.5, 0.7, 0.6], "fell by 10 points"),
+        (100, [0.5, 0.6, 0.7, 0.8], "still rising"),
+        (100, [0.55, 0.55, 0.55, 0.55], "not far above guessing (50%)"),
+    ],
+)
+def test_a_poor_run_gets_the_hint_that_fits(made: Plan, parameters: int, curve: list[float], words: str) -> None:
+    found = hints.after(made, parameters, [line(value) for value in curve])
+    assert words in found[0]
+
+
+def test_groups_that_pay_and_tiny_groups_are_named(made: Plan) -> None:
+    found = hints.after(made, 100, [line(0.9, large=(0.95, 900), small=(0.6, 12))])
+    assert "'small' is served 35 points worse" in found[0]
+    assert "1 group(s) have fewer than 30" in found[1]
