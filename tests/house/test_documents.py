@@ -39,7 +39,7 @@ def command(arguments: list[str], patch: pytest.MonkeyPatch) -> int:
 def test_the_python_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     examples = blocks(README, "python")
-    assert len(examples) == 3
+    assert len(examples) == 4
     names: dict[str, object] = {}
     for example in examples:
         exec(compile(example, "README.md", "exec"), names)
@@ -100,3 +100,15 @@ def test_the_rule_of_contributing_works_as_written(
     assert "smooth_clip (by construction)" in str(run.privacy)
     assert "smooth_clip" in [recipe.name for recipe in catalogue()]
     assert plan("smooth_clip", eh.Privacy(1), data=train.facts).rule == {"name": "smooth_clip", "settings": {}}
+
+
+def test_the_own_file_of_the_readme_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{20 + index % 60},{'fm'[index % 2]},{('no', 'yes')[index % 3 == 0]}" for index in range(200)]
+    (tmp_path / "people.csv").write_text("\n".join(["age,sex,ill", *rows]) + "\n")
+    (tmp_path / "new.csv").write_text("age,sex\n31,f\n72,m\n")
+    lines = re.findall(r"^    (evenhand (?:init|train|predict) .*people.*)$", README, re.MULTILINE)
+    assert len(lines) == 3
+    for line in lines:
+        assert command(shlex.split(line), monkeypatch) == 0, line
+    assert len((tmp_path / "answers.csv").read_text().splitlines()) == 3
