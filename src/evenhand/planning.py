@@ -63,6 +63,8 @@ def plan(
     steps = math.ceil(epochs * records / batch)
     stretches = chosen.schedule.segments(steps, records / batch)
     delta, budgets = _delta(privacy, records), _budgets(privacy, data)
+    if any(not 1e-30 < level.bound < 1e30 for _, level in stretches):
+        raise UsageError("Clip bounds must lie between 1e-30 and 1e30, so that float sums of them stay exact enough.")
     shape = [(level.noise, count) for count, level in stretches]
     scale, rates, scales = _calibrated(chosen, privacy, budgets, data, batch, shape, delta)
     made = Plan(
@@ -81,7 +83,13 @@ def plan(
         levels=tuple(_level(chosen, count, scale * level.noise, level.bound) for count, level in stretches),
         epsilons=(None,) * len(rates),
     )
-    return dataclasses.replace(made, epsilons=made.spent_by_owner())
+    epsilons = made.spent_by_owner()
+    if any(epsilon == math.inf for epsilon in epsilons):
+        raise UsageError(
+            "This noise spends more than an epsilon of a million, which promises nothing: give more noise, or choose "
+            "the method 'sgd' to train without privacy and say so."
+        )
+    return dataclasses.replace(made, epsilons=epsilons)
 
 
 def default_batch(records: int) -> int:

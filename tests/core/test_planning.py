@@ -168,6 +168,8 @@ def test_bad_numbers_are_refused_at_construction(bad: object) -> None:
         (lambda: made(Budgets({"strict": 1, "open": 2, "x": 3}, 1e-5)), "1 budget\\(s\\) have no records"),
         (lambda: made(batch_size=1001), "at most 1000"),
         (lambda: made(None), "say what was promised"),
+        (lambda: made(FixedNoise(1e-9, 1e-5)), "promises nothing"),
+        (lambda: made(method=method("dpsgd", {"bound": 1e-40})), "Clip bounds must lie"),
         (lambda: made(method="dpsdg"), "Did you mean 'dpsgd'"),
         (lambda: method("dpsgd", {"bond": 1}), "Did you mean 'bound'"),
         (lambda: Counts(), "either share= .* or noise="),

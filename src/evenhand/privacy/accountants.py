@@ -24,6 +24,8 @@ from evenhand.types import Event
 
 __all__ = ["Composition", "compose", "curve", "delta", "epsilon", "merged"]
 
+_LEAST_NOISE = 1e-5
+"""Below this a release counts as made without noise: its epsilon would exceed what is reported as infinite anyway."""
 _FINE = 1e-4
 _COARSE = 2e-3
 _ANCHORS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-13)
@@ -51,8 +53,8 @@ class Composition:
         self.relation = _check_relation(relation)
         self._rel = rel
         released = [event for event in self.events if event[2] > 0]
-        self._unbounded = any(noise == 0 for _, noise, _ in released)
-        self._levels = Levels.of([event for event in released if event[1] > 0], relation)
+        self._unbounded = any(noise < _LEAST_NOISE for _, noise, _ in released)
+        self._levels = Levels.of([event for event in released if event[1] >= _LEAST_NOISE], relation)
         self._nothing = self._levels.rate.size == 0
         self._single = float(self._levels.count.sum()) == 1
 
