@@ -57,6 +57,7 @@ class Config:
     batch_size: float | None = None
     lr: float = 0.2
     seed: int = 0
+    split_seed: int | None = None
     insecure_seed: int | None = None
     compose: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -112,7 +113,7 @@ class Config:
         data = read(self.data, known, delimiter=self.delimiter)
         if self.test_data is not None:
             return data, read(self.test_data, known, delimiter=self.delimiter)
-        return split(data, self.test_share, self.seed)
+        return split(data, self.test_share, self.seed if self.split_seed is None else self.split_seed)
 
     def build_model(self, facts: Facts) -> nn.Module:
         """The named model, initialised from ``seed``, on ``device``."""

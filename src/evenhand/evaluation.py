@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,12 +11,19 @@ from torch import Tensor, nn
 from evenhand.data.wrapping import Data
 from evenhand.errors import DataError
 from evenhand.reporting.frames import GroupFrame, accuracy_by_group
+from evenhand.reporting.measures import Measures, measure
 
 CHUNK = 1024
 
 
 def predict(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
     """Predicted and true class of every row, in order; the model's mode is put back afterwards."""
+    scores, true = scored(model, data)
+    return scores.argmax(-1), true
+
+
+def scored(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
+    """The model's outputs and the true class of every row, in order; the model's mode is put back afterwards."""
     device = next(model.parameters()).device
     was_training, parts = model.training, []
     model.eval()
@@ -23,15 +31,15 @@ def predict(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             for rows in torch.split(torch.arange(len(data)), CHUNK):
                 inputs, targets = data.fetch(rows)
-                parts.append((outputs(model, moved(inputs, device)).argmax(-1).cpu(), targets.cpu()))
+                parts.append((outputs(model, moved(inputs, device)).cpu(), targets.cpu()))
     finally:
         model.train(was_training)
-    predicted, true = (torch.cat(column) for column in zip(*parts, strict=True))
+    scores, true = (torch.cat(column) for column in zip(*parts, strict=True))
     if true.is_floating_point():
         raise DataError(
             "Accuracy needs classes as targets; these are real numbers. Train without test= for regression."
         )
-    return predicted, true
+    return scores, true
 
 
 def outputs(model: nn.Module, inputs: Any) -> Any:
@@ -56,20 +64,99 @@ def evaluate(model: nn.Module, data: Data) -> GroupFrame:
     return accuracy_by_group(true.tolist(), predicted.tolist(), data.group_names())
 
 
+def measures(model: nn.Module, data: Data) -> Measures:
+    """Every metric on held-out data, overall, per group and per owner. Outputs are taken as logits.
+
+    Examples:
+      >>> import torch, evenhand as eh
+      >>> found = measures(torch.nn.Linear(64, 10), eh.data.digits()[1])
+      >>> sorted(found.by_group["accuracy"])[8], 0 <= found.across["accuracy_difference"] <= 1
+      ('class 8', True)
+    """
+    scores, true = scored(model, data)
+    owners = [data.facts.owner_names[index] for index in data.owner.tolist()] if len(data.facts.owners) > 1 else None
+    return measure(
+        true.numpy(),
+        scores.argmax(-1).numpy(),
+        groups=data.group_names(),
+        owners=owners,
+        probabilities=scores.double().softmax(-1).numpy(),
+    )
+
+
 def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]:
-    """One line of metrics.jsonl: the values of ``evaluate`` by counting alone, cheap enough for every epoch."""
-    predicted, true = predict(model, data)
+    """One line of metrics.jsonl: the values of ``measures`` by counting, cheap enough for every epoch.
+
+    What is undefined is None: plain JSON has no NaN.
+    """
+    scores, true = scored(model, data)
+    likely = scores.double().log_softmax(-1)
+    predicted = scores.argmax(-1)
     right = (predicted == true).to(torch.float64)
-    width = len(data.facts.groups)
-    counts = torch.bincount(data.group, minlength=width)
-    hits = torch.bincount(data.group, weights=right, minlength=width)
-    present = [index for index in range(width) if counts[index]]
-    names = data.facts.groups
-    return {
+    losses = torch.nn.functional.nll_loss(likely, true, reduction="none")
+    facts = data.facts
+    shares, records = _means(data.group, right, facts.groups)
+    found = {
         "step": step,
         "epoch": round(epoch, 4),
         "accuracy": right.mean().item(),
+        "balanced_accuracy": _balanced(true, right),
+        "mcc": _mcc(true, predicted),
+        "roc_auc": _roc_auc(true, likely),
+        "log_loss": losses.mean().item(),
         "records": len(data),
-        "groups": {names[index]: (hits[index] / counts[index]).item() for index in present},
-        "group_records": {names[index]: int(counts[index]) for index in present},
+        "groups": shares,
+        "group_records": records,
+        "group_log_loss": {name: _finite(value) for name, value in _means(data.group, losses, facts.groups)[0].items()},
     }
+    if len(facts.owners) > 1:
+        found["owners"], found["owner_records"] = _means(data.owner, right, facts.owner_names)
+    return {key: _finite(value) if isinstance(value, float) else value for key, value in found.items()}
+
+
+def _means(code: Tensor, values: Tensor, names: tuple[str, ...]) -> tuple[dict[str, float], dict[str, int]]:
+    """Mean and number of records by name, for the names that occur."""
+    counts = torch.bincount(code, minlength=len(names))
+    sums = torch.bincount(code, weights=values, minlength=len(names))
+    present = [index for index in range(len(names)) if counts[index]]
+    return (
+        {names[index]: (sums[index] / counts[index]).item() for index in present},
+        {names[index]: int(counts[index]) for index in present},
+    )
+
+
+def _balanced(true: Tensor, right: Tensor) -> float:
+    """Mean recall over the classes that occur."""
+    counts = torch.bincount(true)
+    recalls = torch.bincount(true, weights=right)[counts > 0] / counts[counts > 0]
+    return recalls.mean().item()
+
+
+def _mcc(true: Tensor, predicted: Tensor) -> float:
+    """Matthews correlation coefficient; zero when either column is constant, as in scikit-learn."""
+    width = int(max(true.max(), predicted.max())) + 1
+    table = torch.bincount(true * width + predicted, minlength=width * width).view(width, width).double()
+    rows, columns, total = table.sum(1), table.sum(0), table.sum()
+    covariance = table.trace() * total - rows @ columns
+    scale = (total**2 - rows @ rows) * (total**2 - columns @ columns)
+    return 0.0 if scale <= 0 else (covariance / scale.sqrt()).item()
+
+
+def _roc_auc(true: Tensor, scores: Tensor) -> float:
+    """``measures.roc_auc`` by ranks (Mann-Whitney, ties halved): the same value a hundred times faster."""
+    present = torch.unique(true)
+    if len(present) < 2 or not torch.isfinite(scores).all():
+        return math.nan
+    wanted = torch.tensor([1]) if scores.shape[1] == 2 else present
+    areas: list[float] = []
+    for label in wanted.tolist():
+        _, place, counts = torch.unique(scores[:, label], return_inverse=True, return_counts=True)
+        ranks = (counts.cumsum(0) - (counts.double() - 1) / 2)[place]
+        mine = true == label
+        hits, misses = int(mine.sum()), int((~mine).sum())
+        areas.append((ranks[mine].sum().item() - hits * (hits + 1) / 2) / (hits * misses))
+    return sum(areas) / len(areas)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -159,7 +159,7 @@ class Plan:
             groups=tuple(facts["groups"]),
             labels=tuple(facts["labels"]),
             inputs=facts["inputs"],
-            derived=tuple(facts["derived"]),
+            derived=tuple(facts.get("derived", ())),
         )
         values["levels"] = tuple(
             PlannedLevel(**{**level, "queries": tuple(level["queries"])}) for level in data["levels"]

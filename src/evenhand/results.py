@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand.errors import UsageError
 from evenhand.privacy import statement as statements
-from evenhand.reporting import frames, html
+from evenhand.reporting import cards, frames, html
 from evenhand.runs import Folder, write_durably
 
 if TYPE_CHECKING:
+    import pandas
     from torch import nn
 
     from evenhand.planning import Plan
@@ -82,6 +83,37 @@ class Run:
         """Evaluations on held-out data over training."""
         return self.folder.metrics()
 
+    @property
+    def history(self) -> pandas.DataFrame:
+        """The same as a DataFrame: one row per evaluation, one column per metric and per group; undefined is NaN.
+
+        Columns are named as by fairlearn: ``accuracy``, ``balanced_accuracy``, ``mcc``, ``roc_auc``, ``log_loss``,
+        ``accuracy_{difference,ratio,group_min,group_max,std}``, and ``accuracy[<group>]`` and so on per group.
+        """
+        import pandas
+
+        rows = [flat(row) for row in self.metrics]
+        return pandas.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)) or ["step"])
+
+    def card(self) -> str:
+        """The model card as Markdown: what the model is, for whom it works how well, what is promised."""
+        statement, frame, last = self.folder.statement(), _recorded(self.metrics), self.metrics[-1:] or [{}]
+        plan = self.plan
+        return cards.card(
+            cards.CardData(
+                title=f"{plan.method}, {plan.facts.records} training records",
+                facts=_facts(plan, statement),
+                statement=statements.paragraphs(statement),
+                warnings=statement["warnings"],
+                overall=frame.overall,
+                groups=frame.by_group,
+                metrics={name: last[0][name] for name in _FURTHER if name in last[0]},
+                labels=plan.facts.labels,
+                not_covered=statement["does_not_cover"],
+                software=statement["software"],
+            )
+        )
+
     def report(self, test: Any = None, *, groups: Iterable[Any] | None = None) -> Report:
         """A page on who is served how well; from the recorded evaluations, or measured anew on ``test``."""
         if test is None:
@@ -94,6 +126,29 @@ class Run:
         return Report(html.render(_report(self.folder, self.metrics, frame)))
 
 
+_FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss")
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One evaluation as one level of names; what groups differ by is added.
+
+    Examples:
+      >>> flat({"step": 1, "accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}})["accuracy[b]"]
+      0.5
+    """
+    found: dict[str, Any] = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
+    found |= frames.across("accuracy", list(row.get("groups", {}).values()))
+    for key, name in (
+        ("groups", "accuracy"),
+        ("group_log_loss", "log_loss"),
+        ("group_records", "records"),
+        ("owners", "owner_accuracy"),
+        ("owner_records", "owner_records"),
+    ):
+        found |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
+    return found
+
+
 def _recorded(metrics: list[dict[str, Any]]) -> frames.GroupFrame:
     last: dict[str, Any] = (
         metrics[-1] if metrics else {"accuracy": 0.0, "records": 0, "groups": {}, "group_records": {}}
@@ -104,11 +159,14 @@ def _recorded(metrics: list[dict[str, Any]]) -> frames.GroupFrame:
     )
 
 
+def _owners(metrics: list[dict[str, Any]]) -> dict[str, frames.Estimate]:
+    last = metrics[-1] if metrics else {}
+    return {name: frames.estimate(share, last["owner_records"][name]) for name, share in last.get("owners", {}).items()}
+
+
 def _report(folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFrame) -> html.ReportData:
     plan, statement = folder.plan(), folder.statement()
     charged = statement["mechanism"]["steps_charged"]
-    levels = plan.levels
-    noise = f"{levels[0].noise:.4g}" if len(levels) == 1 else f"{levels[0].noise:.4g} to {levels[-1].noise:.4g}"
     return html.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
         headline=html.headline(frame.overall, frame.by_group),
@@ -122,19 +180,29 @@ def _report(folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFr
         budgets=dict(zip(plan.facts.owner_names[:12], plan.budgets, strict=False)),
         statement=statements.paragraphs(statement),
         warnings=statement["warnings"],
-        facts={
-            "Method": f"{plan.method} ({plan.guarantee})",
-            "Records": f"{plan.facts.records} in {len(plan.facts.owners)} owner class(es)",
-            "Steps": f"{charged} charged of {plan.steps} planned, about {plan.expected_batch:g} records each",
-            "Noise multiplier": noise if plan.certified else "none",
-            "Clip bound": f"{levels[0].bound:g}" if plan.certified else "none",
-            "Plan": plan.digest[:16],
-            "Ledger head": statement["ledger_head"][:16],
-            "Software": f"evenhand {statement['software']['evenhand']}, torch {statement['software']['torch']}",
-        },
+        facts=_facts(plan, statement),
         reproduce=_reproduce(folder),
+        owners=_owners(metrics),
         delta=plan.delta,
     )
+
+
+def _facts(plan: Plan, statement: Mapping[str, Any]) -> dict[str, str]:
+    levels, charged = plan.levels, statement["mechanism"]["steps_charged"]
+    noise, bound = (
+        f"{first:.4g}" if first == last else f"{first:.4g} to {last:.4g}"
+        for first, last in ((levels[0].noise, levels[-1].noise), (levels[0].bound, levels[-1].bound))
+    )
+    return {
+        "Method": f"{plan.method} ({plan.guarantee})",
+        "Records": f"{plan.facts.records} in {len(plan.facts.owners)} owner class(es)",
+        "Steps": f"{charged} charged of {plan.steps} planned, about {plan.expected_batch:g} records each",
+        "Noise multiplier": noise if plan.certified else "none",
+        "Clip bound": bound if plan.certified else "none",
+        "Plan": plan.digest[:16],
+        "Ledger head": statement["ledger_head"][:16],
+        "Software": f"evenhand {statement['software']['evenhand']}, torch {statement['software']['torch']}",
+    }
 
 
 def _reproduce(folder: Folder) -> str:

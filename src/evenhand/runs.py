@@ -21,7 +21,7 @@ _PACKAGES = ("evenhand", "torch", "numpy", "scipy", "cryptography", "dp-accounti
 _README = """# A run of evenhand
 
 May be shared: model.safetensors, plan.json, ledger.jsonl, statement.json, statement.md, composition.json,
-preprocessing.json, metrics.jsonl, report.html.
+preprocessing.json, metrics.jsonl, model-card.md, report.html. Not if statement.md says that the model is not private.
 The metrics describe the evaluation data, which the privacy statement does not cover.
 
 Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files,

@@ -1,9 +1,13 @@
-"""Reports to look at: the digits example, and the ones that could go wrong."""
+"""Reports to look at: the digits example, and the ones that could go wrong; and a browser to look at them with."""
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +90,34 @@ def digits() -> ReportData:
 def make_report() -> Callable[..., ReportData]:
     """A builder of reports: groups, then fields to change."""
     return report
+
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+)
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs headless chromium on a file with these flags."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("CI must have chromium (Debian: apt-get install chromium)")
+        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
+
+    def run(page: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+        command = [program, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    return run

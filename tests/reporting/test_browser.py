@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
 import struct
 import subprocess
 from collections.abc import Callable
@@ -20,19 +18,6 @@ from evenhand.reporting.frames import estimate
 from evenhand.reporting.html import ReportData, render
 
 Make = Callable[..., ReportData]
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
-)
 HOSTILE = [
     f"{payload}{n}"
     for n in range(40)
@@ -57,7 +42,7 @@ function look(frame) {
     styled: getComputedStyle(page.querySelector("main")).maxWidth, title: page.title,
     tags: [...new Set(nodes.map((node) => node.localName))].sort(),
     handlers: nodes.filter((node) => node.getAttributeNames().some((name) => name.startsWith("on"))).length,
-    charts: charts.length,
+    charts: charts.length, scripts: page.querySelectorAll("script").length,
     smallest: Math.min(...charts.map((chart) => 13 * chart.getScreenCTM().a)),
     spilled: charts.flatMap((chart) => [...chart.querySelectorAll("text")].filter((text) => {
       const box = text.getBBox(), all = chart.viewBox.baseVal;
@@ -68,22 +53,6 @@ function look(frame) {
 }
 </script>
 """
-
-
-@pytest.fixture
-def browse(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs headless chromium on a file with these flags."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI must have chromium (Debian: apt-get install chromium)")
-        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
-
-    def run(page: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-        command = [program, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-
-    return run
 
 
 def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -137,7 +106,8 @@ def test_pages_fit_and_stay_inert(
         assert seen["styled"] == "900px", f"{name}: the policy blocked the style"
         assert seen["spilled"] == [], name
         assert seen["handlers"] == 0, name
-        assert not {"script", "img", "iframe", "foreignObject", "b"} & set(seen["tags"]), name
+        assert not {"img", "iframe", "foreignObject", "b"} & set(seen["tags"]), name
+        assert seen["scripts"] == 1, name
         assert seen["title"] != "owned", name
         assert seen["charts"] == (1 if name.startswith("public") else 3), name
         assert seen["smallest"] >= 10.5, f"{name}: letters of {seen['smallest']:.1f} pixels"

@@ -13,6 +13,7 @@ import pytest
 
 from evenhand.reporting.frames import Estimate, estimate
 from evenhand.reporting.html import ReportData, headline, render
+from evenhand.reporting.script import SCRIPT
 
 Make = Callable[..., ReportData]
 PAYLOADS = [
@@ -93,22 +94,31 @@ def test_two_hundred_hostile_names_change_no_node(make_report: Make) -> None:
     seen, expected = Structure(page), Structure(safe)
     assert seen.nodes == expected.nodes
     assert not seen.comments
-    assert not {"script", "img", "iframe", "foreignobject", "a", "base", "form", "link"} & set(seen.tags)
+    assert not {"img", "iframe", "foreignobject", "a", "base", "form", "link"} & set(seen.tags)
+    assert seen.tags.count("script") == 1
+    assert page.count("<script") == 1
+    assert f"<script>{SCRIPT}</script></body>" in page
     assert not [name for name in seen.values if name.startswith("on") or name in ("style", "href", "src")]
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", page)
 
 
-def test_the_policy_allows_exactly_the_style(digits: ReportData) -> None:
+def test_the_policy_allows_exactly_the_style_and_the_script(digits: ReportData) -> None:
     page = render(digits)
     style = re.search("<style>(.*?)</style>", page, re.S)
     assert style is not None
-    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    script = re.search("<script>(.*?)</script>", page, re.S)
+    assert script is not None
+    first, second = (base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode() for found in (style, script))
     policy = re.search('Content-Security-Policy" content="([^"]*)"', page)
     assert policy is not None
-    assert policy[1] == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert policy[1] == (
+        f"default-src 'none'; style-src 'sha256-{first}'; script-src 'sha256-{second}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    assert not re.search("innerHTML|insertAdjacent|eval|fetch|XMLHttp|document.write|import", script[1])
     assert page.index("Content-Security-Policy") < page.index("<style>")
     assert page.count("<style") == 1
-    assert not re.search(r"url\(|@import|javascript:|<script|<link", page)
+    assert not re.search(r"url\(|@import|javascript:|<link", page)
     assert set(re.findall(r"https?://[^\"\s<]*", page)) == {"http://www.w3.org/2000/svg"}
 
 
@@ -165,6 +175,28 @@ def test_one_unbounded_owner_is_named_beside_the_chart(make_report: Make) -> Non
     assert "Not private, for records of public" in page
     assert "strict: at most 1" in page
     assert "partly private" in page
+
+
+def test_owners_are_shown_with_what_they_were_promised(make_report: Make) -> None:
+    owners = {"strict": estimate(0.7, 40), "usual": estimate(0.9, 60)}
+    budgets = {"strict": 1.0, "usual": 3.0}
+    spending = {name: [(0, 0.0), (9, limit)] for name, limit in budgets.items()}
+    groups = {"a": estimate(0.5, 50), "b": estimate(0.9, 50)}
+    page = render(make_report(groups, owners=owners, budgets=budgets, spending=spending))
+    assert "Accuracy per owner" in page
+    assert "promised epsilon" in page
+    assert "Accuracy per owner" not in render(make_report(groups, owners={"all": estimate(0.7, 40)}))
+
+
+def test_the_initial_drop_is_shaded_and_told(make_report: Make) -> None:
+    values = [0.3, 0.2, 0.1, 0.4, 0.6]
+    curves = [
+        {"step": e, "epoch": float(e), "accuracy": 0.2 + e / 10, "groups": {"a": 0.2 + e / 9, "b": value}}
+        for e, value in enumerate(values)
+    ]
+    page = render(make_report({"a": estimate(0.9, 50), "b": estimate(0.6, 50)}, curves=curves))
+    assert "b: initial drop" in page
+    assert "b stayed below its start until epoch 3, at most 20 points." in page
 
 
 def test_without_groups_curves_or_facts(make_report: Make) -> None:

@@ -10,18 +10,24 @@ import typer
 from evenhand.cli import options
 
 NAME = "report"
-EXAMPLE = "evenhand report runs/first --out report.html"
+EXAMPLE = "evenhand report runs/first --out report.html --card model-card.md"
 
 
 def run(
     folder: options.RunFolder,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write; default report.html in the run.")] = None,
+    card: Annotated[Path | None, typer.Option("--card", help="Also write the model card, as Markdown.")] = None,
     json: options.Json = False,
 ) -> None:
     """One self-contained HTML page: accuracy per group, learning curves, spent epsilon, the statement in words."""
     from evenhand.results import Run
-    from evenhand.runs import Folder
+    from evenhand.runs import Folder, write_durably
 
     found = Folder.existing(folder)
-    written = Run(found).report().save(out or found.path / "report.html")
-    options.emit({"report": str(written)}, f"report: {written}", json)
+    made = Run(found)
+    written = {"report": made.report().save(out or found.path / "report.html")}
+    if card is not None:
+        write_durably(card, made.card().encode())
+        written["card"] = card
+    text = "\n".join(f"{name}: {path}" for name, path in written.items())
+    options.emit({name: str(path) for name, path in written.items()}, text, json)

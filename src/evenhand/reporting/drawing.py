@@ -26,15 +26,15 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3")
 SIZE = 13
 
 
-def page(width: float, height: float, title: str, description: str, parts: Sequence[str]) -> str:
-    """A whole drawing that scales to the width it is given.
+def page(width: float, height: float, title: str, description: str, parts: Sequence[str], scale: str = "") -> str:
+    """A whole drawing that scales to the width it is given; ``scale`` is what the script needs to read values off it.
 
     Examples:
         >>> page(10, 5, "T", "D", []).endswith("<title>T</title><desc>D</desc></svg>")
         True
     """
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img"{scale} '
         f'font-family="system-ui,sans-serif" font-size="{SIZE}" fill="currentColor" stroke="{PAGE}" stroke-width="3" '
         'stroke-linejoin="round" paint-order="stroke">'
         f"<title>{escape(title)}</title><desc>{escape(description)}</desc>{''.join(parts)}</svg>"
@@ -89,11 +89,26 @@ def box(x: float, y: float, width: float, height: float, colour: str, *, faint: 
     return f'<rect {where} rx="2" stroke="none" fill="{colour}"{look}/>'
 
 
-def hover(words: str, parts: Sequence[str]) -> str:
-    """Parts that show these words when the pointer rests on them.
+def hover(words: str, parts: Sequence[str], name: str = "", number: int | None = None) -> str:
+    """Parts that show these words when the pointer rests on them; ``number`` is the group they belong to.
 
     Examples:
-        >>> hover("74 %", [])
-        '<g><title>74 %</title></g>'
+        >>> hover("74 %", [], "class 8", 3)
+        '<g data-n="class 8" data-g="3"><title>74 %</title></g>'
     """
-    return f"<g><title>{escape(words)}</title>{''.join(parts)}</g>"
+    named = f' data-n="{escape(name)}"' if name else ""
+    return f"<g{named}{_group(number)}><title>{escape(words)}</title>{''.join(parts)}</g>"
+
+
+def belonging(parts: Sequence[str], number: int | None) -> str:
+    """Parts that are shown and hidden with a group.
+
+    Examples:
+        >>> belonging(["<path/>"], 3), belonging(["<path/>"], None)
+        ('<g data-g="3"><path/></g>', '<path/>')
+    """
+    return "".join(parts) if number is None else f"<g{_group(number)}>{''.join(parts)}</g>"
+
+
+def _group(number: int | None) -> str:
+    return "" if number is None else f' data-g="{number}"'

@@ -64,6 +64,25 @@ def estimate(share: float, count: int) -> Estimate:
     return Estimate(share if count else math.nan, low, high, count)
 
 
+def across(name: str, values: Sequence[float]) -> dict[str, float]:
+    """How groups differ in one metric, by fairlearn's names; nothing without groups, NaN where undefined.
+
+    Examples:
+        >>> across("accuracy", [1.0, 0.5])["accuracy_ratio"]
+        0.5
+    """
+    if not values:
+        return {}
+    low, high, mean = min(values), max(values), sum(values) / len(values)
+    return {
+        f"{name}_difference": high - low,
+        f"{name}_ratio": low / high if high > 0 else math.nan,
+        f"{name}_group_min": low,
+        f"{name}_group_max": high,
+        f"{name}_std": math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)),
+    }
+
+
 def accuracy_by_group(
     y_true: Sequence[Any],
     y_pred: Sequence[Any],

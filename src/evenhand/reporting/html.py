@@ -1,22 +1,24 @@
 """The report as one self-contained HTML page: who is served how well, how it got there, what privacy was spent.
 
-The page loads nothing and runs nothing; its content policy allows only its own style sheet, by hash. Every text that
-comes from outside passes ``text.escape``. A section is a function from ``ReportData`` to HTML, listed in ``_SECTIONS``.
+The page loads nothing; its content policy allows only its own style sheet and one small script, by hash, and it works
+without the script. Every text that comes from outside passes ``text.escape``. A section is a function from
+``ReportData`` to HTML, listed in ``_SECTIONS``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from evenhand.reporting.elements import figure, notes, section, table
+from evenhand.reporting.curves import while_training
+from evenhand.reporting.elements import again, chooser, document, figure, made_with, notes, section, table
 from evenhand.reporting.frames import Estimate
-from evenhand.reporting.style import STYLE, policy
-from evenhand.reporting.svg import LABELLED, bars, lines
+from evenhand.reporting.svg import bars, lines
 from evenhand.reporting.text import bound, escape, label, listed, percent, span, tiny
 
+_OWNERS = 60  # owners that are drawn, lowest first
 _SMALL = 30  # held-out records below which a group's value says little
 
 
@@ -38,6 +40,7 @@ class ReportData:
         reproduce: the commands that make this run again.
         research: whether the page contains values that are not private and must not be shared.
         delta: the delta that belongs to every epsilon on the page.
+        owners: accuracy per owner of held-out records, where owners were given.
     """
 
     title: str
@@ -53,12 +56,23 @@ class ReportData:
     reproduce: str
     research: bool = False
     delta: float | None = None
+    owners: Mapping[str, Estimate] = field(default_factory=dict)
 
     @property
     def terms(self) -> str:
         """What every epsilon on the page refers to."""
         delta = "delta: see the statement" if self.delta is None else f"delta\u00a0{tiny(self.delta)}"
         return f"per record, add/remove, {delta}"
+
+    @property
+    def ranked(self) -> list[str]:
+        """Groups from the lowest accuracy to the highest; the place is the number the page's script uses."""
+        return sorted(self.groups, key=lambda name: (not self.groups[name].measured, self.groups[name].value))
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Each group's number in charts and buttons."""
+        return {name: number for number, name in enumerate(self.ranked)}
 
     @property
     def spent(self) -> dict[str, float]:
@@ -108,15 +122,7 @@ def render(data: ReportData) -> str:
         >>> page.startswith("<!doctype html>") and "Not private" in page
         True
     """
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="referrer" content="no-referrer"><meta name="generator" content="evenhand">'
-        f"<title>{escape(label(data.title, 120))}</title><style>{STYLE}</style></head>\n<body><main>"
-        + "\n".join(filter(None, (part(data) for part in _SECTIONS)))
-        + "\n</main></body></html>\n"
-    )
+    return document(data.title, (part(data) for part in _SECTIONS))
 
 
 def _top(data: ReportData) -> str:
@@ -151,7 +157,7 @@ def _who(data: ReportData) -> str:
         return section("Accuracy per group", "<p>No groups were given, so none were measured.</p>")
     title = "Share of held-out records answered correctly, per group"
     overall = ("overall", data.overall)
-    chart = figure(lambda size: bars(rows, title=title, reference=overall, size=size))
+    chart = figure(lambda size: bars(rows, title=title, reference=overall, numbers=data.numbers, size=size))
     cells = [
         [name, f"{100 * e.value:.1f}" if e.measured else "not measured", _ends(e), f"{e.count:,}"] for name, e in rows
     ]
@@ -166,35 +172,28 @@ def _who(data: ReportData) -> str:
     if not data.research:
         remarks.append("Not measured here, because it would not be private: accuracy on the training records.")
     numbers = table(["group", "correct, %", "95 % interval", "records"], cells)
-    return section("Accuracy per group", f"<p>{title}, lowest first.</p>{chart}{notes(remarks)}{numbers}")
+    return section(
+        "Accuracy per group", f"<p>{title}, lowest first.</p>{chooser(data.numbers)}{chart}{notes(remarks)}{numbers}"
+    )
+
+
+def _owners(data: ReportData) -> str:
+    """Accuracy per owner, where there are several."""
+    if len(data.owners) < 2:
+        return ""
+    rows = sorted(data.owners.items(), key=lambda item: (not item[1].measured, item[1].value))[:_OWNERS]
+    title = "Share of held-out records answered correctly, per owner"
+    chart = figure(lambda size: bars(rows, title=title, reference=("overall", data.overall), size=size))
+    promised = {name: "none" if limit is None else f"{limit:g}" for name, limit in data.budgets.items()}
+    cells = [[name, f"{100 * e.value:.1f}", _ends(e), f"{e.count:,}", promised.get(name, "")] for name, e in rows]
+    head = ["owner", "correct, %", "95 % interval", "records", "promised epsilon"]
+    numbers = table(head, cells, f"Epsilon {data.terms}.")
+    intro = f"<p>{title}, lowest first: does a stricter promise cost its owner more?</p>"
+    return section("Accuracy per owner", f"{intro}{chart}{numbers}")
 
 
 def _how(data: ReportData) -> str:
-    if not data.curves:
-        words = "<p>No evaluation was recorded during training, so there is no curve to draw.</p>"
-        return section("While training", words)
-    ranked = sorted(data.groups, key=lambda name: (math.isnan(data.groups[name].value), data.groups[name].value))
-    names = list(dict.fromkeys([*ranked, *(name for row in data.curves for name in row.get("groups", {}))]))
-    whole = next(key for key in ("overall", "all records", "all held-out records together") if key not in names)
-    series = {whole: [(float(row["epoch"]), 100 * float(row["accuracy"])) for row in data.curves]}
-    for name in names:
-        known = [row for row in data.curves if name in row.get("groups", {})]
-        series[name] = [(float(row["epoch"]), 100 * float(row["groups"][name])) for row in known]
-    title = "Accuracy per group on held-out records while training"
-    lowest = ranked[0] if len(ranked) > 1 else None
-    chart = figure(
-        lambda size: lines(series, title=title, x_label="epoch", y_label="correct, %", highlight=lowest, size=size)
-    )
-    last = len(data.curves) - 1
-    picked = [data.curves[i] for i in sorted({last * part // 4 for part in range(5)})]
-    head = ["group", *(f"{float(row['epoch']):g}" for row in picked)]
-    cells = [[whole, *(_share(row.get("accuracy")) for row in picked)]]
-    cells += [[name, *(_share(row.get("groups", {}).get(name)) for row in picked)] for name in names]
-    grey = len(series) - LABELLED
-    remarks = [f"{grey} more groups are drawn in grey without a label; the table names them."] if grey > 0 else []
-    intro = "<p>Accuracy on the same held-out records after each evaluation, per group.</p>"
-    numbers = table(head, cells, "Correct, %, after this many epochs.")
-    return section("While training", intro + chart + notes(remarks) + numbers)
+    return while_training(data.curves, data.ranked, data.numbers)
 
 
 def _spent(data: ReportData) -> str:
@@ -225,20 +224,10 @@ def _promise(data: ReportData) -> str:
 
 
 def _made(data: ReportData) -> str:
-    rows = "".join(f'<tr><th scope="row">{escape(k)}</th><td>{escape(v)}</td></tr>' for k, v in data.facts.items())
-    return section("How this was made", f'<table class="facts"><tbody>{rows}</tbody></table>') if rows else ""
+    return made_with(data.facts) + again(data.reproduce)
 
 
-def _again(data: ReportData) -> str:
-    code = "\n".join(escape(row) for row in data.reproduce.splitlines())
-    return section("How to reproduce", f"<pre><code>{code}</code></pre>") if code.strip() else ""
-
-
-def _foot(data: ReportData) -> str:
-    return "<footer>Written by evenhand. This page is one file; it loads nothing and sends nothing.</footer>"
-
-
-_SECTIONS = (_top, _who, _how, _spent, _promise, _made, _again, _foot)
+_SECTIONS = (_top, _who, _owners, _how, _spent, _promise, _made)
 """What the page consists of, in order; a section that has nothing to say returns an empty string."""
 
 
@@ -252,7 +241,3 @@ def _ends(found: Estimate) -> str:
 
 def _detail(found: Estimate) -> str:
     return f"{_interval(found)}, {found.count:,} held-out records" if found.measured else "no held-out records"
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None or not math.isfinite(value) else f"{100 * value:.0f}"

@@ -1,9 +1,14 @@
-"""The one style sheet of the report: calm, at most 900 pixels wide, for screens, phones, dark rooms and paper."""
+"""The one style sheet of the report: calm, at most 900 pixels wide, for screens, phones, dark rooms and paper.
+
+With it the content policy, which lets in this sheet and the one script by their hashes and nothing else.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+
+from evenhand.reporting.script import SCRIPT
 
 STYLE = """
 :root{color-scheme:light dark;--eh-page:#fff;--ink:#1d2329;--soft:#5a636d;--rule:#dfe3e8;--tint:#f5f7f9;
@@ -50,22 +55,38 @@ td{white-space:nowrap}
 pre{background:var(--tint);border-radius:8px;padding:16px 18px;margin:0;font:.86rem/1.6 ui-monospace,"SF Mono",Menlo,
 Consolas,monospace;white-space:pre-wrap}
 footer{margin-top:64px;padding-top:16px;border-top:1px solid var(--rule);color:var(--soft);font-size:.85rem}
+.choose{display:flex;flex-wrap:wrap;gap:6px;margin:16px 0 0;align-items:center;font-size:.9rem;color:var(--soft)}
+.choose[hidden],.tip[hidden]{display:none}
+.choose button{font:inherit;font-size:.85rem;color:var(--ink);background:var(--tint);border:1px solid var(--rule);
+border-radius:14px;padding:4px 12px;cursor:pointer;max-width:16rem;overflow:hidden;text-overflow:ellipsis;
+white-space:nowrap}
+.choose button[aria-pressed=false]{background:none;color:var(--soft);text-decoration:line-through}
+.choose button:focus-visible{outline:2px solid var(--eh-blue);outline-offset:1px}
+svg [data-off]{opacity:.07}
+.tip{position:fixed;background:var(--ink);color:var(--eh-page);padding:5px 10px;border-radius:6px;font-size:.85rem;
+line-height:1.4;max-width:min(20rem,90vw);pointer-events:none;z-index:9}
+.mark{color:var(--eh-strong);font-weight:600}
+.wide{overflow-x:auto}
 @media (max-width:640px){body{font-size:16px}main{padding:30px 16px 48px}.lead{font-size:1.45rem;margin-bottom:24px}
 section{margin-top:46px}h2{font-size:1.22rem}.desk{display:none}.phone{display:block;max-width:440px}
 th,td{padding-left:9px}table{font-size:.84rem}
 .cards .big{font-size:1.5rem}}
-@media print{body{font-size:11pt}main{padding:0;max-width:none}section{margin-top:28pt}figure,.cards div,.alert,tr{
+@media print{.choose,.tip{display:none}svg [data-off]{opacity:1}
+body{font-size:11pt}main{padding:0;max-width:none}section{margin-top:28pt}figure,.cards div,.alert,tr{
 break-inside:avoid}h2,caption{break-after:avoid}summary{list-style:none}
 details::details-content{content-visibility:visible;display:block}pre,.cards div{border:1px solid var(--rule)}}
 """.strip()
 
 
 def policy() -> str:
-    """The content policy of a page that carries ``STYLE`` and loads, runs, frames and sends nothing.
+    """The content policy of a page that carries ``STYLE``, runs ``SCRIPT``, and loads, frames and sends nothing.
 
     Examples:
         >>> policy().split(";")[0]
         "default-src 'none'"
     """
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    style, script = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT))
+    return (
+        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; base-uri 'none'; "
+        "form-action 'none'"
+    )

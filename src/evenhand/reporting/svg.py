@@ -11,8 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evenhand.reporting.axes import Point, domain, spread, thin, tick_text, ticks
-from evenhand.reporting.drawing import BAR, COLOURS, DASHES, SIZE, STRONG, box, hover, line, page, text, whisker
+from evenhand.reporting.drawing import (
+    BAR,
+    COLOURS,
+    DASHES,
+    SIZE,
+    STRONG,
+    belonging,
+    box,
+    hover,
+    line,
+    page,
+    text,
+    whisker,
+)
 from evenhand.reporting.frames import Estimate
+from evenhand.reporting.plane import Plane, shaded
 from evenhand.reporting.text import fit, label, quantity, span, width
 
 WIDE, NARROW = 760, 340
@@ -43,7 +57,7 @@ class _Rows:
         share = (self.scale * value - self.marks[0]) / (self.marks[-1] - self.marks[0])
         return self.left + share * (self.right - self.left)
 
-    def draw(self, name: str, found: Estimate, top: float, tagged: bool) -> str:
+    def draw(self, name: str, found: Estimate, top: float, tagged: bool, number: int | None) -> str:
         """One row: track, bar, whisker, name and numbers."""
         value, counted = quantity(found.value, self.unit, found.count), f"{found.count:,}"
         interval = span(found.low, found.high, self.unit, found.count)
@@ -72,7 +86,7 @@ class _Rows:
             parts.append(text(self.size, words, counted, "end", muted=True))
         else:
             parts.append(text(self.size, words, "not measured", "end", muted=True))
-        return hover(f"{label(name)}: {numbers}", parts)
+        return hover(f"{label(name)}: {numbers}", parts, label(name, 60), number)
 
 
 def _tag_width() -> float:
@@ -85,6 +99,7 @@ def bars(
     title: str,
     unit: str = "%",
     reference: tuple[str, Estimate] | None = None,
+    numbers: Mapping[str, int] | None = None,
     size: int = WIDE,
 ) -> str:
     """Horizontal bars in the given order with interval whiskers, values and counts; the lowest is named so in words.
@@ -94,6 +109,7 @@ def bars(
         title: what the chart shows, for screen readers and hovering.
         unit: ``"%"`` when the values are shares, otherwise printed after the value.
         reference: name and estimate of a line across all bars, such as the overall accuracy.
+        numbers: by which number the page's script knows each group.
         size: width of the drawing; below 520 names stand above their bars, for phones.
 
     Examples:
@@ -123,7 +139,11 @@ def bars(
         parts.append(text(size, 14, "records", "end", muted=True))
     values = [found.value for _, found in rows if found.measured]
     lowest = min(values) if len(set(values)) > 1 else math.nan
-    parts += [layout.draw(name, found, top + tall * i, found.value == lowest) for i, (name, found) in enumerate(rows)]
+    known = numbers or {}
+    parts += [
+        layout.draw(name, found, top + tall * i, found.value == lowest, known.get(name))
+        for i, (name, found) in enumerate(rows)
+    ]
     if reference and math.isfinite(across):
         words = f"{label(reference[0], 20)} {quantity(across, unit, reference[1].count)}"
         half = width(words, SIZE) / 2
@@ -131,40 +151,6 @@ def bars(
     told = [f"{label(name, 60)} {quantity(found.value, unit)}" for name, found in rows[:_NAMED]]
     more = f"; and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     return page(size, bottom + 26, title, f"{len(rows)} bars with 95 % intervals: {'; '.join(told)}{more}.", parts)
-
-
-@dataclass(frozen=True)
-class _Plane:
-    """Where the points of a line chart go."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-    x_range: tuple[float, float]
-    x_marks: Sequence[float]
-    y_marks: Sequence[float]
-
-    def at(self, point: Point) -> Point:
-        """The place of a point on the drawing."""
-        across = (point[0] - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
-        up = (point[1] - self.y_marks[0]) / (self.y_marks[-1] - self.y_marks[0])
-        return self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top)
-
-    def grid(self, x_label: str, y_label: str) -> list[str]:
-        """Grid, ticks and axis labels."""
-        parts = []
-        for mark in self.y_marks:
-            _, y = self.at((0.0, mark))
-            parts.append(line([(self.left, y), (self.right, y)], "currentColor", faint=0.13))
-            parts.append(text(self.left - 8, y + 4, tick_text(mark, self.y_marks), "end", muted=True))
-        for mark in self.x_marks:
-            x, _ = self.at((mark, self.y_marks[0]))
-            parts.append(line([(x, self.bottom), (x, self.bottom + 5)], "currentColor", faint=0.4))
-            parts.append(text(x, self.bottom + 19, tick_text(mark, self.x_marks), "middle", muted=True))
-        parts.append(text((self.left + self.right) / 2, self.bottom + 38, x_label, "middle", muted=True))
-        parts.append(text(0, 13, y_label, muted=True))
-        return parts
 
 
 def lines(
@@ -175,6 +161,8 @@ def lines(
     y_label: str,
     highlight: str | None = None,
     limits: Mapping[str, float] | None = None,
+    band: tuple[float, float, str] | None = None,
+    numbers: Mapping[str, int] | None = None,
     size: int = WIDE,
 ) -> str:
     """Lines with their names at their ends, told apart by dashes as well as by colour.
@@ -188,6 +176,8 @@ def lines(
         y_label: what the vertical axis measures, with its unit.
         highlight: name of the series that is drawn on top and thicker.
         limits: values that a series must not exceed, by series name or by any other words: dashed horizontal lines.
+        band: a stretch of the horizontal axis to shade, and the words for it.
+        numbers: by which number the page's script knows each series.
         size: width of the drawing.
 
     Examples:
@@ -198,7 +188,7 @@ def lines(
     drawn = {name: points for name, given in series.items() if (points := thin(given))}
     if not drawn:
         return page(size, 40, title, "Nothing to draw.", [text(0, 24, "Nothing was recorded.", muted=True)])
-    limits = limits or {}
+    limits, known = limits or {}, numbers or {}
     order = sorted(drawn, key=lambda name: name != highlight)
     looks = _looks(order[:LABELLED], highlight, dashed=not limits)
     xs, ys = ([point[axis] for points in drawn.values() for point in points] for axis in (0, 1))
@@ -207,21 +197,27 @@ def lines(
     y_marks = ticks(*domain([*ys, *limits.values()]))
     beside = min((0.35 if size < 520 else 0.27) * size, max(width(label(name), SIZE * 1.1) for name in looks) + 40)
     left = 12 + max(width(tick_text(mark, y_marks), SIZE) for mark in y_marks)
-    plane = _Plane(left, size - beside, 42 if limits else 30, 290 if size < 520 else 350, x_range, x_marks, y_marks)
-    parts = plane.grid(x_label, y_label)
-    parts += [_curve(plane, name, drawn[name], "currentColor", 1, "", 0.22) for name in order[LABELLED:]]
+    plane = Plane(
+        left, size - beside, 42 if limits or band else 30, 290 if size < 520 else 350, x_range, x_marks, y_marks
+    )
+    parts = [*shaded(plane, band), *plane.grid(x_label, y_label)]
+    for name in order[LABELLED:]:
+        parts.append(_curve(plane, name, drawn[name], "currentColor", 1, "", 0.22, known.get(name)))
     for name, limit in limits.items():
         colour, (_, y) = looks.get(name, ("currentColor",))[0], plane.at((0.0, limit))
         parts.append(line([(plane.left, y), (plane.right, y)], colour, thick=1.5, dash="6 4"))
     for name, (colour, dash, thick) in reversed(looks.items()):
-        parts.append(_curve(plane, name, drawn[name], colour, thick, dash))
+        parts.append(_curve(plane, name, drawn[name], colour, thick, dash, 1.0, known.get(name)))
     ends = [plane.at(drawn[name][-1])[1] for name in looks]
     places = spread(ends, SIZE + 3, plane.top, plane.bottom)
     for (name, (colour, dash, thick)), end, place in zip(looks.items(), ends, places, strict=True):
         x, shown = plane.right, fit(label(name), SIZE * (1.1 if name == highlight else 1), beside - 38)
-        parts.append(line([(x + 2, end), (x + 12, place)], colour, faint=0.6))
-        parts.append(line([(x + 12, place), (x + 32, place)], colour, thick=thick, dash=dash))
-        parts.append(text(x + 37, place + SIZE * 0.36, shown, bold=name == highlight))
+        key = [
+            line([(x + 2, end), (x + 12, place)], colour, faint=0.6),
+            line([(x + 12, place), (x + 32, place)], colour, thick=thick, dash=dash),
+            text(x + 37, place + SIZE * 0.36, shown, bold=name == highlight),
+        ]
+        parts.append(belonging(key, known.get(name)))
     told_limits = list(limits.items())[:LABELLED]
     heights = [plane.at((0.0, limit))[1] - 6 for _, limit in told_limits]
     for (name, limit), y in zip(told_limits, spread(heights, SIZE + 3, plane.top - 6, plane.bottom), strict=True):
@@ -229,7 +225,7 @@ def lines(
     told = "; ".join(f"{label(name, 60)} ends at {drawn[name][-1][1]:.3g}" for name in order[:_NAMED])
     rest = f"; {len(order) - LABELLED} more in grey" if len(order) > LABELLED else ""
     described = f"{y_label} over {x_label}, {min(xs):g} to {max(xs):g}: {told}{rest}."
-    return page(size, plane.bottom + 46, title, described, parts)
+    return page(size, plane.bottom + 46, title, described, parts, plane.scale(x_label))
 
 
 def _looks(names: Sequence[str], highlight: str | None, dashed: bool) -> dict[str, tuple[str, str, float]]:
@@ -242,11 +238,18 @@ def _looks(names: Sequence[str], highlight: str | None, dashed: bool) -> dict[st
 
 
 def _curve(
-    plane: _Plane, name: str, points: Sequence[Point], colour: str, thick: float, dash: str, faint: float = 1.0
+    plane: Plane,
+    name: str,
+    points: Sequence[Point],
+    colour: str,
+    thick: float,
+    dash: str,
+    faint: float,
+    number: int | None,
 ) -> str:
     """One series with its hover text; a single point becomes a short dash."""
     placed = [plane.at(point) for point in points]
     if len(placed) == 1:
         placed = [(placed[0][0] - 4, placed[0][1]), (placed[0][0] + 4, placed[0][1])]
     told = f"{label(name)}: {points[0][1]:.3g} to {points[-1][1]:.3g}"
-    return hover(told, [line(placed, colour, thick=thick, dash=dash, faint=faint)])
+    return hover(told, [line(placed, colour, thick=thick, dash=dash, faint=faint)], label(name, 60), number)

@@ -16,6 +16,7 @@ ELLIPSIS = "\u2026"
 _SPACES = re.compile("[\t\n\r\v\f\x85\u2028\u2029]")
 _MARKS = re.compile("[\u061c\u200e\u200f\ufeff]")
 _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_MARKUP = re.compile(r"[\\`*_\[\]<>|#]")
 _WIDTHS = {**dict.fromkeys(" iljftrI.,:;'|!()[]-", 0.4), **dict.fromkeys("mwMW@%<>=+~^#&", 1.0)}
 
 
@@ -39,6 +40,16 @@ def escape(text: object) -> str:
         '&lt;b title=&quot;x&quot;&gt;'
     """
     return html.escape(clean(text), quote=True)
+
+
+def unmarked(text: object) -> str:
+    r"""Clean text that Markdown shows as it is: no markup, no HTML, no new cell in a table.
+
+    Examples:
+        >>> print(unmarked("<b>*x*|"))
+        \<b\>\*x\*\|
+    """
+    return _MARKUP.sub(r"\\\g<0>", clean(text))
 
 
 def label(name: object, limit: int | None = None) -> str:

@@ -1,0 +1,108 @@
+"""``evenhand compare``: methods x promises x seeds at the same true epsilon, one table and one report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evenhand.cli import options
+from evenhand.cli.train import interruptible
+
+if TYPE_CHECKING:
+    from evenhand.comparison.running import Comparison
+
+NAME = "compare"
+EXAMPLE = "evenhand compare --data digits --methods sgd,dpsgd --epsilons 1,3,8 --seeds 3 --out runs/compared"
+
+
+def run(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG.toml]", help="Settings of train, with methods, epsilons, seeds; flags override."
+        ),
+    ] = None,
+    data: options.Data = None,
+    model: Annotated[str | None, typer.Option("--model", help="As for train.")] = None,
+    methods: Annotated[str | None, typer.Option("--methods", help="Names from `evenhand methods`, by commas.")] = None,
+    epsilons: Annotated[str | None, typer.Option("--epsilons", help="Promises to every record, e.g. 1,3,8.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Trainings per method and promise; default 3.")] = None,
+    reference: Annotated[
+        bool | None, typer.Option("--reference/--no-reference", help="Add the non-private model: research only.")
+    ] = None,
+    settings: options.Settings = None,
+    delta: options.Delta = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="As for train.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The first seed.")] = None,
+    insecure_seed: Annotated[
+        int | None, typer.Option("--insecure-seed", help="Reproducible noise: research only.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the comparison; started again, it goes on.")] = Path(
+        "runs/compared"
+    ),
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Worker processes; default one per core.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Compare methods at the same true epsilon; exit code 1 if a run failed. Run it again to continue."""
+    from evenhand.comparison import grid
+    from evenhand.comparison.running import compare
+
+    asked = options.given(
+        data=data,
+        model=model,
+        methods=None if methods is None else [name.strip() for name in methods.split(",") if name.strip()],
+        epsilons=None if epsilons is None else [_number(text) for text in epsilons.split(",")],
+        seeds=seeds,
+        reference=reference,
+        settings=options.parsed(settings),
+        delta=delta,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
+        insecure_seed=insecure_seed,
+    )
+    chosen = grid.sweep(asked) if config is None else grid.from_toml(config, asked)
+    with interruptible():
+        found = compare(chosen, out, jobs=jobs)
+    options.emit(_summary(found), _text(found), json)
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _number(text: str) -> float:
+    from evenhand.errors import UsageError
+
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError("--epsilons takes numbers separated by commas, for example --epsilons 1,3,8.") from None
+
+
+def _text(found: Comparison) -> str:
+    words = found.files.get("full_markdown", found.files["markdown"]).read_text()
+    reused = (
+        f"{found.reused} of {len(found.results)} runs were finished before and not repeated.\n" if found.reused else ""
+    )
+    full = (
+        f"\nwith research values, not to be shared: {found.files['full_report']}"
+        if "full_report" in found.files
+        else ""
+    )
+    return f"{words}\n{reused}report: {found.files['report']}{full}"
+
+
+def _summary(found: Comparison) -> dict[str, Any]:
+    import json
+
+    return {
+        **json.loads(found.files.get("full_json", found.files["json"]).read_text()),
+        "files": {name: str(path) for name, path in found.files.items()},
+        "runs": [str(result.task.path) for result in found.results],
+        "reused": found.reused,
+        "failed": found.failed,
+    }

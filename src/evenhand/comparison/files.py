@@ -1,0 +1,230 @@
+"""The files of a comparison: tables as CSV, Markdown and JSON, and the report; what is not private goes elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evenhand.comparison.grid import Sweep
+from evenhand.comparison.summary import Result, together
+from evenhand.reporting.entries import Entry, finding
+from evenhand.reporting.frames import Estimate
+from evenhand.reporting.sweeps import ComparisonData, lead, render_comparison
+from evenhand.reporting.text import clean, unmarked
+from evenhand.runs import write_durably
+
+UNIT, ADJACENCY = "one record", "add/remove"
+_README = """# A comparison of evenhand
+
+May be shared: report.html, table.csv, table.md, table.json; of each run's folder what its README.md names. Results of
+several runs together reveal more than those of one: report.html says how much all of them do.
+
+Must not be shared: private/ (runs without privacy, values of training records, locks), unless the data are public.
+
+Go on after an interruption: the same command with the same --out.
+"""
+_RISKY = ("=", "+", "-", "@", "\t", "\r")
+
+
+def write(out: Path, sweep: Sweep, found: Sequence[Entry], results: Sequence[Result]) -> dict[str, Path]:
+    """Write every file; returns where by name.
+
+    The files in ``out`` may be shared: they hold private runs only, unless the data are public. With a non-private
+    method on other data the full form goes into ``out/private``.
+    """
+    write_durably(out / "README.md", _README.encode())
+    research = any(not entry.private for entry in found)
+    shared = list(found) if sweep.public else [_shareable(entry) for entry in found if entry.private]
+    written = _write(out, "report.html", "table", _page(sweep, shared, results, research and sweep.public))
+    if research and not sweep.public:
+        full = _page(sweep, found, results, True)
+        written |= {
+            f"full_{name}": path
+            for name, path in _write(out / "private", "report-full.html", "table-full", full).items()
+        }
+    return written
+
+
+def rows(data: ComparisonData) -> list[dict[str, Any]]:
+    """The table: one row per method and promise, plain values."""
+    return [_row(data, entry) for entry in data.entries]
+
+
+def as_csv(data: ComparisonData) -> str:
+    """The table for spreadsheets; a name that a spreadsheet would run as a formula gets an apostrophe."""
+    found = rows(data)
+    columns = list(dict.fromkeys(key for row in found for key in row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_harmless(column) for column in columns])
+    for row in found:
+        writer.writerow([_harmless(row.get(column)) for column in columns])
+    return text.getvalue()
+
+
+def as_markdown(data: ComparisonData) -> str:
+    """The table for people, with what every epsilon means and the findings in words."""
+    head = ["method", "promise", "spent epsilon", "seeds", "all records, %", "worst group, %", "lowest group"]
+    head += ["cost, points", "gap, points"] if data.costed else []
+    lines = [f"# {unmarked(data.title)}", "", lead(data), "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for entry in data.entries:
+        cells = [
+            entry.method + ("" if entry.private else " (not private, research only)"),
+            entry.promise,
+            "" if entry.spent is None else f"{math.ceil(1000 * entry.spent - 1e-9) / 1000:.3f}",
+            f"{entry.seeds}" + (f" ({len(entry.failures)} failed)" if entry.failures else ""),
+            _words(entry.accuracy, 100),
+            _words(entry.worst, 100),
+            entry.worst_group,
+        ]
+        cells += [_words(entry.cost), _words(entry.cost_gap)] if data.costed else []
+        lines.append(f"| {' | '.join(map(unmarked, cells))} |")
+    lines += [
+        "",
+        f"Epsilon: {data.terms}. Means with 95 % t-intervals over seeds; held-out records are not covered.",
+        "",
+    ]
+    lines += [f"- {unmarked(finding(entry))}" for entry in data.entries if entry.seeds]
+    lines += [f"- failed: {unmarked(reason)}" for entry in data.entries for reason in entry.failures]
+    if data.together is not None and data.runs > 1:
+        lines += ["", f"All {data.runs} private runs together: epsilon {data.together:.4g} ({data.terms})."]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(data: ComparisonData) -> str:
+    """The table for programs: every estimate with its interval; what is not measured is null."""
+    body = {
+        "schema": 1,
+        "unit": UNIT,
+        "adjacency": ADJACENCY,
+        "delta": data.delta,
+        "epsilon_of_all_runs_together": data.together,
+        "research": data.research,
+        "entries": [
+            {
+                "method": entry.method,
+                "epsilon": entry.epsilon,
+                "spent_epsilon": entry.spent,
+                "private": entry.private,
+                "seeds": entry.seeds,
+                "failures": list(entry.failures),
+                "worst_group": entry.worst_group,
+                "metrics": _plain(entry.metrics),
+                "groups": _plain(entry.groups),
+                "finding": finding(entry),
+                **(_costs(entry) if entry.costs else {}),
+            }
+            for entry in data.entries
+        ],
+    }
+    return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def _write(folder: Path, page: str, table: str, data: ComparisonData) -> dict[str, Path]:
+    texts = {
+        folder / page: render_comparison(data),
+        folder / f"{table}.csv": as_csv(data),
+        folder / f"{table}.md": as_markdown(data),
+        folder / f"{table}.json": as_json(data),
+    }
+    for path, text in texts.items():
+        write_durably(path, text.encode("utf-8", "replace"))
+    return dict(zip(("report", "csv", "markdown", "json"), texts, strict=True))
+
+
+def _page(sweep: Sweep, found: Sequence[Entry], results: Sequence[Result], research: bool) -> ComparisonData:
+    plan = results[0].task.plan
+    done = [result for result in results if result.failure is None and result.task.cell.private]
+    base = sweep.base
+    named = base.data if sweep.public else "own data"
+    return ComparisonData(
+        title=f"{', '.join(dict.fromkeys(entry.method for entry in found))} on {named}, {plan.facts.records} records",
+        entries=found,
+        delta=next((result.task.plan.delta for result in results if result.task.cell.private), plan.delta),
+        together=together(done),
+        runs=len(done),
+        records=next((int(result.last["records"]) for result in results if result.last is not None), 0),
+        facts={
+            "Data": f"{named}, {plan.facts.records} training records, {len(plan.facts.groups)} groups",
+            "Model": base.model if ":" not in base.model else "own model",
+            "Steps": f"{plan.steps} of about {plan.expected_batch:g} records ({base.epochs:g} epochs), lr {base.lr:g}",
+            "Seeds": f"{base.seed} to {base.seed + sweep.seeds - 1}: initialisation; one held-out split for all",
+            "Noise": "operating-system entropy" if base.insecure_seed is None else "PUBLIC SEED: research only",
+            "Runs": f"{len(done)} private, each with its own ledger and statement in this folder",
+        },
+        reproduce=_command(sweep),
+        research=research,
+        public=sweep.public,
+    )
+
+
+def _command(sweep: Sweep) -> str:
+    base = sweep.base
+    words = ["evenhand compare", f"--data {base.data}" if sweep.public else "CONFIG.toml"]
+    words += [f"--methods {','.join(sweep.methods)}", f"--epsilons {','.join(f'{e:g}' for e in sweep.epsilons)}"]
+    words += [f"--seeds {sweep.seeds}", f"--epochs {base.epochs:g}", *(["--reference"] if sweep.reference else [])]
+    words += [f"--batch-size {base.batch_size:g}"] if base.batch_size is not None else []
+    words += [f"--set {key}={json.dumps(value)}" for key, value in base.settings.items()]
+    return " ".join([*words, "--out again"])
+
+
+def _shareable(entry: Entry) -> Entry:
+    plain = Entry(entry.method, entry.epsilon)
+    return dataclasses.replace(entry, costs={}, cost=plain.cost, cost_gap=plain.cost_gap, training={})
+
+
+def _row(data: ComparisonData, entry: Entry) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "method": entry.method,
+        "private": entry.private,
+        "epsilon": entry.epsilon,
+        "spent_epsilon": entry.spent,
+        "delta": data.delta if entry.private else None,
+        "unit": UNIT if entry.private else None,
+        "adjacency": ADJACENCY if entry.private else None,
+        "seeds": entry.seeds,
+        "failed": len(entry.failures),
+        "worst_group": entry.worst_group,
+    }
+    named = dict(entry.metrics)
+    if data.costed:
+        named |= {"privacy_cost": entry.cost, "privacy_cost_gap": entry.cost_gap}
+    for name, found in named.items():
+        row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    row |= {f"accuracy[{name}]": found.value for name, found in entry.groups.items()}
+    return row | {f"privacy_cost[{name}]": found.value for name, found in entry.costs.items()}
+
+
+def _costs(entry: Entry) -> dict[str, Any]:
+    whole = _plain({"privacy_cost": entry.cost, "privacy_cost_gap": entry.cost_gap})
+    return {**whole, "privacy_cost_groups": _plain(entry.costs)}
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    return {name: {"value": _null(e.value), "low": _null(e.low), "high": _null(e.high)} for name, e in found.items()}
+
+
+def _null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _harmless(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if text.startswith(_RISKY) else text
+
+
+def _words(found: Estimate, scale: float = 1.0) -> str:
+    if not found.measured:
+        return ""
+    ends = f" ({scale * found.low:.0f} to {scale * found.high:.0f})" if math.isfinite(found.low) else ""
+    return f"{scale * found.value:.1f}{ends}"

@@ -1,0 +1,73 @@
+"""What only research may see: accuracy and gradient norms on the TRAINING records, per group. None of it is private.
+
+Written into the run's ``private`` folder, and only when a non-private method was asked for in the comparison.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenhand.runs import Folder, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from evenhand.data.wrapping import Data
+
+RECORDS, CHUNK = 5000, 250
+"""Training records that are looked at, evenly spaced, and how many at once."""
+
+
+def file(folder: Folder) -> Path:
+    """Where the values of a run are."""
+    return folder.private / "training_groups.json"
+
+
+def read(folder: Folder) -> dict[str, dict[str, float]]:
+    """Group -> {"accuracy", "norm", "clipped"}; empty if it was never measured."""
+    found: dict[str, dict[str, float]] = json.loads(file(folder).read_bytes()) if file(folder).exists() else {}
+    return found
+
+
+def write(folder: Folder, model: nn.Module, data: Data, bound: float | None) -> None:
+    """Measure and keep."""
+    write_json(file(folder), by_group(model, data, bound))
+
+
+def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dict[str, float]]:
+    """Accuracy, mean gradient norm and share of gradients above the clip bound, per group of training records.
+
+    Examples:
+      >>> import torch, evenhand as eh
+      >>> found = by_group(torch.nn.Linear(64, 10), eh.data.digits()[0], 1.0)
+      >>> sorted(found["class 8"])
+      ['accuracy', 'clipped', 'norm']
+    """
+    import torch
+
+    from evenhand.evaluation import moved, outputs
+    from evenhand.gradients.engine import Engine
+    from evenhand.training import default_loss
+
+    device = next(model.parameters()).device
+    rows = torch.linspace(0, len(data) - 1, min(RECORDS, len(data))).round().long()
+    engine, norms, right = Engine(model.eval(), default_loss(data)), [], []
+    for some in torch.split(rows, CHUNK):
+        inputs, targets = (moved(part, device) for part in data.fetch(some))
+        norms.append(engine.run(inputs, targets).norm.cpu())
+        with torch.no_grad():
+            right.append((outputs(model, inputs).argmax(-1) == targets).cpu())
+    norm, hit, group = torch.cat(norms), torch.cat(right), data.group[rows]
+    return {
+        name: _values(norm[group == index], hit[group == index], bound)
+        for index, name in enumerate(data.facts.groups)
+        if (group == index).any()
+    }
+
+
+def _values(norm: Tensor, hit: Tensor, bound: float | None) -> dict[str, Any]:
+    finite = norm[norm.isfinite()]
+    found = {"accuracy": hit.double().mean().item(), "norm": finite.mean().item() if len(finite) else 0.0}
+    return found if bound is None else {**found, "clipped": (norm > bound).double().mean().item()}

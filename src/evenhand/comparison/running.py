@@ -1,0 +1,164 @@
+"""``compare``: plan every cell, run what is missing in worker processes, read the folders, write tables and report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenhand import _validate
+from evenhand.comparison import files, pool, summary
+from evenhand.comparison.cells import Task, finished, perform, task
+from evenhand.comparison.grid import Sweep
+from evenhand.errors import UsageError
+from evenhand.interrupting import Interrupted
+from evenhand.reporting.entries import Entry
+
+Watch = Callable[[Iterable[str], int], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found: entries by method and promise, every run, where the files are, what was reused."""
+
+    entries: tuple[Entry, ...]
+    results: tuple[summary.Result, ...]
+    files: dict[str, Path]
+    reused: int
+
+    @property
+    def failed(self) -> list[str]:
+        """Why runs failed."""
+        return [reason for entry in self.entries for reason in entry.failures]
+
+
+def compare(sweep: Sweep, out: str | Path, *, jobs: int | None = None, progress: bool | None = None) -> Comparison:
+    """Run methods x promises x seeds at the same true epsilon and compare them.
+
+    Runs that are finished in ``out`` are read, not repeated; runs that were cut short are continued.
+
+    Args:
+      sweep: what to run.
+      out: folder of the comparison; every run gets its own folder in it.
+      jobs: worker processes; default one per core. Each uses its share of the cores.
+      progress: show a bar; default only in a terminal.
+
+    Raises:
+      Interrupted: after SIGINT or SIGTERM, when every worker has written a checkpoint; the same call goes on.
+    """
+    folder = Path(out)
+    cores = _cores()
+    workers = min(cores, len(sweep.cells())) if jobs is None else _validate.whole(jobs, "jobs")
+    with _locked(folder):
+        tasks = [task(cell, folder, research=sweep.research) for cell in sweep.cells()]
+        open_tasks = {found.path.name: found for found in tasks if not finished(found)}
+        with _interruptible(len(tasks) - len(open_tasks), len(tasks)), _bar(tasks, len(open_tasks), progress) as watch:
+            failed = pool.run_all(open_tasks, perform, jobs=workers, threads=max(1, cores // workers), watch=watch)
+        _note(folder, failed)
+        results = [summary.result(found, failed.get(found.path.name)) for found in tasks]
+        entries = summary.entries(results)
+        written = files.write(folder, sweep, entries, results)
+    return Comparison(tuple(entries), tuple(results), written, len(tasks) - len(open_tasks))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Two comparisons in one folder would run the same cells twice."""
+    from filelock import FileLock, Timeout
+
+    try:
+        (folder / "private").mkdir(parents=True, exist_ok=True)
+        (folder / "private").chmod(0o700)
+    except OSError as error:
+        raise UsageError(f"The folder {folder} cannot be written ({error.strerror}). Choose another --out.") from None
+    lock = FileLock(str(folder / "private" / "compare.lock"))
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        raise UsageError(f"Another comparison is writing {folder}: wait for it, or choose another --out.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _interruptible(before: int, total: int) -> Iterator[None]:
+    """A signal stops the workers after their checkpoints and says how to go on."""
+    received: list[int] = []
+
+    def stop(number: int, _frame: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            received[0] if received else signal.SIGINT,
+            f"Stopped; nothing is lost ({before} of {total} runs were finished before this start). "
+            "Continue with the same command.",
+        ) from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator[Watch]:
+    """One bar over all runs; a run counts by its evaluations, so that it moves within a run too."""
+    if not (sys.stderr.isatty() if progress is None else progress) or not missing:
+        yield lambda busy, done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    known = {found.path.name: found for found in tasks}
+    columns = (
+        TextColumn("{task.fields[done]} of {task.fields[runs]} runs"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        ready = len(tasks) - missing
+        entry = shown.add_task("starting", total=float(missing), done=ready, runs=len(tasks))
+
+        def watch(busy: Iterable[str], done: int) -> None:
+            running = [known[name] for name in busy]
+            partly = sum(_share(found) for found in running)
+            words = ", ".join(found.cell.name for found in running[:3]) or "writing tables and report"
+            shown.update(entry, completed=done + partly, description=words, done=ready + done)
+
+        yield watch
+
+
+def _share(found: Task) -> float:
+    """How far a run is, by the evaluations it has written."""
+    try:
+        lines = found.folder.metrics_file.read_bytes().count(b"\n")
+    except OSError:
+        return 0.0
+    return min(0.99, lines / max(1.0, found.cell.config.epochs))
+
+
+def _note(folder: Path, failed: dict[str, pool.Failure]) -> None:
+    """Details of failures may hold data values, so they stay in the private folder."""
+    texts = [f"{name}: {why.reason}\n{why.details}" for name, why in failed.items()]
+    if texts:
+        (folder / "private" / "failures.txt").write_text("\n\n".join(texts))

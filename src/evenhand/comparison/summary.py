@@ -1,0 +1,140 @@
+"""What the runs of a comparison say together: read from their folders, averaged over seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evenhand.comparison import research
+from evenhand.comparison.cells import Task
+from evenhand.comparison.pool import Failure
+from evenhand.privacy import accountants
+from evenhand.reporting.entries import NOTHING, Entry
+from evenhand.reporting.frames import Estimate, across
+from evenhand.reporting.intervals import over_seeds, privacy_cost
+from evenhand.verification import verify
+
+_PLAIN = ("accuracy", "balanced_accuracy", "mcc", "roc_auc", "log_loss")
+_SHARES = ("accuracy", "balanced_accuracy", "roc_auc", "accuracy_group_min", "accuracy_group_max")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: what it promised, what its ledger charges, and its last evaluation; or why there is none."""
+
+    task: Task
+    epsilon: float | None = None
+    steps_charged: int = 0
+    last: Mapping[str, Any] | None = None
+    failure: str | None = None
+
+
+def result(task: Task, failure: Failure | None) -> Result:
+    """Read a run folder; one that does not verify is a failure, whatever it says."""
+    if failure is not None:
+        return Result(task, failure=failure.reason)
+    checked = verify(task.path)
+    if not checked["ok"]:
+        return Result(task, failure=f"its folder does not verify: {checked['problems'][0]}")
+    rows = task.folder.metrics()
+    return Result(task, checked["epsilon"], checked["steps"], rows[-1] if rows else None)
+
+
+def entries(results: Sequence[Result]) -> list[Entry]:
+    """One entry per method and promise, in the order given; costs where a reference finished."""
+    cells: dict[tuple[str, float | None], list[Result]] = {}
+    for found in results:
+        cells.setdefault((found.task.cell.method, found.task.cell.epsilon), []).append(found)
+    reference = next((_by_seed(runs) for (_, epsilon), runs in cells.items() if epsilon is None), {})
+    return [_entry(method, epsilon, runs, reference) for (method, epsilon), runs in cells.items()]
+
+
+def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Every metric of one evaluation by fairlearn's names; what is undefined is left out.
+
+    Examples:
+      >>> found = metrics_of({"accuracy": 0.75, "mcc": None, "groups": {"a": 1.0, "b": 0.5}})
+      >>> found["accuracy_group_min"], found["accuracy_difference"], "mcc" in found
+      (0.5, 0.5, False)
+    """
+    found = {name: float(row[name]) for name in _PLAIN if row.get(name) is not None}
+    differ = across("accuracy", list(row.get("groups", {}).values()))
+    return found | {name: value for name, value in differ.items() if math.isfinite(value)}
+
+
+def together(results: Iterable[Result]) -> float | None:
+    """Epsilon of all private runs together, for whoever sees them all; None if there is none."""
+    runs = [found.task.plan for found in results if found.task.plan.certified and found.failure is None]
+    if not runs:
+        return None
+    owners = range(len(runs[0].facts.owners))
+    delta = runs[0].delta
+    return max(accountants.epsilon([event for plan in runs for event in plan.events(owner)], delta) for owner in owners)
+
+
+def _by_seed(runs: Sequence[Result]) -> dict[int, Mapping[str, Any]]:
+    return {run.task.cell.seed: run.last for run in runs if run.last is not None}
+
+
+def _entry(
+    method: str, epsilon: float | None, runs: Sequence[Result], reference: Mapping[int, Mapping[str, Any]]
+) -> Entry:
+    rows = _by_seed(runs)
+    found = [metrics_of(row) for row in rows.values()]
+    names = list(dict.fromkeys(name for metrics in found for name in metrics))
+    groups = list(dict.fromkeys(name for row in rows.values() for name in row["groups"]))
+    spent = [run.epsilon for run in runs if run.epsilon is not None]
+    inside = [research.read(run.task.folder) for run in runs if run.last is not None and run.task.research]
+    entry = Entry(
+        method=method,
+        epsilon=epsilon,
+        spent=max(spent, default=None),
+        seeds=len(rows),
+        failures=tuple(f"{run.task.cell.name}: {run.failure}" for run in runs if run.failure is not None),
+        metrics={name: _range(name, [metrics[name] for metrics in found if name in metrics]) for name in names},
+        groups={name: _range("accuracy", [row["groups"][name] for row in rows.values()]) for name in groups},
+        training=_training(inside),
+    )
+    return _with_costs(entry, rows, reference) if epsilon is not None and reference else entry
+
+
+def _training(inside: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, Estimate]]:
+    groups = dict.fromkeys(name for run in inside for name in run)
+    return {
+        group: {
+            name: over_seeds([run[group][name] for run in inside if group in run])
+            for name in next(run[group] for run in inside if group in run)
+        }
+        for group in groups
+    }
+
+
+def _with_costs(entry: Entry, rows: Mapping[int, Any], reference: Mapping[int, Any]) -> Entry:
+    """Points lost against the reference, paired by seed: the same start, the same split."""
+
+    def cost(name: str | None) -> Estimate:
+        before, after = ({seed: _value(row, name) for seed, row in table.items()} for table in (reference, rows))
+        return privacy_cost(before, after)
+
+    costs = {name: cost(name) for name in entry.groups if all(name in row["groups"] for row in reference.values())}
+    ranked = sorted((name for name in costs if costs[name].measured), key=lambda name: costs[name].value)
+    gap = NOTHING
+    if len(ranked) > 1:
+        low, high = ranked[0], ranked[-1]
+        before, after = (
+            {seed: _value(row, high) - _value(row, low) for seed, row in table.items()} for table in (reference, rows)
+        )
+        gap = privacy_cost(before, after)
+    return dataclasses.replace(entry, costs=costs, cost=cost(None), cost_gap=gap)
+
+
+def _value(row: Mapping[str, Any], group: str | None) -> float:
+    return float(row["accuracy"] if group is None else row["groups"][group])
+
+
+def _range(name: str, values: Sequence[float]) -> Estimate:
+    low, high = (0.0, 1.0) if name in _SHARES else (-1.0, 1.0) if name == "mcc" else (0.0, float("inf"))
+    return over_seeds(values, low=low, high=high)

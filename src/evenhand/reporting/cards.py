@@ -1,0 +1,113 @@
+"""The model card: what a model is, for whom it works how well, and what is promised about its training data.
+
+It describes and does not promise: every number comes from the plan, the statement or an evaluation, with its limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evenhand.reporting.frames import Estimate
+from evenhand.reporting.text import label, percent, span, unmarked
+
+_SMALL = 30
+
+
+@dataclass(frozen=True)
+class CardData:
+    """Everything that a card says.
+
+    Attributes:
+        title: names the model.
+        facts: method, records, steps and so on, in the order shown.
+        statement: the privacy statement in words, one paragraph each.
+        warnings: what a reader must know first.
+        overall: accuracy over all held-out records.
+        groups: accuracy per group.
+        metrics: further metrics over all held-out records, by name; None where undefined.
+        labels: what the model tells apart.
+        not_covered: what the privacy statement does not cover.
+        software: versions by package.
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    statement: Sequence[str]
+    warnings: Sequence[str]
+    overall: Estimate
+    groups: Mapping[str, Estimate]
+    metrics: Mapping[str, float | None]
+    labels: Sequence[str]
+    not_covered: Sequence[str]
+    software: Mapping[str, str]
+
+
+def card(data: CardData) -> str:
+    """The card as Markdown; text from outside is escaped, so that it cannot become markup.
+
+    Examples:
+        >>> made = CardData("dpsgd", {}, ["Promised."], [], Estimate(0.9, 0.8, 0.95, 50),
+        ...                 {"a|b": Estimate(0.5, 0.4, 0.6, 20)}, {"mcc": None}, [], [], {})
+        >>> text = card(made)
+        >>> text.startswith("# Model card: dpsgd"), "a|b" in text, "mcc: undefined" in text
+        (True, False, True)
+    """
+    parts = [
+        f"# Model card: {unmarked(label(data.title, 120))}",
+        *(f"> **Note:** {unmarked(text)}" for text in data.warnings),
+    ]
+    parts += ["## What it is", _bullets([f"{key}: {value}" for key, value in data.facts.items()])]
+    if data.labels:
+        shown = ", ".join(label(name, 40) for name in data.labels[:50])
+        more = " and more" if len(data.labels) > 50 else ""
+        parts.append(f"It tells apart {len(data.labels)} classes: {unmarked(shown)}{more}.")
+    parts += [
+        "## Intended use",
+        "Not declared here: whoever releases the model writes down what it is for, who is affected by its answers, and "
+        "what it must not be used for.",
+        "## How well it works, and for whom",
+        _served(data),
+        "## Privacy of the training data",
+        *(unmarked(text) for text in data.statement),
+        "## Limits",
+        _bullets([*_limits(data), *(f"not covered by the privacy statement: {text}" for text in data.not_covered)]),
+        "## Made with",
+        ", ".join(f"{unmarked(name)} {unmarked(version)}" for name, version in data.software.items()) + ".",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _served(data: CardData) -> str:
+    if not data.overall.measured:
+        return "Nothing was measured: there were no held-out records."
+    first = (
+        f"{percent(data.overall.value, data.overall.count)} of {data.overall.count:,} held-out records are answered "
+        f"correctly (95 % Wilson interval {span(data.overall.low, data.overall.high, '%', data.overall.count)})."
+    )
+    rows = sorted(data.groups.items(), key=lambda item: (not item[1].measured, item[1].value))
+    lines = ["| group | correct | 95 % interval | held-out records |", "|---|---|---|---|"]
+    for name, e in rows:
+        interval = span(e.low, e.high, "%", e.count)
+        lines.append(f"| {unmarked(label(name, 60))} | {percent(e.value, e.count)} | {interval} | {e.count:,} |")
+    values = [group.value for group in data.groups.values() if group.measured]
+    spread = f"Best and worst group are {100 * (max(values) - min(values)):.0f} points apart." if values else ""
+    shown = {name: "undefined" if value is None else f"{value:.3f}" for name, value in data.metrics.items()}
+    more = _bullets([f"{name}: {value}" for name, value in shown.items()])
+    return "\n\n".join(part for part in (first, "\n".join(lines) if rows else "", spread, more) if part)
+
+
+def _limits(data: CardData) -> list[str]:
+    few = [label(name, 40) for name, group in data.groups.items() if group.measured and group.count < _SMALL]
+    found = ["accuracy is measured on held-out records, which the privacy statement does not cover"]
+    if few:
+        found.append(f"fewer than {_SMALL} held-out records, so the value says little: {', '.join(few[:20])}")
+    lowest = [group.value for group in data.groups.values() if group.measured]
+    if len(lowest) > 1 and math.isfinite(min(lowest)):
+        found.append("groups that were not declared are not reported: a low value may hide inside a group")
+    return found
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {unmarked(line)}" for line in lines)

@@ -1,0 +1,131 @@
+"""One line of a comparison: a method at a promise, with every metric as mean and interval over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from evenhand.reporting.frames import Estimate
+from evenhand.reporting.text import NO_BREAK, label
+
+NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method at one promise.
+
+    Attributes:
+        method: its name.
+        epsilon: what was promised to every record; None for a method that is not private.
+        spent: the largest epsilon that the ledgers of its runs charge.
+        seeds: trainings that finished.
+        failures: why others did not.
+        metrics: mean and t-interval over seeds by name: accuracy, balanced_accuracy, accuracy_group_min, ...
+        groups: accuracy per group, likewise.
+        costs: points that privacy costs each group against the non-private reference; empty without one.
+        cost: the same over all records.
+        cost_gap: the largest difference of cost between two groups.
+        training: accuracy, gradient norm and share clipped on TRAINING records per group: for research only.
+    """
+
+    method: str
+    epsilon: float | None
+    spent: float | None = None
+    seeds: int = 0
+    failures: Sequence[str] = ()
+    metrics: Mapping[str, Estimate] = field(default_factory=dict)
+    groups: Mapping[str, Estimate] = field(default_factory=dict)
+    costs: Mapping[str, Estimate] = field(default_factory=dict)
+    cost: Estimate = NOTHING
+    cost_gap: Estimate = NOTHING
+    training: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
+
+    @property
+    def private(self) -> bool:
+        """Whether a promise is kept."""
+        return self.epsilon is not None
+
+    @property
+    def promise(self) -> str:
+        """The promise as charts and tables write it."""
+        return "not private" if self.epsilon is None else f"epsilon {self.epsilon:g}"
+
+    @property
+    def accuracy(self) -> Estimate:
+        """Over all held-out records."""
+        return self.metrics.get("accuracy", NOTHING)
+
+    @property
+    def worst(self) -> Estimate:
+        """Accuracy of the worst group of each training."""
+        return self.metrics.get("accuracy_group_min", NOTHING)
+
+    @property
+    def worst_group(self) -> str:
+        """The group with the lowest mean accuracy; empty if none was measured."""
+        found = {name: group.value for name, group in self.groups.items() if group.measured}
+        return min(found, key=lambda name: found[name], default="")
+
+    @property
+    def pays_most(self) -> str:
+        """The group with the highest mean cost; empty without a reference."""
+        found = {name: cost.value for name, cost in self.costs.items() if cost.measured}
+        return max(found, key=lambda name: found[name], default="")
+
+
+def points(value: float) -> str:
+    """A cost in words.
+
+    Examples:
+        >>> points(41.3).replace(NO_BREAK, " "), points(1.0).replace(NO_BREAK, " ")
+        ('41 points', '1 point')
+    """
+    shown = f"{value:.0f}" if abs(value) >= 9.95 or round(value, 1) == round(value) else f"{value:.1f}"
+    return f"{'0' if shown == '-0' else shown}{NO_BREAK}point{'' if shown == '1' else 's'}"
+
+
+def finding(entry: Entry) -> str:
+    r"""What one method does to the group it treats worst, in a sentence.
+
+    Examples:
+        >>> cost = Estimate(41.2, 30.4, 52.0, 3)
+        >>> made = Entry("dpsgd", 3.0, seeds=3, costs={"class 8": cost}, cost=Estimate(6.0, 5.0, 7.0, 3))
+        >>> print(finding(made).replace("\u00a0", " ").replace("; ", ";\n"))
+        class 8 pays 41 points under dpsgd at epsilon 3 (95 % interval 30 to 52, 3 seeds);
+        all records together 6 points.
+    """
+    if not entry.seeds:
+        return f"{entry.method} at {entry.promise} has no finished run."
+    at = f"{label(entry.method, 40)}{f' at {entry.promise}' if entry.private else ', which is not private'}"
+    if entry.pays_most and entry.private:
+        cost = entry.costs[entry.pays_most]
+        if cost.value <= 0:
+            return f"No group pays under {at}: none is less accurate than without privacy."
+        chance = "" if not cost.low <= 0 else "; too few seeds to tell this from no cost"
+        return (
+            f"{label(entry.pays_most, 60)} pays {points(cost.value)} under {at} ({_seeds(cost)}){chance}; "
+            f"all records together {points(entry.cost.value)}."
+        )
+    if not entry.worst_group or len(entry.groups) < 2:
+        return f"{_percent(entry.accuracy)} of all held-out records are answered correctly under {at}."
+    worst = entry.groups[entry.worst_group]
+    return (
+        f"Under {at}, {label(entry.worst_group, 60)} is served worst: {_percent(worst)} correct "
+        f"({_seeds(worst, 100)}) against {_percent(entry.accuracy)} overall."
+    )
+
+
+def _seeds(found: Estimate, scale: float = 1.0) -> str:
+    if not math.isfinite(found.low):
+        return "one seed, so no interval"
+    low, high = (
+        f"{scale * end:.0f}".replace("-0", "0") if abs(scale * end) < 0.5 else f"{scale * end:.0f}"
+        for end in (found.low, found.high)
+    )
+    return f"95{NO_BREAK}% interval {low} to {high}, {found.count} seeds"
+
+
+def _percent(found: Estimate) -> str:
+    return f"{100 * found.value:.0f}{NO_BREAK}%"

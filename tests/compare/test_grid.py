@@ -1,0 +1,83 @@
+"""What a comparison runs, and what it refuses before anything is spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evenhand.comparison import grid
+from evenhand.comparison.grid import Sweep
+from evenhand.config import Config
+from evenhand.errors import UsageError
+
+
+def test_methods_by_promises_by_seeds() -> None:
+    cells = Sweep(Config(seed=5), methods=("dpsgd",), epsilons=(3.0, 1.0, 3.0), seeds=2, reference=True).cells()
+    assert [cell.name for cell in cells] == [
+        "dpsgd-eps1-seed5",
+        "dpsgd-eps1-seed6",
+        "dpsgd-eps3-seed5",
+        "dpsgd-eps3-seed6",
+        "sgd-seed5",
+        "sgd-seed6",
+    ]
+    assert [cell.private for cell in cells] == [True] * 4 + [False] * 2
+    assert cells[3].config.seed == 6
+    assert cells[3].config.epsilon == 3
+    assert cells[-1].config.epsilon is None
+
+
+def test_the_reference_is_there_only_when_asked() -> None:
+    assert {cell.method for cell in Sweep(Config()).cells()} == {"dpsgd"}
+    asked = Sweep(Config(), methods=("sgd", "dpsgd"), reference=True)
+    assert asked.names == ("sgd", "dpsgd")
+
+
+def test_settings_go_to_the_methods_that_know_them() -> None:
+    base = Config(settings={"bound": 0.5})
+    cells = Sweep(base, methods=("sgd", "dpsgd"), seeds=1).cells()
+    assert [dict(cell.config.settings) for cell in cells] == [{}, {"bound": 0.5}]
+    for settings in ({"dpsgd.bound": 2.0}, {"dpsgd": {"bound": 2.0}}):
+        own = Sweep(Config(settings=settings), methods=("sgd", "dpsgd"), seeds=1).cells()
+        assert dict(own[1].config.settings) == {"bound": 2.0}
+
+
+def test_every_seed_of_insecure_noise_differs() -> None:
+    cells = Sweep(Config(insecure_seed=7), seeds=2).cells()
+    assert [cell.config.insecure_seed for cell in cells] == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"methods": ["dpsdg"]}, "Did you mean 'dpsgd'"),
+        ({"methods": []}, "nothing to compare"),
+        ({"methods": "dpsgd"}, "takes a list of names"),
+        ({"epsilons": [0]}, "greater than 0"),
+        ({"epsilons": ["three"]}, "must be a number"),
+        ({"epsilons": 3}, "takes a list of numbers"),
+        ({"seeds": 0}, "at least 1"),
+        ({"seeds": True}, "takes a whole number"),
+        ({"noise": 1.0}, "same true epsilon"),
+        ({"budgets": {"a": 1}}, "Budgets per owner are not compared"),
+        ({"settings": {"bond": 1}}, "No method compared has a setting called 'bond'"),
+        ({"settings": {"idp_scale.bound": 1}}, "not among the methods compared"),
+        ({"epochz": 3}, "Did you mean 'epochs'"),
+    ],
+)
+def test_mistakes_are_named(values: dict, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        grid.sweep(values).cells()
+
+
+def test_a_file_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "exp.toml"
+    file.write_text('methods = ["sgd", "dpsgd"]\nepsilons = [1, 3]\nseeds = 2\nepochs = 4\n[settings]\nbound = 0.5\n')
+    made = grid.from_toml(file, {"seeds": 1, "epsilons": [8.0]})
+    assert (made.seeds, made.epsilons, made.base.epochs) == (1, (8.0,), 4.0)
+    with pytest.raises(UsageError, match="There is no file"):
+        grid.from_toml(tmp_path / "none.toml", {})
+    file.write_text("methods = [")
+    with pytest.raises(UsageError, match="not valid TOML"):
+        grid.from_toml(file, {})
