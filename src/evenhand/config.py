@@ -31,7 +31,8 @@ class Config:
     """Settings of ``evenhand train``.
 
     ``data`` is a built-in source, or a file or image folder of your own; then ``label``, ``labels`` and ``columns``
-    declare what is publicly known about it, and ``test_data`` or ``test_share`` says what is held out.
+    declare what is publicly known about it, and ``test_data`` or ``test_share`` says what is held out. ``split_seed``
+    (default: ``seed``) keeps that split the same while ``seed`` changes.
 
     Examples:
       >>> Config(epsilon=3.0).method

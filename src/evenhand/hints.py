@@ -1,7 +1,11 @@
-"""What to try after a poor run, from facts: the plan, the size of the model, the released evaluations."""
+"""What to try after a poor run, and what to mind when reading its figures.
+
+Both from facts: the plan, the size of the model, the released evaluations.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +15,8 @@ if TYPE_CHECKING:
 LOUD = 3.0
 """Noise is loud when its length is this many times the largest possible mean gradient."""
 FALL, RISE, GAP, TINY = 0.02, 0.01, 0.15, 30
+NEAR = 0.5
+"""Delta is near 1/N when this many records, or more, are expected to fall under it."""
 
 
 def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -37,7 +43,7 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
             f"{plan.expected_batch:g}, the cost per epoch grows little), or give the model fewer parameters (now "
             f"{parameters}; --model linear, fewer columns or categories)"
         )
-    if max(curve) - curve[-1] > FALL:
+    if _fallen(metrics):
         found.append(
             f"accuracy fell by {100 * (max(curve) - curve[-1]):.0f} points from its best evaluation: lower --lr, or "
             "take fewer --epochs"
@@ -52,7 +58,49 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
             f"accuracy {curve[-1]:.0%} is not far above guessing ({chance:.0%}): try --lr 5 times larger and smaller, "
             "check that bounds are not much wider than the values, and that the columns tell about the label"
         )
-    return [*found, *_groups(metrics[-1])][:4]
+    return [*found, *_gap(metrics[-1])][:4]
+
+
+def cautions(plan: Plan, charged: int, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What could mislead a reader of this run: a chosen stop, tiny groups, a large delta. None if nothing does.
+
+    Args:
+      plan: the plan of the run.
+      charged: steps that its ledger charges.
+      metrics: its evaluations on held-out data.
+
+    Examples:
+      >>> from evenhand.planning import plan
+      >>> from evenhand.privacy.budgets import Privacy
+      >>> from evenhand.types import Facts
+      >>> made = plan("dpsgd", Privacy(3, 9e-4), data=Facts(1000, (("all", 1000),), labels=("a", "b")), epochs=2)
+      >>> cautions(made, made.steps, [])
+      ['delta 0.0009 times 1000 records is 0.9: keep delta well below 1/N, for example --delta 1e-05']
+    """
+    found = []
+    if len(metrics) > 1 and charged < plan.steps:
+        found.append(f"the run stopped after {charged} of {plan.steps} planned steps: {_CHOSEN}")
+    elif metrics and _fallen(metrics):
+        found.append(f"an earlier evaluation was better than the last one: {_CHOSEN}")
+    found += _tiny(metrics[-1]) if metrics else []
+    expected = plan.delta * plan.facts.records
+    if plan.certified and expected >= NEAR:
+        better = f"1e-{math.floor(math.log10(plan.facts.records)) + 2:02d}"
+        found.append(
+            f"delta {plan.delta:g} times {plan.facts.records} records is {expected:.2g}: keep delta well below 1/N, "
+            f"for example --delta {better}"
+        )
+    return found
+
+
+_CHOSEN = (
+    "stopping early, or taking an earlier checkpoint, because of these held-out figures makes the model depend on the "
+    "held-out records, which no epsilon covers, and the figures too good; measure again on records set aside for that"
+)
+
+
+def _fallen(metrics: Sequence[Mapping[str, Any]]) -> bool:
+    return max(float(line["accuracy"]) for line in metrics) - float(metrics[-1]["accuracy"]) > FALL
 
 
 def _loudness(plan: Plan, parameters: int) -> float:
@@ -61,18 +109,22 @@ def _loudness(plan: Plan, parameters: int) -> float:
     return float(noise * parameters**0.5 / plan.expected_batch)
 
 
-def _groups(last: Mapping[str, Any]) -> list[str]:
-    groups, records = dict(last.get("groups", {})), dict(last.get("group_records", {}))
+def _gap(last: Mapping[str, Any]) -> list[str]:
+    groups = dict(last.get("groups", {}))
     if len(groups) < 2:
         return []
     worst, best = min(groups, key=groups.__getitem__), max(groups, key=groups.__getitem__)
-    found = []
-    if groups[best] - groups[worst] > GAP:
-        found.append(
-            f"group {worst!r} is served {100 * (groups[best] - groups[worst]):.0f} points worse than {best!r}: compare "
-            "methods that look after groups (`evenhand methods`)"
-        )
-    tiny = [name for name, count in records.items() if count < TINY]
-    if tiny:
-        found.append(f"{len(tiny)} group(s) have fewer than {TINY} held-out records: their figures are rough")
-    return found
+    if groups[best] - groups[worst] <= GAP:
+        return []
+    return [
+        f"group {worst!r} is served {100 * (groups[best] - groups[worst]):.0f} points worse than {best!r}: compare "
+        "methods that look after groups (`evenhand methods`)"
+    ]
+
+
+def _tiny(last: Mapping[str, Any]) -> list[str]:
+    tiny = [name for name, count in dict(last.get("group_records", {})).items() if count < TINY]
+    if not tiny:
+        return []
+    names = ", ".join(map(repr, tiny[:3])) + (f" and {len(tiny) - 3} more" if len(tiny) > 3 else "")
+    return [f"{len(tiny)} group(s) have fewer than {TINY} held-out records, so their figures are rough: {names}"]

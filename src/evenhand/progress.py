@@ -1,10 +1,12 @@
-"""Progress in a terminal: step, spent of promised epsilon, loss, time left. Silent when nobody watches."""
+"""Progress in a terminal or a notebook: step, spent of promised epsilon, loss, time left. Else silent."""
 
 from __future__ import annotations
 
 import bisect
+import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Protocol
 
 from evenhand.privacy.statement import rounded_up
 
@@ -13,34 +15,24 @@ if TYPE_CHECKING:
 
     from evenhand.planning import Plan
 
+EVERY_SECONDS = 0.25
+"""A notebook is redrawn at most this often."""
+
 
 class Progress:
     """A context manager around the loop. The loss it shows is not private: it stays on the trainer's screen."""
 
     def __init__(self, plan: Plan, position: int, *, enabled: bool | None) -> None:
-        self._on = sys.stderr.isatty() if enabled is None else enabled
+        self._on = sys.stderr.isatty() or in_notebook() if enabled is None else enabled
         self._plan, self._position = plan, position
-        self._bar: Any = None
-        self._task: Any = None
+        self._bar: Bar | None = None
         self._curve: list[tuple[int, float]] = []
 
     def __enter__(self) -> Progress:
         if self._on:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bars
-
-            columns = (
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(),
-            )
-            self._bar = Bars(*columns, console=Console(stderr=True))
             self._curve = self._plan.spending()
-            self._bar.start()
-            self._task = self._bar.add_task("starting", total=self._plan.steps, completed=self._position)
+            kind = NotebookBar if in_notebook() else TerminalBar
+            self._bar = kind(self._plan.steps, self._position)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -60,7 +52,7 @@ class Progress:
         """Show one more step."""
         if self._bar is not None:
             loss = f"loss {losses.mean().item():.3f}" if losses.numel() else "empty batch"
-            self._bar.update(self._task, completed=position, description=f"{self._spent(position)}  {loss}")
+            self._bar.update(position, f"{self._spent(position)}  {loss}")
 
     def _spent(self, position: int) -> str:
         if not self._curve:
@@ -68,3 +60,83 @@ class Progress:
         index = min(bisect.bisect_left(self._curve, (position, 0.0)), len(self._curve) - 1)
         budget = self._plan.budgets[0]
         return f"epsilon {rounded_up(self._curve[index][1])}" + ("" if budget is None else f" of {budget:g}")
+
+
+class Bar(Protocol):
+    """Where progress is drawn."""
+
+    def __init__(self, total: int, done: int) -> None: ...
+
+    def update(self, done: int, words: str) -> None:
+        """Show so many steps, and these words."""
+
+    def stop(self) -> None:
+        """Draw for the last time."""
+
+
+class TerminalBar:
+    """A line of rich on stderr."""
+
+    def __init__(self, total: int, done: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._bar.start()
+        self._task = self._bar.add_task("starting", total=total, completed=done)
+
+    def update(self, done: int, words: str) -> None:
+        """Show so many steps, and these words."""
+        self._bar.update(self._task, completed=done, description=words)
+
+    def stop(self) -> None:
+        """Draw for the last time."""
+        self._bar.stop()
+
+
+class NotebookBar:
+    """One output of the cell as plain text, drawn anew in place. Rich would need ipywidgets for that."""
+
+    def __init__(self, total: int, done: int) -> None:
+        display: Any = importlib.import_module("IPython.display")
+        self._total, self._first, self._done, self._words = total, done, done, "starting"
+        self._began = self._drawn = time.monotonic()
+        self._handle = display.display(self._picture(), raw=True, display_id=True)
+
+    def update(self, done: int, words: str) -> None:
+        """Show so many steps, and these words; not more often than a person can read."""
+        self._done, self._words = done, words
+        if time.monotonic() - self._drawn >= EVERY_SECONDS:
+            self.stop()
+
+    def stop(self) -> None:
+        """Draw as it is now."""
+        self._drawn = time.monotonic()
+        self._handle.update(self._picture(), raw=True)
+
+    def _picture(self) -> dict[str, str]:
+        full = 30 * self._done // self._total
+        run = self._done - self._first
+        left = (time.monotonic() - self._began) / run * (self._total - self._done) if run else None
+        clock = "" if left is None else f"  {int(left) // 60}:{int(left) % 60:02d} left"
+        bar = "\u2588" * full + "\u2591" * (30 - full)
+        return {"text/plain": f"step {self._done}/{self._total} {bar} {self._words}{clock}"}
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process. Imports nothing: in a notebook IPython is there already.
+
+    Examples:
+      >>> in_notebook()
+      False
+    """
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None

@@ -206,6 +206,7 @@ def _facts(plan: Plan, statement: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _reproduce(folder: Folder) -> str:
-    return "evenhand verify .      # in this run folder: checks every figure on this page against the ledger\n" + (
-        "evenhand train config.toml --out again" if (folder.path / "config.toml").exists() else ""
+    return (
+        "evenhand verify .      # in this run folder: checks plan, noise, spent epsilon, statement, metrics and model\n"
+        + ("evenhand train config.toml --out again" if (folder.path / "config.toml").exists() else "")
     )

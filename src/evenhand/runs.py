@@ -158,7 +158,7 @@ class Folder:
 
     def hashes(self) -> dict[str, str]:
         """Hashes of the public files that a statement rests on, beside plan, ledger and model."""
-        files = (self.composition_file, self.path / "preprocessing.json")
+        files = (self.composition_file, self.path / "preprocessing.json", self.metrics_file)
         return {file.name: sha256(file) for file in files if file.exists()}
 
     def composition(self) -> dict[str, Any] | None:

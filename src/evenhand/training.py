@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from evenhand.attachment import Loss, Private, start
 from evenhand.config import PYTHON, Config, of_run, to_toml
 from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BudgetExhausted, UsageError
+from evenhand.integrations.loggers import Broadcast, Logger, released
 from evenhand.interrupting import Interrupted, signals
 from evenhand.methods import Method
 from evenhand.methods import method as find_method
@@ -56,6 +57,7 @@ def fit(
     compose: bool = True,
     config: Config | None = None,
     on_start: OnStart | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> Run:
     """Train a model privately, from data to statement and report.
 
@@ -77,12 +79,13 @@ def fit(
       groups: one name per training record, when ``train`` is not wrapped yet.
       owners: the budget class of each training record, likewise.
       out: the run folder; default a new one in runs/.
-      progress: show progress; default only in a terminal.
+      progress: show progress; default only in a terminal or a notebook.
       insecure_seed: bit-reproducible noise and sampling, for research only.
       allow_unproven: run a method without an established guarantee.
       compose: add this run up with earlier ones on the same data; False is named in the statement.
       config: what the command line was asked, kept in the folder for ``resume``.
       on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
+      loggers: given released values (held-out accuracy, spent epsilon) at each evaluation, see ``integrations``.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh
@@ -98,6 +101,7 @@ def fit(
         raise UsageError(
             "The training data were passed as test data: their metrics would reveal training records. Hold records out."
         )
+    telling = Broadcast(loggers, evaluates=test is not None)
     chosen = find_method(method, settings)
     promise = _promise(epsilon, delta, noise, privacy)
     made = make_plan(
@@ -119,7 +123,7 @@ def fit(
         if on_start is not None:
             on_start(made, pacing.seconds(model, used, made, data.on(next(model.parameters()).device)))
 
-    return _run(private, data, held_out, progress, lr if optimizer is None else None, before)
+    return _run(private, data, held_out, progress, lr if optimizer is None else None, telling, before)
 
 
 def resume(
@@ -131,6 +135,7 @@ def resume(
     optimizer: OptimizerFactory | None = None,
     loss: Loss | None = None,
     progress: bool | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> Run:
     """Continue a run that was stopped or killed: a new segment with a new key takes the steps that remain.
 
@@ -147,13 +152,14 @@ def resume(
     config = of_run(folder.path)
     if train is None:
         train, test = config.load_data()
+    telling = Broadcast(loggers, evaluates=test is not None)
     data = wrap(train)
     model = model if model is not None else config.build_model(data.facts)
     used = loss or default_loss(data)
     seed = config.insecure_seed
     private = start(model, _optimizer(model, config.lr, optimizer), used, made, folder, insecure_seed=seed)
     held_out = None if test is None else wrap(test)
-    return _run(private, data, held_out, progress, config.lr if optimizer is None else None)
+    return _run(private, data, held_out, progress, config.lr if optimizer is None else None, telling)
 
 
 def default_loss(data: Data) -> Loss:
@@ -174,6 +180,7 @@ def _run(
     test: Data | None,
     progress: bool | None,
     falling_lr: float | None,
+    telling: Broadcast,
     before: Callable[[], None] = lambda: None,
 ) -> Run:
     data = data.on(next(private.model.parameters()).device)
@@ -189,7 +196,7 @@ def _run(
             if _epoch_ends(private):
                 _log(private, losses, len(batch))
                 if test is not None:
-                    _evaluate(private, test)
+                    _evaluate(private, test, telling)
             if received and private.at_block_end:
                 private.checkpoint()
                 raise Interrupted(
@@ -202,11 +209,12 @@ def _run(
                 saved = time.monotonic()
         private.checkpoint()
         if test is not None and not _evaluated(private):
-            _evaluate(private, test)
+            _evaluate(private, test, telling)
         private.release()
     run = Run(private.folder, private.model)
     if test is not None:
         run.report().save(private.folder.path / "report.html")
+    write_durably(private.folder.path / "model-card.md", run.card().encode())
     return run
 
 
@@ -224,10 +232,13 @@ def _epoch_ends(private: Private) -> bool:
     return int(_epoch(private) + 1e-9) > int(_epoch(private) - per_step + 1e-9) or private.remaining == 0
 
 
-def _evaluate(private: Private, test: Data) -> None:
+def _evaluate(private: Private, test: Data, telling: Broadcast) -> None:
     line = evaluation.row(private.model, test, private.position, _epoch(private))
     with private.folder.metrics_file.open("a") as file:
         file.write(json.dumps(line) + "\n")
+    if telling:
+        charged = private.plan.spent_by_owner(private.folder.ledger().reserved)
+        telling.log(private.position, released(line, max((e for e in charged if e is not None), default=None)))
 
 
 def _evaluated(private: Private) -> bool:

@@ -122,6 +122,10 @@ def test_no_bit_flip_lowers_what_is_charged(path: Path, written: bytes) -> None:
         assert found is None or found.reserved >= truth
 
 
+def test_white_space_in_a_row_is_a_change(path: Path, written: bytes) -> None:
+    assert accepted(path, written.replace(b":", b": ", 1)) is None
+
+
 def test_no_dropped_or_swapped_row_is_accepted(path: Path, written: bytes) -> None:
     rows = written.splitlines(keepends=True)
     for index in range(len(rows) - 1):
@@ -220,4 +224,4 @@ def test_rows_rewritten_with_a_valid_hash_are_still_checked(path: Path, written:
         body = {key: value for key, value in row.items() if key != "hash"} | {"prev": previous}
         previous = row["hash"] = row_hash(body)
         row["prev"] = body["prev"]
-    assert accepted(path, b"".join(json.dumps(row).encode() + b"\n" for row in rows)) is None
+    assert accepted(path, b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)) is None

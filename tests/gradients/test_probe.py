@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
-from evenhand.gradients import probe
+from evenhand.gradients import Engine, probe
+from evenhand.gradients.bookkeeping import Bookkeeping
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -183,3 +184,21 @@ def test_rows_that_are_not_finite_do_not_alarm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         probe(net(), LOSS, x, y)
+
+
+def test_records_that_fit_well_raise_no_alarm_and_stay_on_the_kernels() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    inputs, targets = 3 * torch.randn(6, 8), torch.arange(6) % 4
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(400):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    assert loss_fn(model(inputs), targets).max() < 1e-3
+    probe(model, loss_fn, inputs, targets)
+    engine = Engine(model, loss_fn)
+    engine.run(inputs, targets)
+    hard = engine.run(inputs, (targets + 1) % 4)
+    assert isinstance(hard.weighted_sum.__self__._raw, Bookkeeping)

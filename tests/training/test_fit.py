@@ -97,7 +97,9 @@ def changed(path: Path, place: int) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("name", ["plan.json", "ledger.jsonl", "statement.json", "statement.md", "model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["plan.json", "ledger.jsonl", "statement.json", "statement.md", "model.safetensors", "metrics.jsonl"]
+)
 def test_a_changed_byte_is_noticed(name: str, five: list[Run]) -> None:
     folder = five[1].path
     assert verify(folder)["ok"], verify(folder)["problems"]

@@ -43,7 +43,36 @@ def test_a_poor_run_gets_the_hint_that_fits(made: Plan, parameters: int, curve: 
     assert words in found[0]
 
 
-def test_groups_that_pay_and_tiny_groups_are_named(made: Plan) -> None:
+def test_a_group_that_pays_is_named(made: Plan) -> None:
     found = hints.after(made, 100, [line(0.9, large=(0.95, 900), small=(0.6, 12))])
     assert "'small' is served 35 points worse" in found[0]
-    assert "1 group(s) have fewer than 30" in found[1]
+
+
+def test_a_good_run_has_nothing_to_mind(made: Plan) -> None:
+    assert hints.cautions(made, made.steps, [line(value, a=(0.9, 30)) for value in (0.7, 0.9, 0.9)]) == []
+    assert hints.cautions(made, made.steps, []) == []
+
+
+def test_stopping_by_held_out_curves_is_cautioned_against(made: Plan) -> None:
+    (early,) = hints.cautions(made, made.steps - 1, [line(0.7), line(0.9)])
+    assert f"{made.steps - 1} of {made.steps} planned steps" in early
+    assert "held-out records, which no epsilon covers" in early
+    (fallen,) = hints.cautions(made, made.steps, [line(0.9), line(0.7)])
+    assert "earlier evaluation was better" in fallen
+    assert hints.cautions(made, made.steps - 1, []) == []
+
+
+def test_tiny_groups_are_named_even_a_single_one(made: Plan) -> None:
+    (found,) = hints.cautions(made, made.steps, [line(0.9, **{f"g{i}": (0.9, 29 + (i > 4)) for i in range(9)})])
+    assert "5 group(s) have fewer than 30" in found
+    assert found.endswith("'g0', 'g1', 'g2' and 2 more")
+    assert "1 group(s)" in hints.cautions(made, made.steps, [line(0.9, all=(0.9, 3))])[0]
+
+
+@pytest.mark.parametrize(("delta", "said"), [(1e-3, True), (2.5e-4, True), (1e-4, False)])
+def test_a_delta_near_one_in_n_is_named(delta: float, said: bool) -> None:
+    facts = Facts(2000, (("all", 2000),), labels=("no", "yes"))
+    made = plan("dpsgd", Privacy(3, delta), data=facts, epochs=1, batch_size=200)
+    found = hints.cautions(made, made.steps, [])
+    assert len(found) == said
+    assert all("--delta 1e-05" in text for text in found)

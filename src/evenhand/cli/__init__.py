@@ -41,3 +41,6 @@ def main() -> None:
     except EvenhandError as error:
         print(f"evenhand: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        print(f"evenhand: this command needs the package {error.name!r}: pip install {error.name}", file=sys.stderr)
+        sys.exit(2)

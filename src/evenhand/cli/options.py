@@ -12,7 +12,10 @@ from evenhand.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as given to --out.")]
-Data = Annotated[str | None, typer.Option("--data", help="Data source: digits.")]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", help="digits, or a file or image folder of your own (declare it with `evenhand init`)."),
+]
 MethodName = Annotated[str | None, typer.Option("--method", help="A name from `evenhand methods`.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method, e.g. bound=0.5.")

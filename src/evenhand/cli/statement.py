@@ -2,16 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
 from evenhand.cli import options
+from evenhand.errors import UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from evenhand.runs import Folder
 
 NAME = "statement"
-EXAMPLE = "evenhand statement runs/first"
+EXAMPLE = "evenhand statement runs/first --html statement.html"
 
 
-def run(folder: options.RunFolder, json: options.Json = False) -> None:
-    """Print the privacy statement for what the ledger charges now."""
+def run(
+    folder: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder, as given to --out.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write one page to print and sign.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write to this file: .md the words, .json the data, .html the page.")
+    ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of statement.json.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Print the privacy statement for what the ledger charges now, or write it to a file."""
+    from evenhand.privacy import statement_schema
+
+    if schema:
+        print(statement_schema.text(), end="")
+        return
+    if folder is None:
+        raise UsageError("Pass a run folder, for example: evenhand statement runs/first")
     from evenhand.privacy.statement import markdown
     from evenhand.runs import Folder
 
-    made = Folder.existing(folder).statement()
-    options.emit(made, markdown(made), json)
+    found = Folder.existing(folder)
+    wanted = [(path, ".html" if path is html else path.suffix.lower()) for path in (html, out) if path is not None]
+    if not wanted:
+        made = found.statement()
+        options.emit(made, markdown(made), json)
+        return
+    _check(found, wanted)
+    _write(_to_sign(found), wanted)
+    names = [str(path) for path, _ in wanted]
+    options.emit({"written": names}, "\n".join(f"statement: {name}" for name in names), json)
+
+
+def _check(folder: Folder, wanted: list[tuple[Path, str]]) -> None:
+    from evenhand.privacy.statement_sharing import FROM_FACTS, FROM_NOISE, KEPT
+
+    for path, form in wanted:
+        if form not in (".md", ".json", ".html"):
+            raise UsageError("--out writes .md (the words), .json (the data) or .html (the page): end the name so.")
+        if path.resolve().parent == folder.path.resolve() and path.name in (*FROM_FACTS, *FROM_NOISE, *KEPT):
+            raise UsageError(f"{path.name} is a file of the run itself: choose another name.")
+
+
+def _to_sign(folder: Folder) -> dict[str, Any]:
+    """The statement in the folder if it is up to date, so that its digest is the printed one; else a new one."""
+    import json
+
+    from evenhand.verification import verify
+
+    problems = verify(folder.path)["problems"]
+    if problems:
+        raise VerificationError(
+            f"This run does not verify, so there is nothing to sign: {problems[0]} See `evenhand verify`."
+        )
+    if folder.statement_file.exists():
+        written: dict[str, Any] = json.loads(folder.statement_file.read_bytes())
+        if written["ledger_head"] == folder.ledger().head:
+            return written
+    return folder.statement()
+
+
+def _write(made: dict[str, Any], wanted: list[tuple[Path, str]]) -> None:
+    from evenhand.privacy.statement import markdown
+    from evenhand.privacy.statement_page import page
+    from evenhand.runs import as_json, write_durably
+
+    forms: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        ".md": markdown,
+        ".html": page,
+        ".json": lambda data: as_json(data).decode(),
+    }
+    for path, form in wanted:
+        try:
+            write_durably(path, forms[form](made).encode())
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror}). Choose another file.") from None

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evenhand.cli import options
+from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
+    from evenhand.integrations.loggers import Logger
     from evenhand.planning import Plan
     from evenhand.results import Run
 
@@ -58,6 +60,9 @@ def run(
         bool | None, typer.Option("--compose/--no-compose", help="Add up with earlier runs on the same data.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default a new one in runs/.")] = None,
+    log: Annotated[
+        list[str] | None, typer.Option("--log", help="Released values to: tensorboard (a folder in --out), mlflow.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Train privately and write model, statement and report into a run folder."""
@@ -90,6 +95,7 @@ def run(
     from evenhand.privacy.budgets import Budgets
     from evenhand.training import fit
 
+    told = [logger(name, out) for name in log or ()]
     training, held_out = chosen.load_data()
     with interruptible():
         finished = fit(
@@ -110,10 +116,26 @@ def run(
             compose=chosen.compose,
             config=chosen,
             on_start=None if json else announce,
+            loggers=told,
         )
     show(finished, json)
     if not json:
         advise(finished)
+
+
+def logger(name: str, out: Path | None) -> Logger:
+    """The logger called ``name``; an unknown or missing one is refused before anything is spent."""
+    from evenhand import _validate
+
+    if _validate.known(name, ("tensorboard", "mlflow"), "logger") == "mlflow":
+        from evenhand.integrations.mlflow import MlflowLogger
+
+        return MlflowLogger()
+    if out is None:
+        raise UsageError("--log tensorboard writes into the run folder: say which, with --out.")
+    from evenhand.integrations.tensorboard import TensorBoardLogger
+
+    return TensorBoardLogger(out / "tensorboard")
 
 
 def announce(plan: Plan, seconds: float) -> None:
@@ -124,14 +146,17 @@ def announce(plan: Plan, seconds: float) -> None:
 
 
 def advise(finished: Run) -> None:
-    """What to try next, after a run that could be better."""
+    """What to mind when reading the figures, and what to try next after a run that could be better."""
     from evenhand import hints
 
     size = sum(parameter.numel() for parameter in finished.model.parameters() if parameter.requires_grad)
-    found = hints.after(finished.plan, size, finished.metrics)
-    if found:
-        lines = ["", "To try next (every run spends anew):", *(f"  - {hint}" for hint in found)]
-        print("\n".join(lines), file=sys.stderr)
+    charged = finished.folder.ledger().reserved
+    for heading, found in (
+        ("To mind when reading these figures:", hints.cautions(finished.plan, charged, finished.metrics)),
+        ("To try next (every run spends anew):", hints.after(finished.plan, size, finished.metrics)),
+    ):
+        if found:
+            print("\n".join(["", heading, *(f"  - {hint}" for hint in found)]), file=sys.stderr)
 
 
 @contextmanager

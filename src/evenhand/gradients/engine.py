@@ -140,6 +140,7 @@ class Engine:
         """
         coarse = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         tolerance = max(0.1 if coarse else 1e-3, *(16 * torch.finfo(p.dtype).eps for p in trainable.values()))
+        floor = norm_floor(trainable)
         some, conclusive = torch.arange(2 if size == 3 else 3) % size, True
         with preserved(self._model), buffers_restored(self._model), means():
             for rows in (some, some.flip(0)):
@@ -149,7 +150,7 @@ class Engine:
                     return False
                 norm = row_norms(precise_reference(self._model, self._loss_fn, x, y)[1])
                 finite = torch.isfinite(norm) & torch.isfinite(kept.norm) & torch.isfinite(kept.slip)
-                apart = (kept.norm - norm).abs() > tolerance * norm + 10 * kept.slip + 1e-12
+                apart = (kept.norm - norm).abs() > tolerance * norm + 10 * kept.slip + floor
                 if bool((apart & finite).any()):
                     return False
                 conclusive &= bool(finite.all())
@@ -224,6 +225,11 @@ class _Finished:
                         working_dtype(self._trainable[name].dtype)
                     )
         return {name: total[name] if name in total else _zero(p) for name, p in self._trainable.items()}
+
+
+def norm_floor(trainable: Trainable) -> float:
+    """Gradient norms below this are rounding: a record that fits well leaves ``1 - probability``, which cancels."""
+    return max(1000 * torch.finfo(parameter.dtype).eps for parameter in trainable.values())
 
 
 def _zero(parameter: nn.Parameter) -> Tensor:

@@ -129,6 +129,8 @@ def _parse(line: bytes, previous: str) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or row.get("prev") != previous or not isinstance(row.get("type"), str):
         return None
+    if json.dumps(row, separators=(",", ":")).encode() != line:
+        return None
     return row if row.get("hash") == row_hash({key: value for key, value in row.items() if key != "hash"}) else None
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evenhand.privacy import accountants
+from evenhand.privacy import accountants, statement_sharing
 
 if TYPE_CHECKING:
     from evenhand.planning import Plan
@@ -22,6 +22,7 @@ COVERS = ("the released model weights", "every intermediate checkpoint and priva
 DOES_NOT_COVER = (
     "preprocessing, feature choice and vocabularies, unless they are public or charged",
     "metrics on evaluation data: those records are not protected by this statement",
+    "stopping early, or choosing among models, by held-out curves: that choice depends on the held-out records",
     "other runs on the same data, tuning included: their epsilons add up",
     "pre-training data of a model that was not initialised at random",
     "several records of one person: the unit is one record",
@@ -30,6 +31,7 @@ DOES_NOT_COVER = (
 TRUST = (
     "the trainer sees the raw data; whoever receives the shared files is the adversary and may know all other records"
 )
+OWNERS_SHOWN = 50
 PROFILE_EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -65,18 +67,23 @@ def build(
             "steps_planned": plan.steps,
             "steps_charged": ledger.reserved,
             "steps_committed": ledger.committed,
+            "noise_multiplier": _range(plan, [level.noise for level in plan.levels]),
+            "clip_bound": _range(plan, [level.bound for level in plan.levels]),
             "noise": "Gaussian, AES-256-CTR keystream and Box-Muller in float64, on a power-of-two grid",
             "randomness": _randomness(ledger),
             "hardened": "sums and noise are rounded to a grid: hardened against float attacks, not immune",
         },
         "accounting": {"accountant": plan.accountant, **_composed(composition)},
-        "covers": list(COVERS),
+        "covers": list(COVERS) if plan.certified else [],
         "does_not_cover": list(DOES_NOT_COVER),
+        "sharing": statement_sharing.sharing(
+            certified=plan.certified, insecure=_insecure(ledger), foreign=bool(ledger.foreign)
+        ),
         "public_inputs": _facts(plan),
         "trust_model": TRUST,
         "audit": None,
         "groups": dict(groups),
-        "warnings": plan.warnings() + _run_warnings(ledger),
+        "warnings": plan.warnings() + _run_warnings(plan, ledger, model),
         "plan": plan.digest,
         "ledger_head": ledger.head,
         "model_sha256": model,
@@ -95,28 +102,23 @@ def digest(body: Mapping[str, Any]) -> str:
 def paragraphs(statement: Mapping[str, Any]) -> list[str]:
     """The statement in words. A bare epsilon never appears: always unit, adjacency, delta, and what is not covered."""
     guarantee = statement["guarantee"]
-    if guarantee["level"] == "not private":
-        return [
-            "This model is NOT private: it was trained without clipping or noise, for comparison only. It may reveal "
-            "its training records. Do not share it as a private model."
-        ]
+    files = statement_sharing.words(statement["sharing"]) if "sharing" in statement else []
     if guarantee["epsilon"] is None:
-        return [
-            f"No privacy guarantee is established for this model: its method {statement['mechanism']['method']!r} has "
-            "no proof. No epsilon is printed for that reason."
-        ]
-    texts = [_promise(guarantee)]
+        return [promise(statement), *files]
+    texts = [promise(statement)]
     owners = statement["owners"]
     if len(owners) > 1 or owners[0]["budget"] is not None:
-        texts += [_owner_words(row, guarantee["delta"]) for row in owners[:50]]
+        texts += [_owner_words(row, guarantee["delta"]) for row in owners[:OWNERS_SHOWN]]
+        texts += further_owners(owners)
     mechanism = statement["mechanism"]
     texts.append(
         f"Made by {mechanism['method']} ({guarantee['level']}): {mechanism['steps_charged']} of "
         f"{mechanism['steps_planned']} planned steps are charged, about {mechanism['expected_batch']:g} records each, "
         f"by Poisson sampling. Randomness: {mechanism['randomness']}."
     )
-    texts.append(_runs_words(statement["accounting"], guarantee["delta"]))
+    texts.append(runs_words(statement["accounting"], guarantee["delta"]))
     texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
+    texts += files
     texts.append(f"Trust: {statement['trust_model']}.")
     texts.append("Not audited yet." if statement["audit"] is None else f"Audit: {statement['audit']}.")
     return texts
@@ -124,13 +126,18 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
 
 def markdown(statement: Mapping[str, Any]) -> str:
     """The statement as a page."""
-    lines = ["# Privacy statement", "", *(f"{text}\n" for text in paragraphs(statement))]
-    lines += [f"**Warning:** {text}\n" for text in statement["warnings"]]
+    lines = ["# Privacy statement", "", *(f"{_plain(text)}\n" for text in paragraphs(statement))]
+    lines += [f"**Warning:** {_plain(text)}\n" for text in statement["warnings"]]
     lines.append(
         f"Plan `{statement['plan'][:16]}`, ledger head `{statement['ledger_head'][:16]}`, "
         f"model `{(statement['model_sha256'] or 'not released')[:16]}`."
     )
     return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Names are anyone's: no tag, entity or link may come of them."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("[", "\\[")
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
@@ -142,7 +149,19 @@ def rounded_up(value: float, digits: int = 3) -> str:
     return f"{math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 
-def _promise(guarantee: Mapping[str, Any]) -> str:
+def promise(statement: Mapping[str, Any]) -> str:
+    """The guarantee in words, or that there is none."""
+    guarantee = statement["guarantee"]
+    if guarantee["level"] == "not private":
+        return (
+            "This model is NOT private: it was trained without clipping or noise, for comparison only. It may reveal "
+            "its training records. Do not share it as a private model."
+        )
+    if guarantee["epsilon"] is None:
+        return (
+            f"No privacy guarantee is established for this model: its method {statement['mechanism']['method']!r} has "
+            "no proof. No epsilon is printed for that reason."
+        )
     guess = rounded_up(100 * guarantee["guess_rate_at_1_percent"], 1)
     return (
         f"If one record is added or removed, the chance of any outcome changes by at most a factor "
@@ -150,6 +169,24 @@ def _promise(guarantee: Mapping[str, Any]) -> str:
         f"adjacency: add/remove), except with probability delta {guarantee['delta']:g}. At 1 % false alarms a guess "
         f"whether a record was in the data succeeds at most {guess} % of the time."
     )
+
+
+def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One sentence for the owners that are not listed; that they keep to their budgets is said only if they do.
+
+    Examples:
+      >>> row = {"epsilon": 1.0, "budget": 2.0}
+      >>> further_owners([row] * 52), further_owners([row])
+      (['And 2 more owners, each within its own budget.'], [])
+    """
+    left = owners[OWNERS_SHOWN:]
+    if not left:
+        return []
+    kept = all(
+        row["epsilon"] is not None and row["budget"] is not None and row["epsilon"] <= row["budget"] * (1 + 1e-9)
+        for row in left
+    )
+    return [f"And {len(left)} more owners, {'each within its own budget' if kept else 'listed in statement.json'}."]
 
 
 def _owner_words(row: Mapping[str, Any], delta: float) -> str:
@@ -183,6 +220,11 @@ def _profile(plan: Plan, steps: int, owner: int) -> dict[str, Any]:
     }
 
 
+def _range(plan: Plan, values: Sequence[float]) -> list[float] | None:
+    """Smallest and largest over the schedule; each owner class scales the bound."""
+    return [min(values), max(values)] if plan.certified else None
+
+
 def _composed(composition: Mapping[str, Any] | None) -> dict[str, Any]:
     """What is known of other runs on the same data; nothing if the trainer opted out."""
     if composition is None or composition["runs"] is None:
@@ -195,7 +237,8 @@ def _composed(composition: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _runs_words(accounting: Mapping[str, Any], delta: float) -> str:
+def runs_words(accounting: Mapping[str, Any], delta: float) -> str:
+    """What other runs on the same data add, in one sentence or two."""
     runs = accounting["runs_composed"]
     if runs is None:
         return "Other runs on the same data, tuning included, were NOT added up: the trainer chose not to count them."
@@ -226,20 +269,29 @@ def _facts(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _insecure(ledger: Reading) -> bool:
+    return any(row["insecure"] for row in ledger.segments)
+
+
 def _randomness(ledger: Reading) -> str:
-    if any(row["insecure"] for row in ledger.segments):
+    if _insecure(ledger):
         return "from a PUBLIC SEED (insecure_seed): whoever knows the seed can remove the noise"
     return "operating-system entropy, a new key for each start"
 
 
-def _run_warnings(ledger: Reading) -> list[str]:
+def _run_warnings(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
     found = []
-    if any(row["insecure"] for row in ledger.segments):
+    if _insecure(ledger):
         found.append(
             "the noise comes from a known seed: this run is for research and protects nobody who knows the seed."
         )
     if ledger.foreign:
         found.append(
             "the weights were also changed outside of private steps: only changes that use no data are harmless."
+        )
+    if model is not None and ledger.reserved < plan.steps:
+        found.append(
+            f"the model was released after {ledger.reserved} of {plan.steps} planned steps: if held-out figures "
+            "decided that, they no longer are an independent test of it."
         )
     return found

@@ -1,0 +1,57 @@
+"""Sphinx settings. Nothing is downloaded; what can be generated is generated before the pages are read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import _generate  # noqa: E402
+from pygments.lexers.shell import BashLexer  # noqa: E402
+from sphinx.highlighting import lexers  # noqa: E402
+
+import evenhand  # noqa: E402
+
+lexers["console"] = BashLexer()  # commands without a prompt, so that they can be copied
+_generate.everything(HERE / "reference" / "_generated")
+
+project = "evenhand"
+author = "The evenhand authors"
+project_copyright = author
+version = release = evenhand.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["**/_*.md", "reference/_generated/*", "_build"]
+myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Formal guarantees", "notes_style"), ("Guarantee", "notes_style")]
+
+smartquotes = False
+html_theme = "alabaster"
+html_title = f"evenhand {release}"
+html_show_sphinx = False
+html_copy_source = False
+html_static_path = ["_static"]
+html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html", "relations.html"]}
+html_theme_options = {
+    "description": "Differentially private training that leaves no group behind",
+    "fixed_sidebar": True,
+    "page_width": "1080px",
+    "body_max_width": "860px",
+    "font_family": "system-ui, sans-serif",
+    "head_font_family": "system-ui, sans-serif",
+    "code_font_size": "0.85em",
+    "show_powered_by": False,
+    "extra_nav_links": {},
+}

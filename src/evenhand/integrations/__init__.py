@@ -1,0 +1,1 @@
+"""Bridges to other tools, one file each; the tools are optional and imported on first use."""

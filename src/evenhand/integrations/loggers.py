@@ -1,0 +1,83 @@
+"""What a logger is, and the only values that one is given: those that are released anyway."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from evenhand.errors import UsageError
+
+_OTHER = re.compile(r"[^A-Za-z0-9_ -]")
+
+
+@runtime_checkable
+class Logger(Protocol):
+    """Anything with ``log``. It is called at each evaluation on held-out data, and never with a training value.
+
+    Examples:
+      >>> class Printer:
+      ...     def log(self, step, values):
+      ...         print(step, values["accuracy"])
+      >>> isinstance(Printer(), Logger)
+      True
+    """
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record these values after ``step`` steps."""
+
+
+def released(evaluation: Mapping[str, Any], epsilon: float | None) -> dict[str, float]:
+    """The values of one evaluation: accuracy, accuracy per group, and epsilon charged so far if one is established.
+
+    Names are ``accuracy``, ``accuracy/<group>`` and ``epsilon``. Anything else in ``evaluation`` is left out.
+
+    Examples:
+      >>> released({"accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}, "loss": 3.0}, 1.5)
+      {'accuracy': 0.75, 'accuracy/a': 1.0, 'accuracy/b': 0.5, 'epsilon': 1.5}
+    """
+    found = {"accuracy": evaluation["accuracy"]}
+    found |= {f"accuracy/{plain(name)}": value for name, value in evaluation["groups"].items()}
+    return {name: float(value) for name, value in (found | {"epsilon": epsilon}).items() if value is not None}
+
+
+def plain(name: str, limit: int = 80) -> str:
+    """A name that every logger takes; one that had to be changed ends in a hash, so that no two become one.
+
+    Examples:
+      >>> plain("class 8"), plain("../a"), plain("<a>") != plain("[a]")
+      ('class 8', '___a-61b4c98b', True)
+    """
+    changed = _OTHER.sub("_", name)[:limit]
+    if changed == name and name.strip():
+        return name
+    return f"{changed}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+class Broadcast:
+    """Several loggers as one. One that fails is switched off: it must not stop a run that has spent already."""
+
+    def __init__(self, loggers: Sequence[Logger], *, evaluates: bool) -> None:
+        for logger in loggers:
+            if not isinstance(logger, Logger):
+                raise UsageError(f"A logger needs a method log(step, values); {type(logger).__name__} has none.")
+        if loggers and not evaluates:
+            raise UsageError("Loggers are given released values on held-out data only: pass test= as well.")
+        self._loggers = list(loggers)
+
+    def __bool__(self) -> bool:
+        return bool(self._loggers)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Hand the values to every logger that still works."""
+        for logger in tuple(self._loggers):
+            try:
+                logger.log(step, dict(values))
+            except Exception as error:
+                self._loggers.remove(logger)
+                print(
+                    f"{type(logger).__name__} failed ({type(error).__name__}) and is switched off; training goes on.",
+                    file=sys.stderr,
+                )

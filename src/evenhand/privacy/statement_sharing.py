@@ -1,0 +1,76 @@
+"""Which files of a run folder may leave it, and what intermediate checkpoints cost: the part of the statement on files.
+
+The run folder's README lists the same files for a private run; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FROM_NOISE = ("model.safetensors", "metrics.jsonl", "model-card.md", "report.html")
+"""Shareable because the noise stands between them and the training records; without it they are not."""
+FROM_FACTS = (
+    "plan.json",
+    "ledger.jsonl",
+    "statement.json",
+    "statement.md",
+    "composition.json",
+    "preprocessing.json",
+)
+"""Made of public facts, planned numbers and hashes."""
+KEPT = ("private/", "config.toml", "env.json")
+"""Optimizer state and raw training losses; the names of your files; your software."""
+
+_FREE = (
+    "no extra cost: the accounting takes the noisy gradient of every step as published, and the weights after any step "
+    "follow from those and from the first weights, so the same epsilon covers every intermediate checkpoint of this run"
+)
+_KEPT = (
+    "checkpoints in private/ are not for sharing: they hold optimizer state, and raw training losses lie beside them"
+)
+_UNLESS = ", as long as what changed the weights outside of private steps used no data"
+_LIKE = {
+    True: "not protected from whoever knows the seed, like the final model",
+    False: "not covered by any guarantee, like the final model",
+}
+
+
+def sharing(*, certified: bool, insecure: bool = False, foreign: bool = False) -> dict[str, Any]:
+    """What may be shared and what must stay, for a run with an established guarantee or without one.
+
+    Args:
+      certified: a finite epsilon is established.
+      insecure: the noise came from a public seed, so that it hides nothing from who knows the seed.
+      foreign: the weights were also changed outside of private steps.
+
+    Examples:
+      >>> sharing(certified=True)["may_be_shared"][0]
+      'model.safetensors'
+      >>> "model.safetensors" in sharing(certified=False)["must_not_be_shared"]
+      True
+    """
+    protected = certified and not insecure
+    cost = _FREE + (_UNLESS if foreign else "") if protected else _LIKE[certified]
+    return {
+        "may_be_shared": [*(FROM_NOISE if protected else ()), *FROM_FACTS],
+        "must_not_be_shared": [*(() if protected else FROM_NOISE), *KEPT],
+        "intermediate_checkpoints": f"{cost}; {_KEPT}",
+    }
+
+
+def words(found: Mapping[str, Any]) -> list[str]:
+    """The same in words, one paragraph on files and one on checkpoints.
+
+    Examples:
+      >>> words(sharing(certified=True))[1][:44]
+      'Intermediate checkpoints: no extra cost: the'
+    """
+    return [
+        f"May be shared: {', '.join(found['may_be_shared'])} (metrics, card and report describe the evaluation data, "
+        f"which this statement does not cover). Must not be shared: {', '.join(found['must_not_be_shared'])}."
+        if set(FROM_NOISE) <= set(found["may_be_shared"])
+        else f"May be shared: {', '.join(found['may_be_shared'])}. Must not be shared where the training records need "
+        f"protection: {', '.join(found['must_not_be_shared'])}.",
+        f"Intermediate checkpoints: {found['intermediate_checkpoints']}.",
+    ]

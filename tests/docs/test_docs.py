@@ -1,0 +1,163 @@
+"""The docs: they build without a warning, and every example of the tutorials and how-to pages runs as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import DOCS, ROOT, Block, blocks, text, with_examples, written
+
+from evenhand import registry
+from evenhand.cli import main
+
+ADULT = ROOT.parent / "shared" / "data" / "adult"
+SITE = re.compile(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(?:https?:)?//', re.IGNORECASE)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("docs")
+    line = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(out / "trees")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "EVENHAND_STATE": str(out / "state")}
+    made = subprocess.run(
+        [*line, str(DOCS), str(out / "html")], capture_output=True, text=True, check=False, env=environment
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    return out / "html"
+
+
+def test_the_docs_build_with_warnings_as_errors(built: Path) -> None:
+    for page in written():
+        if not page.name.startswith("_"):
+            assert (built / page.relative_to(DOCS).with_suffix(".html")).exists(), page
+    assert (built / "proofs" / "accountant.html").exists()
+
+
+def test_no_page_loads_anything_from_the_network(built: Path) -> None:
+    assert [page.name for page in built.rglob("*.html") if SITE.search(page.read_text())] == []
+
+
+def test_the_reference_names_every_command_method_and_error(built: Path) -> None:
+    from evenhand import errors
+    from evenhand.cli import app
+    from evenhand.methods import catalogue
+
+    reference = {page.stem: page.read_text() for page in (built / "reference").glob("*.html")}
+    for command in app.registered_commands:
+        assert f"evenhand {command.name}<" in reference["cli"]
+    for recipe in catalogue():
+        assert recipe.name in reference["methods"]
+    for name in vars(errors):
+        assert not name.endswith("Error") or name in reference["errors"]
+    assert "not established" in (built / "explanation" / "published-claims.html").read_text()
+
+
+@pytest.mark.parametrize("page", with_examples(), ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.name == "csv.md":
+        if not ADULT.exists():
+            pytest.skip("the Adult files are not in ../shared/data/adult")
+        monkeypatch.setenv("ADULT", str(ADULT))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(registry._parts, "rule", dict(registry._parts["rule"]))
+    names: dict[str, object] = {"__name__": page.stem}
+    before = set(sys.modules)
+    try:
+        for block in blocks(page):
+            follow(block, names, page, monkeypatch)
+    finally:
+        for name in set(sys.modules) - before:
+            if (tmp_path / f"{name}.py").exists():
+                del sys.modules[name]
+
+
+def follow(block: Block, names: dict[str, object], page: Path, patch: pytest.MonkeyPatch) -> None:
+    """Do what the reader would do."""
+    if block.caption:
+        Path(block.caption).write_text(block.text)
+    elif block.language == "python":
+        exec(compile(block.text, str(page), "exec"), names)
+    else:
+        for command in block.commands():
+            assert command.arguments[0] == "evenhand", "a console block holds commands of evenhand only"
+            assert run(command.arguments, patch) == command.code, command.arguments
+
+
+def run(arguments: list[str], patch: pytest.MonkeyPatch) -> int:
+    patch.setattr(sys, "argv", arguments)
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_rule_of_the_tutorial_is_the_one_of_contributing() -> None:
+    (rule,) = [block for block in blocks(DOCS / "tutorials" / "research.md") if block.caption == "smooth_clip.py"]
+    assert f"```python\n{rule.text}```" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_the_output_that_is_shown_is_of_the_commands_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    import _generate
+
+    lines = "\n".join(page.read_text() for page in with_examples())
+    commands = (_generate.PLAN, _generate.OWNERS, _generate.SCALES, _generate.ALIKE, _generate.COST)
+    for command in (*commands, _generate.STEPS, _generate.PAPER, _generate.TRAIN):
+        assert command in lines, command
+
+
+def test_every_setting_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    import _generate
+
+    rows = [[part.strip() for part in line.split("|")] for line in _generate.config_keys().splitlines()]
+    assert [row[1] for row in rows if not row[2]] == [], "say in docs/_generate.py what a key without a flag means"
+
+
+def test_no_figure_is_typed_into_a_page() -> None:
+    """Percentages, and epsilons that something is said to have spent, come from generated files only."""
+    figure = re.compile(r"\d\s?%|(?:spen[dt]s?|true|accuracy)\s(?:epsilon\s)?\d", re.IGNORECASE)
+    assert {str(page): found for page in written() if (found := figure.findall(text(page)))} == {}
+
+
+def test_pages_describe_and_never_promise() -> None:
+    promising = re.compile(r"\b(fair(?:er|est)?|unbiased|debias\w*|solv(?:e|es|ed|ing))\b", re.IGNORECASE)
+    pages = [page for page in written() if page.name != "talking-about-fairness.md"]
+    assert {str(page): found for page in pages if (found := promising.findall(text(page)))} == {}
+
+
+def test_pages_name_no_place_on_a_machine() -> None:
+    place = re.compile(r"(?<![\w.])/(?:home|work|tmp|Users|root)/")
+    assert [str(page) for page in written() if place.search(text(page))] == []
+
+
+def test_checking_needs_only_what_the_page_says(
+    tmp_path: Path, digit_data: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands of the page on checking work when every other dependency is missing."""
+    import torch
+
+    import evenhand as eh
+
+    page = (DOCS / "how-to" / "check-without-torch.md").read_text()
+    (packages,) = re.findall(r"pip install (numpy .*)", page)
+    project = (ROOT / "pyproject.toml").read_text()
+    needed = set(re.findall(r'^  "([a-z-]+)[>=]', project.partition("optional-dependencies")[0], re.MULTILINE))
+    modules = {"scikit-learn": "sklearn", "dp-accounting": "dp_accounting"}
+    absent = [modules.get(name, name) for name in needed - set(packages.split())]
+    assert "torch" in absent
+    eh.fit(torch.nn.Linear(64, 10), digit_data[0], epsilon=3.0, epochs=1, out=tmp_path / "run", compose=False)
+    for command in ("verify", "statement"):
+        code = (
+            f"import sys; sys.modules.update(dict.fromkeys({absent!r})); "
+            f"sys.argv = ['evenhand', {command!r}, {str(tmp_path / 'run')!r}]; from evenhand.cli import main; main()"
+        )
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout + found.stderr
