@@ -196,3 +196,26 @@ def test_the_accountant_is_light() -> None:
         "print([m for m in heavy if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("noise", [1e-9, 1e-155, 1e-310])
+def test_noise_that_protects_nothing_is_infinite_and_answered_at_once(noise: float, relation: str) -> None:
+    for events in ([(0.5, noise, 1)], [(0.01, noise, 10)]):
+        assert math.isinf(epsilon(events, 1e-5, relation=relation))  # type: ignore[arg-type]
+
+
+def test_levels_of_very_different_loss_share_a_grid_that_fits() -> None:
+    assert epsilon([(8.65e-6, 0.04693, 150), (8.65e-6, 0.067, 300)], 1e-9) > 100
+
+
+def test_mu_and_guess_rate_at_the_ends() -> None:
+    assert compose([(1.0, 1.0, 300)]).mu(1e-5) == pytest.approx(math.sqrt(300), rel=0.01)
+    assert compose([(1.0, 0.05, 1)]).mu(1e-5) >= 20
+    assert compose([(1.0, 1.0, 1)]).guess_rate(0.0) < 1e-6
+    assert compose([]).guess_rate(0.0) == 0.0
+
+
+def test_many_plain_releases_round_towards_more_loss() -> None:
+    exact = epsilon([(1.0, 300.0 / math.sqrt(100_000), 1)], 1e-5)
+    assert epsilon([(1.0, 300.0, 1)] * 100_000, 1e-5) >= exact * (1 - 1e-15)

@@ -9,7 +9,7 @@ counts. Every number returned is an upper bound, typically 0.01 to 0.02 % above 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import get_args
 
@@ -17,15 +17,15 @@ import numpy as np
 
 from evenhand.errors import UsageError
 from evenhand.privacy.events import check_delta, check_events, check_number, merged
+from evenhand.privacy.grids import HUGE, invert, plan
 from evenhand.privacy.hockeystick import Array, Direction, Relation, directions, excess, total_variation_gap
 from evenhand.privacy.levels import Levels
-from evenhand.privacy.pld import HUGE, Table, plan
+from evenhand.privacy.pld import Table
 from evenhand.types import Event
 
 __all__ = ["Composition", "compose", "curve", "delta", "epsilon", "merged"]
 
-_LEAST_NOISE = 1e-5
-"""Below this a release counts as made without noise: its epsilon would exceed what is reported as infinite anyway."""
+_LEAST_NOISE = 1e-5  # below this a release counts as made without noise: epsilon would be reported as infinite anyway
 _FINE = 1e-4
 _COARSE = 2e-3
 _ANCHORS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-13)
@@ -71,7 +71,8 @@ class Composition:
         for direction in directions(self.relation):
             g, error = excess(eps, float(self._levels.rate[0]), float(self._levels.noise[0]), direction)
             values.append(g + error + np.maximum(0.0, -np.expm1(np.minimum(eps, 0.0))))
-        return np.asarray(np.max(values, axis=0))
+        worst = np.max(values, axis=0)
+        return np.where(np.isfinite(worst), np.minimum(worst, 1.0), 1.0)
 
     def epsilon(self, delta: float, *, near: float | None = None) -> float:
         """Smallest certified epsilon; infinity if a release has no noise or epsilon exceeds a million.
@@ -86,7 +87,7 @@ class Composition:
         if self._nothing:
             return 0.0
         if self._single:
-            return _invert(self._exact, delta)
+            return invert(self._exact, delta)
         if self._total_variation <= delta:
             return 0.0
         done = 0.0
@@ -177,7 +178,7 @@ class Composition:
         """Smallest certified mu whose Gaussian profile covers this one wherever delta(epsilon) >= ``delta``.
 
         Exactly: for every epsilon in [0, epsilon(delta)] the profile of this composition is at most that of one
-        Gaussian release with noise 1/mu. Nothing is claimed for smaller deltas; this is not a CLT approximation.
+        Gaussian release with noise 1/mu (a delta above 1 - 1e-12 counts as that). Nothing is claimed below.
 
         Example:
             >>> round(compose([(1.0, 2.0, 4)]).mu(1e-5), 2)
@@ -187,14 +188,17 @@ class Composition:
         if math.isinf(end) or self._nothing:
             return end
         knots = end * np.linspace(0.0, 1.0, 4097) ** 2
-        needed, where = self.profile(knots[:-1]), knots[1:]
+        needed, where = np.minimum(self.profile(knots[:-1]), 1 - 1e-12), knots[1:]
         low, high = 1e-9, 1.0
 
         def covers(mu: float) -> bool:
-            return bool(np.all(excess(where, 1.0, 1 / mu, "remove")[0] >= needed))
+            g, error = excess(where, 1.0, 1 / mu, "remove")
+            return bool(np.all(g - error >= needed))
 
         while not covers(high):
             low, high = high, 2 * high
+            if high > HUGE:
+                return math.inf
         for _ in range(44):
             middle = math.sqrt(low * high)
             low, high = (low, middle) if covers(middle) else (middle, high)
@@ -212,26 +216,10 @@ class Composition:
             raise UsageError(f"false_alarms must lie in [0, 1], got {rate}.")
         if self._unbounded:
             return 1.0
-        eps = np.concatenate([np.linspace(0, 4, 257), np.geomspace(4, 2000, 256)])
+        eps = np.concatenate([np.linspace(0, 4, 257), np.geomspace(4, 700, 256)])
         delta = self.profile(eps)
-        with np.errstate(over="ignore"):
-            bounds = np.minimum(np.exp(eps) * rate + delta, 1 - np.exp(-eps) * (1 - delta - rate))
+        bounds = np.minimum(np.exp(eps) * rate + delta, 1 - np.exp(-eps) * (1 - delta - rate))
         return float(np.clip(bounds.min(), 0.0, 1.0))
-
-
-def _invert(profile: Callable[[Array], Array], delta: float) -> float:
-    """Smallest epsilon >= 0 with ``profile(epsilon) <= delta``, by bisection of a non-increasing closed form."""
-    if profile(np.array([0.0]))[0] <= delta:
-        return 0.0
-    high = 1.0
-    while profile(np.array([high]))[0] > delta:
-        high *= 2
-    low = 0.0 if high == 1.0 else high / 2
-    while high - low > 1e-13 * high:
-        grid = np.linspace(low, high, 33)
-        index = int(np.argmax(profile(grid) <= delta))
-        low, high = float(grid[index - 1]), float(grid[index])
-    return high
 
 
 def compose(events: Sequence[Event], *, relation: Relation = "add_remove") -> Composition:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from evenhand.privacy.grids import Grid, plan
 from evenhand.privacy.hockeystick import Array, Relation, directions
 from evenhand.privacy.levels import Levels
-from evenhand.privacy.pld import Complex, Grid, Transform, plan, transform
+from evenhand.privacy.pld import Complex, Transform, transform
 from evenhand.types import Event
 
 _UNIT = 2.0**-53
@@ -90,7 +91,8 @@ def _bound(
         size = np.abs(spectrum)
         part = n * np.log(np.where(size > error, spectrum, error))
         log_g += part
-        log_error += n * error / np.maximum(size, error) + 4 * _UNIT * np.abs(part)
+        vague = np.where(size > error, error / np.maximum(size, error), 2.0)
+        log_error += n * vague + 4 * _UNIT * np.abs(part)
     product = np.exp(np.minimum(log_g.real, 0.0) + 1j * log_g.imag)
     twice = np.where((np.arange(active) == 0) | (2 * np.arange(active) == grid.size), 1.0, 2.0)
     lost = np.abs(product) * np.expm1(np.minimum(log_error + 4 * _UNIT * np.abs(log_g.imag), 50.0))
@@ -102,9 +104,9 @@ def _bound(
 
     def ladder(order: float) -> Complex:
         """``sum_j exp(-order * (j - start) * width + i angle j)`` over the window from ``start`` to its end."""
-        ratio = np.exp(-order * grid.width + 1j * angle)
+        step = -order * grid.width + 1j * angle
         rungs = np.maximum(end + 1 - start, 0.0)
-        return np.asarray(turn * (1 - np.exp(np.outer(rungs, -order * grid.width + 1j * angle))) / (1 - ratio))
+        return np.asarray(turn * np.expm1(np.outer(rungs, step)) / np.expm1(step))
 
     payoff = ladder(grid.tilt) - np.exp(below)[:, None] * ladder(grid.tilt + 1)
     value = ((product * payoff).real * twice).sum(axis=1) / grid.size

@@ -45,6 +45,8 @@ def check_delta(delta: object) -> float:
 def _check_count(count: object, position: int) -> int:
     if isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 0:
         raise UsageError(f"event {position}: count must be a whole number of releases >= 0, got {count!r}.")
+    if int(count) > 10**15:
+        raise UsageError(f"event {position}: more than 10^15 releases cannot be accounted for.")
     return int(count)
 
 
@@ -66,7 +68,7 @@ def check_events(events: Iterable[Event]) -> list[Event]:
             raise UsageError(f"event {position}: rate must lie in (0, 1], got {q}; leave out what is never sampled.")
         if s < 0:
             raise UsageError(f"event {position}: noise must not be negative, got {s}.")
-        checked.append((q, s, count if type(count) is int and count >= 0 else _check_count(count, position)))
+        checked.append((q, s, count if type(count) is int and 0 <= count < 10**15 else _check_count(count, position)))
     return checked
 
 

@@ -39,8 +39,8 @@ class Levels:
     """Distinct levels, sorted; releases without sampling are merged into one, which is exact.
 
     Example:
-        >>> Levels.of([(1.0, 3.0, 9), (0.1, 2.0, 5), (0.1, 2.0, 5)], "add_remove").events()
-        [(0.1, 2.0, 10.0), (1.0, 1.0, 1.0)]
+        >>> Levels.of([(1.0, 3.0, 9), (0.1, 2.0, 5), (0.1, 2.0, 5)], "add_remove").noise.round(6).tolist()
+        [2.0, 1.0]
     """
 
     rate: Array
@@ -52,16 +52,16 @@ class Levels:
     def of(cls, events: Sequence[Event], relation: Relation) -> Levels:
         """Merge equal levels; drop those that release nothing."""
         merged: dict[tuple[float, float], float] = {}
-        precision = 0.0
+        precisions: list[float] = []
         for q, s, n in events:
             if n == 0 or math.isinf(s):
                 continue
             if q == 1.0:
-                precision += n / (s * s)
+                precisions.append(n / (s * s))
             else:
                 merged[q, s] = merged.get((q, s), 0.0) + n
-        if precision > 0:
-            merged[1.0, precision**-0.5] = 1.0
+        if precisions:
+            merged[1.0, math.fsum(precisions) ** -0.5 * (1 - 1e-15)] = 1.0  # rounded towards more loss
         keys = sorted(merged)
         return cls(
             np.array([q for q, _ in keys]),

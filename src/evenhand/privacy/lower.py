@@ -14,9 +14,9 @@ from scipy.fft import irfft, rfft
 from scipy.special import ndtr
 
 from evenhand.privacy.events import check_delta, check_events
+from evenhand.privacy.grids import Grid, plan
 from evenhand.privacy.hockeystick import Array, Direction, Relation, directions, loss_at
 from evenhand.privacy.levels import Levels
-from evenhand.privacy.pld import Grid, plan
 from evenhand.types import Event
 
 

@@ -96,7 +96,7 @@ def _cell(
     )
     result, pending = np.minimum(guess, ceiling), np.arange(points.size)
     for _ in range(6):
-        failed = certify(*pair, share[pending], result[pending], delta) > delta
+        failed = ~(certify(*pair, share[pending], result[pending], delta) <= delta)
         pending = pending[failed & (result[pending] < ceiling)]
         if not pending.size:
             return result

@@ -14,102 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import erfcx, ndtri
+from scipy.fft import irfft, rfft
 
-from evenhand.privacy.hockeystick import Array, Direction, excess, loss_at
+from evenhand.privacy.grids import Grid, loss_ends
+from evenhand.privacy.hockeystick import Array, Direction, excess
 from evenhand.privacy.levels import Cell, Levels
 
 Complex = NDArray[np.complex128]
 
 _UNIT = 2.0**-53
-_NEGLIGIBLE = 1e-8  # share of delta that truncation may add
-_MAX_SIZE = 2**20
 _FLOOR = -50.0  # log magnitude below which a frequency is left out (and charged)
 _SERIES = 8
-HUGE = 1e6  # losses beyond this are not resolved
-_DEEPEST = 80.0  # -log of the smallest delta worth tilting to
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Where a table looks: tilt, the loss it is centred on, window, grid width, tail order, reach, aimed accuracy."""
-
-    tilt: float
-    centre: float
-    top: float
-    width: float
-    size: int
-    tail_order: float
-    reach: float
-    rel: float
-
-
-def _saddle_delta(k: Array, slope: Array, curve: Array, orders: Array) -> Array:
-    """Log delta at loss ``slope`` if the tilted loss were Gaussian: only a guide, never a result."""
-    s = np.sqrt(curve / 2)
-    mills = erfcx(orders * s) - erfcx((orders + 1) * s)
-    return np.asarray(k - orders * slope + np.log(np.maximum(mills, 1e-300) / 2))
-
-
-def _ends(rate: float, noise: float, direction: Direction, reach: float) -> tuple[float, float]:
-    """Smallest and largest loss within ``reach`` deviations."""
-    shift = 0.0 if direction == "add" else 1.0 / noise
-    ends = loss_at(-reach, rate, noise, direction), loss_at(reach + shift, rate, noise, direction)
-    return min(ends), max(ends)
-
-
-def plan(
-    levels: Levels, direction: Direction, *, delta: float | None = None, loss: float | None = None, rel: float = 1e-4
-) -> Grid:
-    """Choose tilt, window and grid so that epsilon is at most about ``rel`` (relative) above the truth.
-
-    Centred on ``loss`` if given, else on a guess of the epsilon of ``delta``. The choice affects only how tight the
-    result is.
-    """
-    releases = float(levels.count.sum())
-    log_delta = math.log(delta) if delta is not None else -30.0
-    reach = -float(ndtri(max(math.exp(max(log_delta, -600.0)) * _NEGLIGIBLE / releases, 1e-290)))
-    spread = math.sqrt(levels.moments(np.zeros(1), direction, reach)[2][0])
-    ups = np.geomspace(1e-4, 1e6, 96) / max(spread, 1e-12)
-    orders = np.concatenate([-ups[60::-5], [0.0], ups])
-    k, slope, curve = levels.moments(orders, direction, reach)
-    right = orders > 0
-    guess = _saddle_delta(k[right], slope[right], curve[right], ups)
-    falls = -np.minimum.accumulate(guess)
-    if loss is not None:
-        tilt = float(np.interp(loss, np.maximum.accumulate(slope[right]), ups))
-        tilt = min(tilt, float(np.interp(_DEEPEST, falls, ups)))
-    else:
-        tilt = float(np.interp(-log_delta, falls, ups))
-    tilts = min(tilt, float(ups[-2])) * np.array([1.0, 0.9, 0.8, 0.7])
-    at, slopes, curves = levels.moments(tilts, direction, reach)
-    centre = float(slopes[0]) if loss is None else loss
-    if not centre < HUGE:
-        return Grid(1 / HUGE, HUGE, HUGE, HUGE / 16, 64, 1 / HUGE, reach, rel)
-    if delta is None:
-        log_delta = min(float(np.interp(tilt, ups, guess)), math.log(0.5))
-    scale = max(abs(centre), 0.1 * math.sqrt(curves[0]), 1e-12)
-    width = math.sqrt(12 * rel * scale / (releases * (float(tilts[0]) + 1)))
-    ends = _ends(float(levels.rate.max()), float(levels.noise.min()), direction, reach)
-    width = max(width, (ends[1] - ends[0]) / _MAX_SIZE)
-    k = k + releases * orders * (orders + 1) * width**2 / 12  # what the grid itself adds
-    tops = (k[right] - log_delta - math.log(_NEGLIGIBLE)) / ups
-    top, tail_order = float(tops.min()), float(ups[np.argmin(tops)])
-    share = math.log(_NEGLIGIBLE) - np.log1p(tilts * (1 + tilts) * np.sqrt(curves))
-    spans = []
-    for candidate, log_k, part in zip(tilts, at, share, strict=True):
-        below, beyond = orders < candidate * (1 - 1e-9), orders > candidate * (1 + 1e-9)
-        low = np.max((part + log_k - k[below]) / (candidate - orders[below]))
-        wrap = np.min((k[beyond] - log_k - part) / (orders[beyond] - candidate))
-        spans.append(float(max(top - min(low, centre - 2 * width), wrap - centre)))
-    # The saddle point gives the sharpest table; a smaller tilt pays when tilted tails would wrap around.
-    best = int(np.argmin(np.array(spans) * np.array([1.0, 1.1, 1.2, 1.3])))
-    size = spans[best] / width
-    while size > _MAX_SIZE:
-        width, size = 2 * width, size / 2
-    points = int(next_fast_len(max(int(size) + 8, 64), real=True))
-    return Grid(float(tilts[best]), centre, top, width, points, tail_order, reach, rel)
 
 
 def masses(rate: float, noise: float, direction: Direction, grid: Grid) -> tuple[int, Array, float]:
@@ -119,7 +34,7 @@ def masses(rate: float, noise: float, direction: Direction, grid: Grid) -> tuple
     in ``exp(loss)`` lies above it; ``excess``'s error bound is added to each mass.
     """
     h = grid.width
-    ends = _ends(rate, noise, direction, grid.reach)
+    ends = loss_ends(rate, noise, direction, grid.reach)
     first, last = min(math.floor(ends[0] / h), -1), max(math.ceil(ends[1] / h), 1)
     g, error = excess(np.arange(first, last + 1, dtype=np.float64) * h, rate, noise, direction)
     up, down = 1 / math.expm1(min(h, 500.0)), -1 / math.expm1(-h)
@@ -168,7 +83,13 @@ def transform(rate: float, noise: float, direction: Direction, grid: Grid) -> Tr
     folded[: p.size] = weight
     circle = np.roll(folded.reshape(-1, size).sum(axis=0), first % size)
     # Every coefficient is a sum of masses (total 1) times products of roots of unity, log2(size) rounded levels deep.
-    return Transform(log_k, log_tail, rfft(circle, workers=1), 8 * _UNIT * (2 + math.log2(size)), infinite)
+    depth = 2 + math.log2(size) + folded.size // size
+    return Transform(log_k, log_tail, rfft(circle, workers=1), 8 * _UNIT * depth, infinite)
+
+
+def _relative(size: Array, error: float) -> Array:
+    """Error relative to a coefficient; one that is no larger than its error is replaced by it, off by up to 3 times."""
+    return np.where(size > error, error / np.maximum(size, error), 2.0)
 
 
 def _log_product(cell: Cell, knots: Sequence[Transform], active: int) -> tuple[Complex, Array, float, float]:
@@ -186,10 +107,10 @@ def _log_product(cell: Cell, knots: Sequence[Transform], active: int) -> tuple[C
     n = float(cell.counts.sum())
     mean = (cell.counts @ share) / n
     centre: Complex = mean @ spectra
-    size = np.maximum(np.abs(centre), error)
+    size = np.abs(centre)
     log_sum: Complex = np.log(np.where(np.abs(centre) > error, centre, error))
     log_sum = n * log_sum
-    log_error: Array = n * error / size
+    log_error: Array = n * _relative(size, error)
     if len(corners) == 1 or share.shape[0] == 1:
         return log_sum, log_error, log_k, log_tail
     rest = np.arange(active)
@@ -207,7 +128,7 @@ def _log_product(cell: Cell, knots: Sequence[Transform], active: int) -> tuple[C
         size = np.abs(exact)
         exact = np.where(size > error, exact, error)
         log_sum[part] = cell.counts @ np.log(exact)
-        log_error[part] = cell.counts @ (error / np.maximum(size, error))
+        log_error[part] = cell.counts @ _relative(size, error)
     return log_sum, log_error, log_k, log_tail
 
 
@@ -229,6 +150,7 @@ class Table:
     """Upper bound on the profile of one ordered pair under composition, sharp around ``grid.centre``.
 
     Example:
+        >>> from evenhand.privacy.grids import plan
         >>> from evenhand.privacy.levels import Levels
         >>> levels = Levels.of([(0.01, 1.0, 1000)], "add_remove")
         >>> table = Table(levels, "remove", plan(levels, "remove", delta=1e-5, loss=None, rel=1e-4))

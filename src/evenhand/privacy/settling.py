@@ -57,13 +57,19 @@ def solve(spend: Spend, target: float, x: float, *, floor: float = -math.inf, fi
             if not low < x < high:
                 x = 0.5 * (max(low, floor) + high)
         else:
-            raise CalibrationError(f"Calibration did not settle on epsilon {target:.6g}; try another delta or shape.")
+            raise CalibrationError(
+                f"No setting was found that spends epsilon {target:.6g}: the spend jumps there, and the nearest tried "
+                f"spends {value:.6g}. Try another delta, or other rates or numbers of releases."
+            )
     return x
 
 
 def spread(spend: Spend, budgets: Array, x: float, fine: bool, floor: float) -> tuple[Array, Array, Array]:
     """Points for sorted budgets by interpolation between knots; also the knots (falling) and their epsilons."""
     rel = FINE if fine else COARSE
+    if not fine and budgets[-1] < 1.05 * budgets[0]:  # closer together than a coarse solution tells apart
+        x = solve(spend, float(budgets[0]), x, floor=floor, fine=False)
+        return np.full(budgets.size, x), np.array([x]), budgets[:1]
     ends = []
     for target in (float(budgets[0]), float(budgets[-1])):
         x = solve(spend, target, x, floor=floor, fine=fine)
@@ -101,7 +107,7 @@ def _certified(
             owner = [events(float(x)) for x in points[last[rows]]]
             share = np.array([list(map(mixture_share, cheap, costly, e, repeat(by_rate))) for e in owner])
             bound = certify(cheap, costly, share, budgets[first[rows]], delta)
-            failed += rows[bound > delta].tolist()
+            failed += rows[~(bound <= delta)].tolist()
         if not failed:
             return points
         for block in failed:
@@ -138,5 +144,7 @@ def settle(
             x = solve(spend, float(target), x, floor=floor)
             single.append(x)
         return np.array(single)
+    if budgets[-1] < 1.002 * budgets[0]:  # the smallest budget's point serves all within 0.3 %
+        return np.full(budgets.size, solve(spend, float(budgets[0]), x, floor=floor))
     points, knots, _ = spread(spend, budgets * (1 - 1e-3), x, True, floor)
     return _certified(np.minimum.accumulate(points), knots, budgets, delta, events, by_rate)
