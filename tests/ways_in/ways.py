@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import json
 import subprocess
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-import pytest
-
-from evenhand.cli import main
+from commands import evenhand, result
 from evenhand.runs import Folder
 
 CANARY = "alice-secret-4711"
@@ -37,23 +31,7 @@ values = ["north", "south"]
 """
 
 
-def evenhand(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["evenhand", *map(str, arguments)])
-        patch.chdir(cwd)
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
-
-
-def done(*arguments: object, cwd: Path) -> dict:
-    found = evenhand(*arguments, "--json", cwd=cwd)
-    assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout.splitlines()[-1])
+done = result
 
 
 def people(count: int = 80) -> list[list[str]]:

@@ -92,32 +92,11 @@ def run(
         settings=options.parsed(settings),
     )
     chosen = absolute(merged(from_toml(config) if config is not None else Config(), asked), Path.cwd())
-    from evenhand.privacy.budgets import Budgets
-    from evenhand.training import fit
+    from evenhand.configured import train
 
     told = [logger(name, out) for name in log or ()]
-    training, held_out = chosen.load_data()
     with interruptible():
-        finished = fit(
-            chosen.build_model(training.facts),
-            training,
-            epsilon=chosen.epsilon,
-            delta=None if chosen.budgets else chosen.delta,
-            noise=chosen.noise,
-            privacy=Budgets(chosen.budgets, chosen.delta) if chosen.budgets else None,
-            method=chosen.method,
-            settings=chosen.settings,
-            epochs=chosen.epochs,
-            batch_size=chosen.batch_size,
-            lr=chosen.lr,
-            test=held_out,
-            out=out,
-            insecure_seed=chosen.insecure_seed,
-            compose=chosen.compose,
-            config=chosen,
-            on_start=None if json else announce,
-            loggers=told,
-        )
+        finished = train(chosen, *chosen.load_data(), out, on_start=None if json else announce, loggers=told)
     show(finished, json)
     if not json:
         advise(finished)

@@ -74,9 +74,10 @@ def perform(found: Task) -> None:
     """Run the cell in this process, from wherever it stands."""
     import torch
 
+    from evenhand.configured import train
     from evenhand.loading import load
     from evenhand.results import Run
-    from evenhand.training import fit, resume
+    from evenhand.training import resume
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     folder, config = found.folder, found.cell.config
@@ -87,22 +88,7 @@ def perform(found: Task) -> None:
     elif reading is not None and (reading.reserved or reading.torn):
         resume(found.path, train=training, test=held_out, progress=False)
     else:
-        fit(
-            config.build_model(training.facts),
-            training,
-            epsilon=config.epsilon,
-            delta=config.delta if found.cell.private else None,
-            method=config.method,
-            settings=config.settings,
-            epochs=config.epochs,
-            batch_size=config.batch_size,
-            lr=config.lr,
-            test=held_out,
-            out=found.path,
-            progress=False,
-            insecure_seed=config.insecure_seed,
-            config=config,
-        )
+        train(config, training, held_out, found.path, progress=False)
     if folder.plan().digest != found.plan.digest:
         raise VerificationError("The run followed another plan than the comparison made: its data changed meanwhile.")
     if held_out is not None and not (found.path / "report.html").exists():
