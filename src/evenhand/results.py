@@ -79,12 +79,12 @@ class Run:
         return Statement(self.folder.statement())
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
+    def evaluations(self) -> list[dict[str, Any]]:
         """Evaluations on held-out data over training."""
         return self.folder.metrics()
 
     @property
-    def history(self) -> pandas.DataFrame:
+    def metrics(self) -> pandas.DataFrame:
         """The same as a DataFrame: one row per evaluation, one column per metric and per group; undefined is NaN.
 
         Columns are named as by fairlearn: ``accuracy``, ``balanced_accuracy``, ``mcc``, ``roc_auc``, ``log_loss``,
@@ -92,12 +92,12 @@ class Run:
         """
         import pandas
 
-        rows = [flat(row) for row in self.metrics]
+        rows = [flat(row) for row in self.evaluations]
         return pandas.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)) or ["step"])
 
     def card(self) -> str:
         """The model card as Markdown: what the model is, for whom it works how well, what is promised."""
-        statement, frame, last = self.folder.statement(), _recorded(self.metrics), self.metrics[-1:] or [{}]
+        statement, frame, last = self.folder.statement(), _recorded(self.evaluations), self.evaluations[-1:] or [{}]
         plan = self.plan
         return cards.card(
             cards.CardData(
@@ -117,13 +117,13 @@ class Run:
     def report(self, test: Any = None, *, groups: Iterable[Any] | None = None) -> Report:
         """A page on who is served how well; from the recorded evaluations, or measured anew on ``test``."""
         if test is None:
-            recorded = self.metrics
+            recorded = self.evaluations
             return Report(html.render(_report(self.folder, recorded, _recorded(recorded))))
         from evenhand.data.wrapping import wrap
         from evenhand.evaluation import evaluate
 
         frame = evaluate(self.model, wrap(test, groups=groups) if groups is not None else wrap(test))
-        return Report(html.render(_report(self.folder, self.metrics, frame)))
+        return Report(html.render(_report(self.folder, self.evaluations, frame)))
 
 
 _FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss")

@@ -55,9 +55,9 @@ def fit(train: Data, out: Path, **options: object) -> Run:
 def test_what_is_logged_is_what_is_released(tiny: Data, held_out: Data, tmp_path: Path) -> None:
     keeper = Keeper()
     run = fit(tiny, tmp_path, test=held_out, loggers=[keeper])
-    assert [step for step, _ in keeper.told] == [line["step"] for line in run.metrics]
+    assert [step for step, _ in keeper.told] == [line["step"] for line in run.evaluations]
     assert len(keeper.told) >= 3
-    for (_, values), line in zip(keeper.told, run.metrics, strict=True):
+    for (_, values), line in zip(keeper.told, run.evaluations, strict=True):
         assert set(values) == {"accuracy", "accuracy/a", "accuracy/b", "epsilon"}
         assert values["accuracy"] == line["accuracy"]
         assert values["accuracy/b"] == line["groups"]["b"]
@@ -81,7 +81,7 @@ def test_a_logger_that_fails_is_switched_off_and_the_run_goes_on(
     failing, keeper = Failing(), Keeper()
     run = fit(tiny, tmp_path, test=held_out, loggers=[failing, keeper])
     assert failing.calls == 1
-    assert len(keeper.told) == len(run.metrics)
+    assert len(keeper.told) == len(run.evaluations)
     said = capsys.readouterr().err
     assert "Failing failed (ConnectionError) and is switched off" in said
     assert "secret" not in said

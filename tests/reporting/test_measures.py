@@ -154,13 +154,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return eh.fit(torch.nn.Linear(64, 10), train, epsilon=3.0, epochs=3, test=test, out=out)
 
 
-def test_history_is_a_frame_with_one_row_per_evaluation(run: Run, tmp_path: Path) -> None:
-    frame = run.history
-    assert len(frame) == len(run.metrics) == 3
-    assert frame["accuracy[class 8]"].iloc[-1] == run.metrics[-1]["groups"]["class 8"]
+def test_metrics_are_a_frame_with_one_row_per_evaluation(run: Run, tmp_path: Path) -> None:
+    frame = run.metrics
+    assert len(frame) == len(run.evaluations) == 3
+    assert frame["accuracy[class 8]"].iloc[-1] == run.evaluations[-1]["groups"]["class 8"]
     assert (frame["accuracy_group_min"] <= frame["accuracy"]).all()
     assert {"step", "epoch", "mcc", "roc_auc", "log_loss", "accuracy_std", "log_loss[class 8]"} <= set(frame)
-    empty = Run(Folder(tmp_path)).history
+    empty = Run(Folder(tmp_path)).metrics
     assert list(empty) == ["step"]
     assert len(empty) == 0
 

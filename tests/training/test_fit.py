@@ -33,15 +33,15 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def test_digits_reach_ninety_percent_at_epsilon_three(five: list[Run]) -> None:
-    accuracies = [run.metrics[-1]["accuracy"] for run in five]
+    accuracies = [run.evaluations[-1]["accuracy"] for run in five]
     assert sum(accuracies) / 5 >= 0.90, accuracies
-    assert all("class 8" in run.metrics[-1]["groups"] for run in five)
+    assert all("class 8" in run.evaluations[-1]["groups"] for run in five)
 
 
 @pytest.mark.slow
 def test_digits_reach_ninety_percent_with_fresh_noise(digit_data: tuple[Data, Data], tmp_path: Path) -> None:
     runs = [trained(digit_data, tmp_path / str(seed), seed) for seed in range(20)]
-    accuracies = [run.metrics[-1]["accuracy"] for run in runs]
+    accuracies = [run.evaluations[-1]["accuracy"] for run in runs]
     print([round(accuracy, 4) for accuracy in accuracies])
     assert sum(accuracies) / 20 >= 0.90
 
@@ -61,7 +61,7 @@ def test_the_run_folder_holds_what_it_should(five: list[Run]) -> None:
     shared = {"plan.json", "ledger.jsonl", "metrics.jsonl", "statement.json", "statement.md", "model.safetensors"}
     assert shared | {"report.html", "config.toml", "README.md", "private"} <= names
     assert stat.S_IMODE((five[0].path / "private").stat().st_mode) == 0o700
-    assert len(five[0].metrics) == 30
+    assert len(five[0].evaluations) == 30
     page = (five[0].path / "report.html").read_text()
     assert "class 8" in page
     assert "default-src &#x27;none&#x27;" in page or "default-src 'none'" in page
@@ -175,7 +175,7 @@ def test_owners_and_arrays_straight_from_python(tmp_path: Path) -> None:
 def test_regression_trains_without_groups(tmp_path: Path) -> None:
     inputs = torch.randn(100, 4)
     run = eh.fit(nn.Linear(4, 1), (inputs, inputs.sum(1)), epsilon=2.0, epochs=1, out=tmp_path)
-    assert run.metrics == []
+    assert run.evaluations == []
     assert verify(tmp_path)["ok"]
 
 

@@ -131,8 +131,8 @@ def advise(finished: Run) -> None:
     size = sum(parameter.numel() for parameter in finished.model.parameters() if parameter.requires_grad)
     charged = finished.folder.ledger().reserved
     for heading, found in (
-        ("To mind when reading these figures:", hints.cautions(finished.plan, charged, finished.metrics)),
-        ("To try next (every run spends anew):", hints.after(finished.plan, size, finished.metrics)),
+        ("To mind when reading these figures:", hints.cautions(finished.plan, charged, finished.evaluations)),
+        ("To try next (every run spends anew):", hints.after(finished.plan, size, finished.evaluations)),
     ):
         if found:
             print("\n".join(["", heading, *(f"  - {hint}" for hint in found)]), file=sys.stderr)
@@ -163,7 +163,7 @@ def show(finished: Run, as_json: bool) -> None:
 
 def summary(finished: Run) -> dict[str, Any]:
     """What scripts rely on."""
-    last = finished.metrics[-1] if finished.metrics else {"accuracy": None, "groups": {}}
+    last = finished.evaluations[-1] if finished.evaluations else {"accuracy": None, "groups": {}}
     statement = finished.privacy.data
     return {
         "epsilon": statement["guarantee"]["epsilon"],
