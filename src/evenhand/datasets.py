@@ -22,7 +22,8 @@ from evenhand.privacy import accountants
 from evenhand.runs import write_json
 
 SHOWN = 64
-"""Owner classes whose totals are computed; with more of them the totals of the first ones are reported."""
+"""Up to so many owner classes each have their own total; with more there is one that covers the dearest of them."""
+ANYONE = "any owner"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class DatasetLedger:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(str(self.folder / ".lock"), timeout=30):
                 files = sorted(self.folder.glob("*.json"))
-                write_json(self.folder / f"{len(files):06d}.json", plan.to_json())
+                number = int(files[-1].stem) + 1 if files else 0
+                write_json(self.folder / f"{number:06d}.json", plan.to_json())
                 plans = [Plan.from_json(json.loads(file.read_bytes())) for file in files] + [plan]
         except OSError as error:
             raise EvenhandError(
@@ -62,7 +64,8 @@ class DatasetLedger:
                 "data could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False."
             ) from None
         counted = [entry for entry in plans if entry.certified]
-        epsilons = {name: _total(counted, name, plan.delta) for name in plan.facts.owner_names[:SHOWN]}
+        names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
+        epsilons = {name: _total(counted, name, plan.delta) for name in names}
         return {"runs": len(plans), "uncounted": len(plans) - len(counted), "epsilons": epsilons}
 
 
@@ -72,8 +75,9 @@ def _total(plans: list[Plan], name: str, delta: float) -> float:
 
 
 def _index(plan: Plan, name: str) -> int:
+    """The class of this name, or the dearest: classes of a plan differ in one number, so it covers every other one."""
     names = plan.facts.owner_names
-    if name in names:
+    if name in names and name != ANYONE:
         return names.index(name)
     spent: Mapping[int, float] = {index: epsilon or 0.0 for index, epsilon in enumerate(plan.epsilons)}
     return max(spent, key=lambda index: spent[index])

@@ -110,3 +110,25 @@ def test_a_state_folder_that_cannot_be_written_stops_before_spending(
     with pytest.raises(eh.errors.EvenhandError, match="EVENHAND_STATE"):
         run(tiny, tiny_plan, tmp_path / "a")
     assert eh.verify(tmp_path / "a")["steps"] == 0
+
+
+def test_a_lost_entry_is_never_overwritten_by_the_next(tiny_plan: Plan) -> None:
+    ledger = DatasetLedger("secret")
+    for _ in range(3):
+        ledger.enter(tiny_plan)
+    (ledger.folder / "000001.json").unlink()
+    assert ledger.enter(tiny_plan)["runs"] == 3
+    assert sorted(file.stem for file in ledger.folder.glob("*.json")) == ["000000", "000002", "000003"]
+
+
+def test_the_total_of_many_owners_covers_the_dearest_one() -> None:
+    facts = wrap(torch.ones(100, 3), [0, 1] * 50, owners=[f"o{index:03d}" for index in range(100)]).facts
+    budgets = eh.Budgets(dict.fromkeys(facts.owner_names[:-1], 1.0) | {facts.owner_names[-1]: 4.0}, delta=1e-4)
+    plan = eh.plan("idp_scale", budgets, data=facts, epochs=2, batch_size=10)
+    dearest = plan.epsilons[-1]
+    assert dearest is not None
+    assert dearest > 3.9
+    once = DatasetLedger("secret").enter(plan)["epsilons"]
+    twice = DatasetLedger("secret").enter(plan)["epsilons"]
+    assert once["any owner"] == pytest.approx(dearest, rel=3e-3)
+    assert twice["any owner"] > 1.2 * dearest
