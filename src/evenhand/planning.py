@@ -63,6 +63,11 @@ def plan(
     steps = math.ceil(epochs * records / batch)
     stretches = chosen.schedule.segments(steps, records / batch)
     delta, budgets = _delta(privacy, records), _budgets(privacy, data)
+    if any(count < 1 for count, _ in stretches) or sum(count for count, _ in stretches) != steps:
+        raise UsageError(
+            f"The schedule {chosen.schedule.name!r} does not cover the {steps} steps: its segments must be at least "
+            "one step long each and add up to them, since every step is accounted by its own level."
+        )
     if any(not 1e-30 < level.bound < 1e30 for _, level in stretches):
         raise UsageError("Clip bounds must lie between 1e-30 and 1e30, so that float sums of them stay exact enough.")
     shape = [(level.noise, count) for count, level in stretches]

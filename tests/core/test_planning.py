@@ -16,7 +16,8 @@ from evenhand.privacy import accountants
 from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy
 from evenhand.queries import Query
 from evenhand.rules import BatchRule, Clip
-from evenhand.types import Facts, State, Stats
+from evenhand.schedules import Schedule
+from evenhand.types import Facts, Level, State, Stats
 
 FACTS = Facts(1000, (("strict", 400), ("open", 600)), groups=("a", "b"), labels=("0", "1"), inputs="(3,) float32")
 
@@ -198,6 +199,19 @@ def test_a_batch_rule_without_proof_needs_consent_and_prints_no_epsilon() -> Non
     with pytest.raises(UsageError, match="allow_unproven"):
         made(method=Method(Unproved()))
     assert made(method=Method(Unproved()), allow_unproven=True).epsilons == (None, None)
+
+
+@pytest.mark.parametrize("counts", [(), (50,), (100, 0), (0, 100), (60, 60), (150, -50)])
+def test_a_schedule_must_cover_every_step_exactly(counts: tuple[int, ...]) -> None:
+    @dataclass(frozen=True)
+    class Odd(Schedule):
+        name = "odd"
+
+        def segments(self, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
+            return [(count, Level(1.0, 1.0)) for count in counts]
+
+    with pytest.raises(UsageError, match="does not cover the 100 steps"):
+        made(method=Method(Clip(), schedule=Odd()))
 
 
 def test_every_method_of_the_catalogue_can_be_made() -> None:
