@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -54,4 +55,5 @@ def build(kind: str, name: str, settings: Mapping[str, Any] | None = None) -> An
 
 def spec(made: Any) -> dict[str, Any]:
     """The JSON form of a part: its name and settings. ``build(kind, **spec)`` makes an equal one."""
-    return {"name": made.name, "settings": {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}}
+    settings = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
+    return {"name": made.name, "settings": json.loads(json.dumps(settings))}

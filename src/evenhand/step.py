@@ -6,9 +6,11 @@ before (law 4); what comes back is safe to hand to any optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,11 +22,18 @@ from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
 from evenhand.queries import Query
+from evenhand.releasing import Ahead, release
 from evenhand.rules import BatchRule, Rule, SampleRule
 from evenhand.streams import Stream
-from evenhand.types import Batch, Pass, State, Stats
+from evenhand.types import Batch, Pass, Public, State, Stats
+
+if TYPE_CHECKING:
+    from evenhand.gradients.microbatches import Early
 
 _LARGEST_WEIGHT = 1e30
+_OURS = ("evenhand.rules.", "evenhand.queries.")
+_LISTED_CLASSES = 16
+"""With more owner classes a commit holds one number for all of them, which each class's scale multiplies."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,34 @@ class Mechanism:
     rule: Rule
     queries: tuple[Query, ...]
     stream: Stream
+
+    @cached_property
+    def normals(self) -> Ahead:
+        """The stream's normals, made one step ahead where that pays."""
+        return Ahead(self.stream)
+
+    @cached_property
+    def usual_noise(self) -> dict[tuple[PlannedLevel, int], tuple[float, tuple[float, ...], float]]:
+        """Grid, covered sensitivities and standard deviation where a rule's sensitivity is its bound."""
+        return {}
+
+    @cached_property
+    def scales(self) -> Tensor:
+        """What multiplies the clip bound, per owner class."""
+        return torch.tensor(self.plan.scales, dtype=torch.float64)
+
+    @cached_property
+    def public(self) -> Public:
+        """The plan's constants as rules see them."""
+        rates = torch.tensor(self.plan.rates, dtype=torch.float64)
+        sizes = torch.tensor([count for _, count in self.plan.facts.owners], dtype=torch.float64)
+        return Public(
+            batch=self.plan.expected_batch,
+            steps_per_epoch=self.plan.facts.records / self.plan.expected_batch,
+            groups=len(self.plan.facts.groups),
+            rate=rates,
+            expected=rates * sizes,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,23 +97,44 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
     """
     plan = mechanism.plan
     level = plan.level_at(batch.position)
-    finite = torch.isfinite(result.norm) & torch.isfinite(result.loss)
-    stats = _stats(result, batch, finite)
-    bound = torch.tensor([level.bound * scale for scale in plan.scales], dtype=torch.float64, device=stats.norm.device)
-    state = State(step=batch.position, bound=bound, memory=memory)
+    stats, finite = _stats(result, batch)
+    bound = (mechanism.scales * level.bound).to(stats.norm.device)
+    state = State(step=batch.position, bound=bound, memory=memory, public=mechanism.public)
     answers, asked = _answers(mechanism, level, stats, state)
     state = replace(state, answers=answers)
     sensitivity = _declared(mechanism, state)
-    weights = torch.zeros(len(batch), dtype=torch.float64, device=stats.norm.device)
-    weights[finite] = bounded(_weights(mechanism.rule, stats, state), stats, sensitivity)
+    weights = bounded(_weights(mechanism.rule, stats, state), stats, sensitivity)
+    if finite is not None:
+        weights = torch.zeros_like(result.norm, dtype=torch.float64).masked_scatter_(finite, weights)
     total = result.weighted_sum(weights)
-    noisy, covered, std = _released(mechanism, level, total, sensitivity, batch.position)
+    gradient, covered, std = _released(mechanism, level, total, sensitivity, bound, batch.position)
     return Released(
-        gradient={name: value / plan.expected_batch for name, value in noisy.items()},
+        gradient=gradient,
         memory=mechanism.rule.advance(state),
         commit=Commit(batch.position, 1, covered, std, asked),
-        left_out=int((~finite).sum()),
+        left_out=0 if finite is None else int((~finite).sum()),
     )
+
+
+def early_weights(mechanism: Mechanism, batch: Batch, memory: Mapping[str, Any]) -> Early | None:
+    """Weights of some rows of a batch before the others are known, for a rule that looks at each row alone.
+
+    None if the rule needs the whole batch or an answer about it. ``private_gradient`` computes the weights again from
+    all rows, so nothing rests on these: a sum made with them is used only if they are the same.
+    """
+    rule = mechanism.rule
+    if mechanism.queries or not isinstance(rule, SampleRule):
+        return None
+
+    def weights(norm: Tensor, loss: Tensor, rows: slice) -> Tensor:
+        part = replace(batch, group=batch.group[rows], owner=batch.owner[rows], record=batch.record[rows])
+        stats, finite = _stats(Pass(loss, norm, lambda _: {}), part)
+        bound = (mechanism.scales * mechanism.plan.level_at(batch.position).bound).to(norm.device)
+        state = State(step=batch.position, bound=bound, memory=memory, public=mechanism.public)
+        found = bounded(_weights(rule, stats, state), stats, _declared(mechanism, state))
+        return found if finite is None else found.new_zeros(len(norm)).masked_scatter_(finite, found)
+
+    return weights
 
 
 def rehearse(mechanism: Mechanism) -> None:
@@ -94,14 +152,17 @@ def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
 
     A weight that is not finite becomes 0, and none exceeds what float32 can carry.
     """
-    cap = sensitivity[stats.owner].to(torch.float64) / stats.norm
-    allowed = torch.minimum(weights.to(torch.float64), cap)
-    usable = torch.isfinite(weights) & (stats.norm > 0)
-    return torch.where(usable, allowed, 0.0).clamp(min=0.0, max=_LARGEST_WEIGHT)
+    norm, given = stats.norm.numpy(force=True), weights.numpy(force=True).astype(np.float64)
+    most = sensitivity.numpy(force=True)[stats.owner.numpy(force=True)]
+    usable = np.isfinite(given) & (norm > 0)
+    with np.errstate(over="ignore"):
+        cap = np.divide(most, norm, out=np.zeros_like(norm), where=usable)
+    allowed = np.minimum(np.where(usable, given, 0.0), cap).clip(0.0, _LARGEST_WEIGHT)
+    return torch.from_numpy(allowed).to(weights.device)
 
 
 def _weights(rule: Rule, stats: Stats, state: State) -> Tensor:
-    """A sample rule sees one row at a time (vmap), so that it cannot couple records even by mistake."""
+    """A sample rule sees one row at a time, so that it cannot couple records even by mistake."""
     if isinstance(rule, SampleRule):
         weights = by_row(rule.weight, stats, state)
     elif isinstance(rule, BatchRule):
@@ -116,14 +177,24 @@ def _weights(rule: Rule, stats: Stats, state: State) -> Tensor:
 
 
 def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: State) -> Tensor:
-    """``function`` applied to each row on its own."""
+    """``function`` applied to each row on its own (vmap).
+
+    Our own rules and queries are applied to whole columns, which is quicker: the conformance kit holds them to giving
+    the same numbers either way. A user's code gets the guarantee from vmap itself.
+    """
+    if type(getattr(function, "__self__", None)).__module__.startswith(_OURS):
+        return function(stats, state)
     columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
-    return vmap(lambda *row: function(Stats(*row), state))(*columns)
+    if not len(stats.norm):  # vmap needs a row: a made-up one tells the shape of none
+        columns = tuple(column.new_ones(1) * 0 for column in columns)
+    return vmap(lambda *row: function(Stats(*row), state))(*columns)[: len(stats.norm)]
 
 
 def _declared(mechanism: Mechanism, state: State) -> Tensor:
     """The rule's sensitivity per class; anything that is not a bound is refused before it can serve as one."""
     sensitivity = mechanism.rule.sensitivity(state)
+    if sensitivity is state.bound:
+        return sensitivity
     bounded_rule = mechanism.plan.guarantee != "not private"
     if (
         sensitivity.shape != state.bound.shape
@@ -137,16 +208,19 @@ def _declared(mechanism: Mechanism, state: State) -> Tensor:
     return sensitivity
 
 
-def _stats(result: Pass, batch: Batch, finite: Tensor) -> Stats:
-    """The columns a rule may see. A row that is not finite is absent: it contributes to nothing."""
-    device = finite.device
-    return Stats(
-        norm=result.norm[finite].to(torch.float64),
-        loss=result.loss[finite].to(torch.float64),
-        group=batch.group.to(device)[finite],
-        owner=batch.owner.to(device)[finite],
-        record=batch.record.to(device)[finite],
-    )
+def _stats(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:
+    """The columns a rule may see, and which rows they are (None: all).
+
+    A row that is not finite is absent: it contributes to nothing.
+    """
+    norm, loss = result.norm.to(torch.float64), result.loss.to(torch.float64)
+    columns = norm, loss, *(column.to(norm.device) for column in (batch.group, batch.owner, batch.record))
+    if result.finite:
+        return Stats(*columns), None
+    finite = torch.isfinite(norm) & torch.isfinite(loss)
+    if bool(finite.all()):
+        return Stats(*columns), None
+    return Stats(*(column[finite] for column in columns)), finite
 
 
 def _answers(
@@ -167,36 +241,53 @@ def _answers(
         spacing = noise.grid(query.sensitivity)
         covered = noise.charged(query.sensitivity, spacing, width, mechanism.plan.expected_batch)
         std = multiplier * covered
-        noisy = noise.release(total.cpu().numpy(), std, spacing, mechanism.stream, "queries", state.step, offset)
-        answers[query.name] = torch.from_numpy(noisy).to(stats.norm.device)
+        answers[query.name] = release(total, std, spacing, mechanism.normals, "queries", state.step, offset)
         asked.append((covered, std))
         offset += width
     return answers, tuple(asked)
 
 
 def _released(
-    mechanism: Mechanism, level: PlannedLevel, total: Mapping[str, Tensor], sensitivity: Tensor, step: int
+    mechanism: Mechanism,
+    level: PlannedLevel,
+    total: Mapping[str, Tensor],
+    sensitivity: Tensor,
+    bound: Tensor,
+    step: int,
 ) -> tuple[dict[str, Tensor], tuple[float, ...], float]:
-    """Sum plus noise by parameter, the sensitivity it covers per class, and the noise's standard deviation."""
-    if mechanism.plan.guarantee == "not private":
-        return dict(total), (), 0.0
-    dimension = sum(value.numel() for value in total.values())
-    spacing = noise.grid(float(sensitivity.max()))
-    batch = mechanism.plan.expected_batch
-    covered = tuple(noise.charged(float(value), spacing, dimension, batch) for value in sensitivity)
-    std = noise_std(level, covered, mechanism.plan.scales)
-    flat = torch.cat([value.reshape(-1).to(torch.float64) for value in total.values()]).cpu().numpy()
-    if not np.isfinite(flat).all():
+    """The gradient by parameter, the sensitivity its noise covers per class, and the noise's standard deviation."""
+    plan = mechanism.plan
+    flat = torch.cat([value.reshape(-1) for value in total.values()])
+    if plan.guarantee == "not private":
+        return _shaped(flat / plan.expected_batch, total), (), 0.0
+    if not math.isfinite(float(flat.sum())):
         raise UnsupportedModelError("The bounded sum of gradients is not finite: nothing was released.")
-    noisy = torch.from_numpy(noise.release(flat, std, spacing, mechanism.stream, "gradient", step))
-    parts = torch.split(noisy, [value.numel() for value in total.values()])
-    shaped = {
-        name: part.reshape(value.shape).to(device=value.device)
-        for (name, value), part in zip(total.items(), parts, strict=True)
-    }
-    return shaped, covered, std
+    usual = sensitivity is bound and bound._version == 0  # and nobody wrote into it
+    if usual and (level, len(flat)) in mechanism.usual_noise:
+        spacing, covered, std = mechanism.usual_noise[level, len(flat)]
+    else:
+        spacing = noise.grid(float(sensitivity.max()))
+        covered, std = noise_std(level, sensitivity, mechanism.scales, spacing, len(flat), plan.expected_batch)
+    if usual:
+        mechanism.usual_noise[level, len(flat)] = spacing, covered, std
+    noisy = release(flat, std, spacing, mechanism.normals, "gradient", step, divisor=plan.expected_batch)
+    return _shaped(noisy, total), covered, std
 
 
-def noise_std(level: PlannedLevel, covered: Sequence[float], scales: Sequence[float]) -> float:
-    """The one number s_t: large enough that every class k sees at least its planned multiplier noise / scale_k."""
-    return level.noise * max(value / scale for value, scale in zip(covered, scales, strict=True))
+def _shaped(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    parts = torch.split(flat, [value.numel() for value in like.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+def noise_std(
+    level: PlannedLevel, sensitivity: Tensor, scales: Tensor, spacing: float, dimension: int, batch: float
+) -> tuple[tuple[float, ...], float]:
+    """The sensitivities to cover per class, and the one number s_t that does.
+
+    It is large enough that every class k sees at least its planned multiplier noise / scale_k. With many classes one
+    covered sensitivity stands for all of them, per unit of scale.
+    """
+    covered = noise.charged(sensitivity.cpu(), spacing, dimension, batch)
+    ratio = float((covered / scales).max())
+    listed = tuple(covered.tolist()) if len(covered) <= _LISTED_CLASSES else (ratio,)
+    return listed, level.noise * ratio

@@ -5,7 +5,7 @@ Nothing here imports torch at run time, so that ``evenhand verify`` and ``evenha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -53,17 +53,38 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Public:
+    """Constants of the plan that rules and queries may use; the same at every step.
+
+    ``batch`` is the EXPECTED batch size. ``rate`` and ``expected`` have one entry per owner class: its sampling rate
+    and how many of its records a step is expected to draw (a column like ``State.bound``).
+    """
+
+    batch: float = 1.0
+    steps_per_epoch: float = 1.0
+    groups: int = 1
+    rate: Tensor | Sequence[float] = (1.0,)
+    expected: Tensor | Sequence[float] = (1.0,)
+
+
+@dataclass(frozen=True)
 class State:
     """What a rule may use besides its rows: public constants and answers that are already private.
 
     ``bound`` has one clip bound per owner class. ``answers`` holds the noisy side queries of this step by name,
-    ``memory`` what the rule itself derived from earlier answers.
+    ``memory`` what the rule itself derived from earlier answers, ``public`` the constants of the plan.
     """
 
     step: int
     bound: Tensor
     answers: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
+    public: Public = field(default_factory=Public)
+
+    @property
+    def epoch(self) -> int:
+        """Whole epochs before this step, counted as schedules count them."""
+        return int((self.step + 1e-9) / self.public.steps_per_epoch)
 
 
 @dataclass(frozen=True)
@@ -80,11 +101,13 @@ class Pass:
 
     ``loss`` and ``norm`` have one entry per record (norm over all trainable parameters). ``weighted_sum(w)`` gives
     ``sum_i w_i g_i`` by parameter name. A row whose norm is not finite is left out of the sum whatever its weight.
+    ``finite`` says that no row is such.
     """
 
     loss: Tensor
     norm: Tensor
     weighted_sum: Callable[[Tensor], dict[str, Tensor]]
+    finite: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ def run(
     queries: tuple[Query, ...] = (),
 ) -> Released:
     mechanism = Mechanism(made_plan, rule or Clip(), queries, Stream.insecure(seed, 0))
-    return private_gradient(mechanism, vectors(gradients), batch or rows(gradients.shape[0]), {})
+    drawn = rows(gradients.shape[0]) if batch is None else batch  # an empty batch is false
+    return private_gradient(mechanism, vectors(gradients), drawn, {})
 
 
 def almost_noiseless() -> Plan:

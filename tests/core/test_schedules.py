@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.errors import UsageError
-from evenhand.schedules import Constant, Linear, Phases, Schedule, Step, Time
+from evenhand.schedules import Constant, Linear, Phases, Schedule, Step, Table, Time
 
 SHAPES: list[tuple[Schedule, object]] = [
     (Constant(bound=2.0), lambda epoch: 1.0),
@@ -29,6 +29,35 @@ def test_segments_equal_the_pointwise_values(steps: int, per_epoch: float) -> No
             assert noise == pytest.approx(value(epoch)) or math.isclose(  # type: ignore[operator]
                 step % per_epoch, 0, abs_tol=1e-6
             )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "bound"),
+    [
+        (Constant(bound=2.0), lambda epoch: 2.0),
+        (Linear(bound=2.0), lambda epoch: 2.0),
+        (Linear(bound=2.0, bound_decay=0.9), lambda epoch: 2.0 * 0.9**epoch),
+        (Time(bound=2.0, bound_decay=0.1), lambda epoch: 2.0 / (1 + 0.1 * epoch)),
+        (Step(bound=2.0, every=3, bound_decay=0.5), lambda epoch: 2.0 * 0.5 ** (epoch // 3)),
+        (Table.of(lambda epoch: (1.0, 3.0 - epoch / 10), epochs=12), lambda epoch: 3.0 - min(epoch, 11) / 10),
+    ],
+)
+def test_the_clip_bound_decays_on_request(schedule: Schedule, bound: object) -> None:
+    bounds = [level.bound for count, level in schedule.segments(150, 10) for _ in range(count)]
+    assert bounds == pytest.approx([bound(step // 10) for step in range(150)])  # type: ignore[operator]
+
+
+def test_the_decay_of_the_bound_leaves_that_of_the_noise() -> None:
+    for alone, both in ((Linear(decay=0.9), Linear(decay=0.9, bound_decay=0.7)), (Step(), Step(bound_decay=0.1))):
+        noises = [[level.noise for count, level in s.segments(99, 4) for _ in range(count)] for s in (alone, both)]
+        assert noises[0] == noises[1]
+
+
+def test_a_table_takes_any_function_and_is_plain_data() -> None:
+    made = Table.of(lambda epoch: (2.0 if epoch % 2 else 1.0, 1.0 + epoch), epochs=5)
+    assert made == Table(noise=[1, 2, 1, 2, 1], bound=[1, 2, 3, 4, 5])  # type: ignore[arg-type]
+    assert made.segments(4, 2) == Table(noise=(1.0, 2.0), bound=(1.0, 2.0)).segments(4, 2)
+    assert sum(count for count, _ in made.segments(1000, 2.7)) == 1000
 
 
 @given(steps=st.integers(5, 3000), n=st.integers(1, 5), length=st.floats(0.3, 1.0))
@@ -59,6 +88,11 @@ def test_phases_follow_the_papers_lengths() -> None:
         lambda: Phases(n=0),
         lambda: Phases(noise=-1),
         lambda: Phases(n=5).segments(4, 1),
+        lambda: Linear(bound_decay=0.0),
+        lambda: Table(noise=(), bound=()),
+        lambda: Table(noise=(1.0, 2.0)),
+        lambda: Table(noise=(0.0,)),
+        lambda: Table.of(lambda epoch: (1.0, 1.0), epochs=0),
     ],
 )
 def test_impossible_shapes_are_refused(construct: object) -> None:

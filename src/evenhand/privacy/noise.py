@@ -1,4 +1,4 @@
-"""Gaussian noise on a power-of-two grid: what is added, and what the rounding costs.
+"""Gaussian noise on a power-of-two grid: what the rounding costs. It is added in ``releasing.py``.
 
 The sum is rounded to the grid before the noise is added, so the released value is the rounding of (a number on the
 grid + Gaussian): post-processing of a Gaussian mechanism whose sensitivity grows by ``slack``. Low-order bits of the
@@ -8,14 +8,9 @@ released floats then carry no trace of the datum (the attack of Mironov 2012). W
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from evenhand.streams import Domain, Stream
-
+S = TypeVar("S", bound=Any)
 GRID_BITS = 30
 
 
@@ -44,14 +39,7 @@ def slack(spacing: float, dimension: int) -> float:
     return spacing * math.sqrt(dimension)
 
 
-def charged(sensitivity: float, spacing: float, dimension: int, expected_batch: float) -> float:
-    """The sensitivity that the noise must cover: the rule's own, plus float rounding, plus the grid."""
-    return sensitivity * (1 + rounding(expected_batch)) + slack(spacing, dimension)
-
-
-def release(
-    total: NDArray[np.float64], std: float, spacing: float, stream: Stream, domain: Domain, step: int, offset: int = 0
-) -> NDArray[np.float64]:
-    """``total`` rounded to the grid plus N(0, std^2) rounded to the grid; exact addition in float64."""
-    noise = stream.normals(domain, step, total.size, offset).reshape(total.shape)
-    return (np.rint(total / spacing) + np.rint(noise * (std / spacing))) * spacing
+def charged(sensitivity: S, spacing: float, dimension: int, expected_batch: float) -> S:
+    """The sensitivity (a number or a column of them) that the noise must cover: float rounding and the grid added."""
+    covered: S = sensitivity * (1 + rounding(expected_batch)) + slack(spacing, dimension)
+    return covered

@@ -20,6 +20,11 @@ class Rule(ABC):
     reference: ClassVar[str] = ""
     guarantee: ClassVar[Guarantee] = "not established"
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the side queries whose answers this rule reads."""
+        return ()
+
     @abstractmethod
     def sensitivity(self, state: State) -> Tensor:
         """Largest change of the weighted sum by one record, per owner class: a column like ``state.bound``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from evenhand import references
 from evenhand.registry import register
 from evenhand.rules.base import SampleRule
 from evenhand.types import State, Stats
@@ -31,7 +32,7 @@ class Clip(SampleRule):
     """
 
     name = "clip"
-    reference = "Abadi et al. 2016, Deep Learning with Differential Privacy"
+    reference = references.ABADI.text
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """min(1, C / n); 1 for a zero gradient."""

@@ -5,5 +5,6 @@ from evenhand.schedules.base import Schedule
 from evenhand.schedules.constant import Constant
 from evenhand.schedules.decay import Linear, Step, Time
 from evenhand.schedules.phases import Phases
+from evenhand.schedules.table import Table
 
-__all__ = ["Constant", "Linear", "Phases", "Schedule", "Step", "Time", "register"]
+__all__ = ["Constant", "Linear", "Phases", "Schedule", "Step", "Table", "Time", "register"]

@@ -1,0 +1,138 @@
+"""The papers that the methods come from, in words and as BibTeX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A paper.
+
+    Examples:
+      >>> print(ABADI.bibtex.splitlines()[0])
+      @inproceedings{abadi2016deep,
+    """
+
+    key: str
+    who: str
+    year: int
+    title: str
+    authors: str
+    where: str
+
+    @property
+    def text(self) -> str:
+        """One line for tables."""
+        return f"{self.who} {self.year}, {self.title}"
+
+    @property
+    def bibtex(self) -> str:
+        """An entry for a .bib file; ``where`` holds its kind and its further fields."""
+        kind, *fields = self.where.split("; ")
+        pairs = [("title", self.title), ("author", self.authors), ("year", str(self.year))]
+        pairs += [tuple(field.split("=", 1)) for field in fields]  # type: ignore[misc]
+        lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in pairs)
+        return f"@{kind}{{{self.key},\n{lines}\n}}"
+
+
+ABADI = Reference(
+    "abadi2016deep",
+    "Abadi et al.",
+    2016,
+    "Deep Learning with Differential Privacy",
+    "Abadi, Mart{\\'i}n and Chu, Andy and Goodfellow, Ian and McMahan, H. Brendan and Mironov, Ilya and Talwar, Kunal "
+    "and Zhang, Li",
+    "inproceedings; booktitle=ACM SIGSAC Conference on Computer and Communications Security; pages=308--318",
+)
+BU_2023 = Reference(
+    "bu2023automatic",
+    "Bu et al.",
+    2023,
+    "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
+    "Bu, Zhiqi and Wang, Yu-Xiang and Zha, Sheng and Karypis, George",
+    "inproceedings; booktitle=Advances in Neural Information Processing Systems; volume=36",
+)
+YANG = Reference(
+    "yang2022normalized",
+    "Yang et al.",
+    2022,
+    "Normalized/Clipped SGD with Perturbation for Differentially Private Non-Convex Optimization",
+    "Yang, Xiaodong and Zhang, Huishuai and Chen, Wei and Liu, Tie-Yan",
+    "misc; eprint=2206.13033; archiveprefix=arXiv",
+)
+XIA = Reference(
+    "xia2023differentially",
+    "Xia et al.",
+    2023,
+    "Differentially Private Learning with Per-Sample Adaptive Clipping",
+    "Xia, Tianyu and Shen, Shuheng and Yao, Su and Fu, Xinyi and Xu, Ke and Xu, Xiaolong and Fu, Xing",
+    "inproceedings; booktitle=AAAI Conference on Artificial Intelligence; volume=37",
+)
+BU_2021 = Reference(
+    "bu2021convergence",
+    "Bu et al.",
+    2021,
+    "On the Convergence and Calibration of Deep Learning with Differential Privacy",
+    "Bu, Zhiqi and Wang, Hua and Dai, Zongyu and Long, Qi",
+    "misc; eprint=2106.07830; archiveprefix=arXiv",
+)
+ESIPOVA = Reference(
+    "esipova2022disparate",
+    "Esipova et al.",
+    2022,
+    "Disparate Impact in Differential Privacy from Gradient Misalignment",
+    "Esipova, Maria S. and Ghomi, Atiyeh Ashari and Luo, Yaqiao and Cresswell, Jesse C.",
+    "misc; eprint=2206.07737; archiveprefix=arXiv",
+)
+CHILUKOTI_2023 = Reference(
+    "chilukoti2023auto",
+    "Chilukoti et al.",
+    2023,
+    "Auto DP-SGD: Dual Improvements of Privacy and Accuracy via Automatic Clipping Threshold and Noise Multiplier "
+    "Estimation",
+    "Chilukoti, Sai Venkatesh and Hossen, Md Imran and Shan, Liqun and Tida, Vijay Srinivas and Hei, Xiali",
+    "misc; eprint=2312.02400v1; archiveprefix=arXiv",
+)
+CHILUKOTI_2025 = Reference(
+    "chilukoti2025global",
+    "Chilukoti et al.",
+    2025,
+    "DP-SGD-Global-Adapt-V2-S: Triad Improvements of Privacy, Accuracy and Fairness via Step Decay Noise Multiplier "
+    "and Step Decay Upper Clipping Threshold",
+    "Chilukoti, Sai Venkatesh and Hossen, Md Imran and Shan, Liqun and Tida, Vijay Srinivas and Bappy, Mahathir "
+    "Mohammad and Tian, Wenmeng and Hei, Xiali",
+    "misc; eprint=2312.02400v2; archiveprefix=arXiv",
+)
+XU = Reference(
+    "xu2021removing",
+    "Xu et al.",
+    2021,
+    "Removing Disparate Impact on Model Accuracy in Differentially Private Stochastic Gradient Descent",
+    "Xu, Depeng and Du, Wei and Wu, Xintao",
+    "inproceedings; booktitle=ACM SIGKDD Conference on Knowledge Discovery and Data Mining",
+)
+BOENISCH = Reference(
+    "boenisch2024have",
+    "Boenisch et al.",
+    2024,
+    "Have it your way: Individualized Privacy Assignment for DP-SGD",
+    'Boenisch, Franziska and M{\\"u}hl, Christopher and Dziedzic, Adam and Rinberg, Roy and Papernot, Nicolas',
+    "inproceedings; booktitle=Advances in Neural Information Processing Systems; volume=36",
+)
+TIAN = Reference(
+    "tian2026ino",
+    "Tian et al.",
+    2026,
+    "INO-SGD: Addressing Utility Imbalance under Individualized Differential Privacy",
+    "Tian, Xiao and Fan, Jue and Sim, Rachael Hwee Ling and Low, Bryan Kian Hsiang",
+    "misc; eprint=2605.07930; archiveprefix=arXiv",
+)
+HUANG = Reference(
+    "huang2025steps",
+    "Huang and Xie",
+    2025,
+    "Steps Adaptive Decay DPSGD: Enhancing Performance on Imbalanced Datasets with Differential Privacy with HAM10000",
+    "Huang, Xiaobo and Xie, Fang",
+    "misc; eprint=2507.06619; archiveprefix=arXiv",
+)

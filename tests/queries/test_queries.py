@@ -1,0 +1,81 @@
+"""Side queries: each record's vector, its norm, and the count it adds up to."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch.func import vmap
+
+from evenhand import queries as package
+from evenhand.errors import UsageError
+from evenhand.queries import Exceedance, GroupCounts, GroupSizes, Query
+from evenhand.types import Facts, Public, State, Stats
+
+FACTS = Facts(100, (("x", 60), ("y", 40)), groups=("a", "b", "c"))
+
+
+def batch(count: int, seed: int = 0) -> Stats:
+    generator = torch.Generator().manual_seed(seed)
+    return Stats(
+        norm=torch.rand(count, generator=generator, dtype=torch.float64) * 4,
+        loss=torch.rand(count, generator=generator, dtype=torch.float64),
+        group=torch.randint(0, 3, (count,), generator=generator),
+        owner=torch.randint(0, 2, (count,), generator=generator),
+        record=torch.arange(count),
+    )
+
+
+STATE = State(
+    0, torch.tensor([1.0, 3.0], dtype=torch.float64), memory={"threshold": 2.0}, public=Public(50.0, groups=3)
+)
+QUERIES: list[Query] = [GroupSizes(share=0.01), GroupCounts(noise=10.0), Exceedance(share=0.01, factor=0.7)]
+
+
+def by_row(query: Query, stats: Stats) -> torch.Tensor:
+    columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
+    return vmap(lambda *row: query.value(Stats(*row), STATE))(*columns)
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
+def test_a_record_changes_one_count_by_at_most_one(query: Query) -> None:
+    stats = batch(200)
+    values = by_row(query, stats)
+    assert values.shape == (200, query.width(FACTS))
+    assert set(values.unique().tolist()) <= {0.0, 1.0}
+    assert (values.norm(dim=1) <= query.sensitivity).all()
+    assert torch.equal(values, query.value(stats, STATE)), "a column gives what rows alone give"
+
+
+def test_counts() -> None:
+    stats = batch(300)
+    norm, group, owner = stats.norm.tolist(), stats.group.tolist(), stats.owner.tolist()
+    over = [sum(g == k and n > (1.0, 3.0)[o] for n, g, o in zip(norm, group, owner, strict=True)) for k in range(3)]
+    size = [group.count(k) for k in range(3)]
+    counts = by_row(GroupCounts(share=0.1), stats).sum(0).tolist()
+    assert counts == [*over, *(b - m for b, m in zip(size, over, strict=True))]
+    assert by_row(GroupSizes(share=0.1), stats).sum(0).tolist() == size
+    assert by_row(Exceedance(share=0.1), stats).sum(0).tolist() == [sum(n > 0.7 * 2.0 for n in norm)]
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
+def test_every_query_of_ours_has_the_sensitivity_one(query: Query) -> None:
+    assert query.sensitivity == 1.0
+    names = {part.name for _, part in inspect.getmembers(package, inspect.isclass) if part is not Query}
+    assert names == {each.name for each in QUERIES}
+
+
+def test_a_norm_at_the_bound_is_not_above_it() -> None:
+    zero = torch.zeros(1, dtype=torch.long)
+    at = Stats(torch.ones(1, dtype=torch.float64), torch.ones(1), zero, zero, zero)
+    assert GroupCounts(share=0.1).value(at, STATE).tolist() == [[0, 0, 0, 1, 0, 0]]
+
+
+def test_exceedance_needs_a_rule_with_a_threshold() -> None:
+    with pytest.raises(UsageError, match="this rule keeps none"):
+        Exceedance(share=0.1).value(batch(3), State(0, torch.ones(2)))
+    with pytest.raises(UsageError, match="greater than 0"):
+        Exceedance(share=0.1, factor=0.0)
+    with pytest.raises(UsageError, match="either share="):
+        Exceedance(share=0.1, noise=3.0)
