@@ -1,0 +1,31 @@
+"""``evenhand check``: try to show that the rules and queries in a file of yours are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenhand.cli import options
+
+NAME = "check"
+EXAMPLE = "evenhand check my_rule.py"
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="Your file; it is executed.")],
+    json: options.Json = False,
+) -> None:
+    """Run the conformance kit on everything that FILE.py registers; exit code 1 if a check fails.
+
+    Passing is no proof: it means that nothing was found.
+    """
+    from evenhand.testing.files import subjects_in
+    from evenhand.testing.kit import check
+
+    found = [check(subject) for subject in subjects_in(file)]
+    ok = all(each.ok for each in found)
+    options.emit({"ok": ok, "subjects": [each.to_json() for each in found]}, "\n\n".join(map(str, found)), json)
+    if not ok:
+        raise typer.Exit(1)

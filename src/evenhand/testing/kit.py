@@ -1,0 +1,76 @@
+"""``check``: everything the kit tries on a rule, a query or a whole mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from evenhand import _validate
+from evenhand.queries import Query
+from evenhand.rules import Rule
+from evenhand.testing import audit_check, noise_checks, pure_checks, rule_checks, step_checks
+from evenhand.testing.findings import Finding, Findings
+from evenhand.testing.subjects import Subject
+
+Check = Callable[[Subject], tuple[bool, str]]
+
+CHECKS: dict[str, Check] = {
+    "form": rule_checks.form,
+    "sensitivity": rule_checks.sensitivity,
+    "isolation": rule_checks.isolation,
+    "order": rule_checks.order,
+    "purity": pure_checks.purity,
+    "memory": pure_checks.memory,
+    "round_trip": pure_checks.round_trip,
+    "step": step_checks.step,
+    "ledger": step_checks.ledger,
+    "noise": noise_checks.noise,
+    "audit": audit_check.audit,
+    "sampling": noise_checks.sampling,
+    "accounting": step_checks.accounting,
+}
+"""Every check by name, in the order in which they run."""
+
+_OF_CLAIMS = {"sensitivity", "step", "ledger", "noise", "audit", "accounting"}
+
+
+def check(part: Subject | Rule | Query, *, only: Sequence[str] = ()) -> Findings:
+    """Try to show that a rule, a query or a whole mechanism is wrong.
+
+    Args:
+      part: an instance; a rule comes with the queries it needs, a query beside plain clipping. To test another step,
+        noise, sampler or accounting, put it in a ``Subject``.
+      only: names of the checks to run; all of them by default. A search is the same at every run.
+
+    Formal guarantees:
+      None: a part that passes was not caught. What fails is wrong, up to a false-alarm rate below 1e-6 a check.
+
+    Examples:
+      >>> from evenhand.rules import Clip
+      >>> check(Clip(), only=["form", "isolation"]).ok
+      True
+    """
+    subject = Subject.of(part)
+    names = [_validate.known(name, CHECKS, "check") for name in only] or list(CHECKS)
+    return Findings(subject.name, tuple(_finding(subject, name) for name in names))
+
+
+def assert_conforms(part: Subject | Rule | Query, *, only: Sequence[str] = ()) -> None:
+    """``check`` for a test: raises AssertionError with the whole table if anything failed.
+
+    Examples:
+      >>> from evenhand.rules import Clip
+      >>> assert_conforms(Clip(), only=["round_trip"])
+    """
+    found = check(part, only=only)
+    if not found.ok:
+        raise AssertionError(str(found))
+
+
+def _finding(subject: Subject, name: str) -> Finding:
+    if name in _OF_CLAIMS and not subject.private:
+        return Finding(name, True, "not tried: the rule says that it is not private")
+    try:
+        ok, message = CHECKS[name](subject)
+    except Exception as error:
+        ok, message = False, f"raises {type(error).__name__}: {error}"
+    return Finding(name, ok, message)

@@ -1,0 +1,136 @@
+"""The private step once more, slow and plain: one row after another, nothing shared with the fast one but its noise.
+
+The kit holds every step to it. Each piece is a method, so that the zoo can get exactly one of them wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evenhand.planning import Plan, PlannedLevel
+from evenhand.privacy import noise
+from evenhand.privacy.ledger import Commit
+from evenhand.queries import Query
+from evenhand.rules import Rule
+from evenhand.step import Mechanism, Released
+from evenhand.streams import Domain, Stream
+from evenhand.testing.subjects import public
+from evenhand.testing.weighing import by_row, taken, weights
+from evenhand.types import Batch, Pass, State, Stats
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ReferenceStep:
+    """Callable like ``private_gradient``, and equal to it up to rounding.
+
+    Examples:
+      >>> from evenhand.testing import Subject, check
+      >>> from evenhand.rules import Clip
+      >>> check(Subject(Clip(), step=ReferenceStep()), only=["step"]).ok
+      True
+    """
+
+    def __call__(self, mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Released:
+        """One step."""
+        plan, level = mechanism.plan, mechanism.plan.level_at(batch.position)
+        used = self.used(result)
+        stats = Stats(result.norm.double(), result.loss.double(), batch.group, batch.owner, batch.record)
+        bound = torch.tensor([level.bound * scale for scale in plan.scales], dtype=torch.float64)
+        state = State(batch.position, bound, {}, memory, public(plan))
+        answers: dict[str, Tensor] = {}
+        asked: list[tuple[float, float]] = []
+        offset = 0
+        for query, multiplier in zip(mechanism.queries, level.queries, strict=True):
+            total = self.asked(query, taken(stats, used), state)
+            spacing = noise.grid(query.sensitivity)
+            charged = float(noise.charged(query.sensitivity, spacing, total.size, plan.expected_batch))
+            drawn = self.answer_noise(mechanism.stream, state.step, total.size, offset, multiplier * charged)
+            answers[query.name] = torch.from_numpy(on_grid(total, spacing) + on_grid(drawn, spacing))
+            asked.append((charged, multiplier * charged))
+            offset += total.size
+        state = replace(state, answers=answers)
+        sensitivity = mechanism.rule.sensitivity(state)
+        total, shapes = self.total(result, self.weights(mechanism.rule, stats, used, state, sensitivity), sensitivity)
+        spacing = noise.grid(float(sensitivity.max()))
+        covered = self.covered(sensitivity, spacing, total.size, plan)
+        std = self.std(level, covered, plan)
+        commit = Commit(state.step, 1, covered, std, tuple(asked))
+        rounded = self.rounded(total, spacing)
+        noisy = rounded + self.noise(mechanism.stream, commit, total.size, len(used), spacing)
+        flat = torch.from_numpy(noisy / self.divisor(plan, len(used)))
+        pieces = torch.split(flat, [shape.numel() for shape in shapes.values()])
+        return Released(
+            gradient={name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)},
+            memory=mechanism.rule.advance(state),
+            commit=commit,
+            left_out=len(batch) - len(used),
+        )
+
+    def used(self, result: Pass) -> Tensor:
+        """Numbers of the rows that are finite."""
+        return torch.nonzero(torch.isfinite(result.norm) & torch.isfinite(result.loss)).flatten()
+
+    def asked(self, query: Query, stats: Stats, state: State) -> Vector:
+        """A query's sum of values, each held to the declared norm."""
+        values = by_row(query.value, stats, state).double().numpy()
+        total = np.zeros(values.shape[1])
+        for value in values:
+            total += value * min(1.0, query.sensitivity / max(float(np.linalg.norm(value)), 1e-300))
+        return total
+
+    def weights(self, rule: Rule, stats: Stats, used: Tensor, state: State, sensitivity: Tensor) -> Tensor:
+        """The rule's weights, each held to ``0 <= w n <= S`` of its owner class; 0 for rows that are not used."""
+        found = torch.zeros(stats.norm.shape[0], dtype=torch.float64)
+        for i, weight in zip(used.tolist(), weights(rule, taken(stats, used), state).tolist(), strict=True):
+            norm, most = float(stats.norm[i]), float(sensitivity[stats.owner[i]])
+            if norm > 0 and np.isfinite(weight):
+                found[i] = min(max(weight, 0.0), most / norm, 1e30)
+        return found
+
+    def total(self, result: Pass, found: Tensor, sensitivity: Tensor) -> tuple[Vector, dict[str, torch.Size]]:
+        """The weighted sum as one vector, and the shapes to take it apart again."""
+        parts = result.weighted_sum(found)
+        flat = torch.cat([part.reshape(-1).double() for part in parts.values()]).numpy()
+        return flat, {name: part.shape for name, part in parts.items()}
+
+    def covered(self, sensitivity: Tensor, spacing: float, size: int, plan: Plan) -> tuple[float, ...]:
+        """The sensitivity per class that goes on the ledger: the rule's, and what rounding can add."""
+        return tuple(noise.charged(float(value), spacing, size, plan.expected_batch) for value in sensitivity)
+
+    def std(self, level: PlannedLevel, covered: tuple[float, ...], plan: Plan) -> float:
+        """Enough noise for the class that needs most."""
+        return level.noise * max(value / scale for value, scale in zip(covered, plan.scales, strict=True))
+
+    def rounded(self, total: Vector, spacing: float) -> Vector:
+        """The sum on the grid, so that low-order bits carry no trace of the datum."""
+        return on_grid(total, spacing)
+
+    def noise(self, stream: Stream, commit: Commit, size: int, used: int, spacing: float) -> Vector:
+        """The gradient's noise."""
+        return on_grid(commit.std * self.normals(stream, "gradient", commit.first, size), spacing)
+
+    def answer_noise(self, stream: Stream, step: int, size: int, offset: int, std: float) -> Vector:
+        """A query's noise."""
+        return std * self.normals(stream, "queries", step, size, offset)
+
+    def normals(self, stream: Stream, domain: Domain, step: int, size: int, offset: int = 0) -> Vector:
+        """Standard normals that nobody can predict and that are used once."""
+        return stream.normals(domain, step, size, offset)
+
+    def divisor(self, plan: Plan, used: int) -> float:
+        """What the noisy sum is divided by: never a count of records."""
+        return plan.expected_batch
+
+
+def on_grid(values: Vector, spacing: float) -> Vector:
+    """The nearest multiples of ``spacing``."""
+    return np.asarray(np.rint(values / spacing) * spacing)
