@@ -1,120 +1,215 @@
-"""Time of one training step: plain SGD beside per-record norms, clipping and the weighted sum, in one process.
+"""What a private step costs beside plain SGD: time and memory of evenhand, Opacus and vmap(grad), noise included.
 
-    python benchmarks/engine.py [--batch 256] [--rounds 9] [--threads 1] [--json]
+    python benchmarks/engine.py [--models MNIST,MLP] [--batches bar] [--threads 1] [--competitors ours,hooks] [--quick]
 
-Both sides take turns in blocks, so that a busy machine slows both; the ratio is that of the medians over the rounds.
-Noise is not part of it.
+Each cell (model, batch, threads) is a process of its own. In it the competitors take turns in blocks of steps, so that
+a busy machine slows all of them; the ratio is that of the medians over the rounds. With one thread it is of processor
+time, so that helper threads count; with more, of the clock on the wall. Memory: see ``engine_memory.py``. Before
+anything is timed, one step of every competitor without noise is compared with plain autograd, record by record.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from evenhand.gradients import Engine
+from engine_models import CASES, Case
+from engine_peers import Step, competitors, deviation
+from engine_report import Row, machine, markdown, misses, paste
 
-LOSS = nn.CrossEntropyLoss(reduction="none")
-
-
-def mnist_cnn() -> nn.Module:
-    """The small tanh-free network of the DP-SGD papers."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2), nn.ReLU(),
-        nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10),
-    )  # fmt: skip
+RATE, NOISE, BLOCK_SECONDS = 1e-6, 1.0, 0.2
+EXACT = 3e-5
+"""How far a step without noise may be from plain autograd's; that of ours still lies on the grid of the noise."""
 
 
-def mlp() -> nn.Module:
-    """104-256-256-2, the size of a network for census data."""
-    return nn.Sequential(nn.Linear(104, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
+def block(seconds: float) -> int:
+    """How many steps make a block: at least three, but only one of a very long step."""
+    return max(3, math.ceil(BLOCK_SECONDS / seconds)) if seconds < 2 * BLOCK_SECONDS else 1
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "MNIST CNN": (mnist_cnn, (1, 28, 28), 10),
-    "MLP 104-256-256-2": (mlp, (104,), 2),
-    "logistic regression": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), (1, 28, 28), 10),
-}
+def spent(steps: Iterator[Step], count: int) -> tuple[float, float]:
+    """Seconds per step over a block: on the wall, and of all processors, helper threads between the steps included.
 
-
-def sgd_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """Forward, backward, update."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        LOSS(model(x), y).mean().backward()
-        optimizer.step()
-
-    return step
-
-
-def private_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """The same with every record's gradient clipped, without the noise."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    engine = Engine(model, LOSS)
-
-    def step() -> None:
-        result = engine.run(x, y)
-        sums = result.weighted_sum((1.0 / result.norm.clamp(min=1e-12)).clamp(max=1.0))
-        for name, parameter in model.named_parameters():
-            parameter.grad = sums[name].div_(len(y))
-        optimizer.step()
-
-    return step
-
-
-def seconds(step: Callable[[], None], count: int) -> float:
-    """Time per step over a block of steps: processor time with one thread, else by the clock on the wall."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
+    What this thread does to get a step, such as drawing the batch, is not counted.
+    """
+    wall = drawing = 0.0
+    processor = time.process_time()
     for _ in range(count):
+        start = time.thread_time()
+        step = next(steps)
+        drawing += time.thread_time() - start
+        start = time.perf_counter()
         step()
-    return (clock() - start) / count
+        wall += time.perf_counter() - start
+    return wall / count, (time.process_time() - processor - drawing) / count
 
 
-def compare(name: str, batch: int, rounds: int) -> dict[str, float | str]:
-    """Medians of both sides over interleaved rounds, in milliseconds, and their ratio."""
-    make, shape, classes = MODELS[name]
-    x, y = torch.randn(batch, *shape), torch.randint(classes, (batch,))
-    steps = sgd_step(make(), x, y), private_step(make(), x, y)
-    once = [seconds(step, 3) for step in steps]
-    count = max(3, int(0.1 / once[0]))
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for step, column in zip(steps, times, strict=True):
-            column.append(seconds(step, count))
-    plain, private = (1e3 * statistics.median(column) for column in times)
-    return {
-        "model": name,
-        "sgd_ms": round(plain, 3),
-        "private_ms": round(private, 3),
-        "ratio": round(private / plain, 3),
-    }
+def timed(cell: Row) -> list[Row]:
+    """One row per competitor of a cell."""
+    case, known = CASES[cell["model"]], competitors()
+    x, y = case.data(cell["batch"])
+    steps: dict[str, Iterator[Step]] = {}
+    counts: dict[str, int] = {}
+    rows: list[Row] = []
+    for name in cell["competitors"]:
+        try:
+            made = known[name].steps(known[name].accept(case.build()), x, y, RATE, NOISE)
+            spent(made, 2)
+            counts[name] = block(spent(made, 1)[0])
+            steps[name] = made
+        except Exception as error:
+            rows.append({"competitor": name, "error": f"{type(error).__name__}: {error}"[:300]})
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for turn in range(cell["rounds"]):
+        order = list(steps)
+        for name in order[turn % len(order) :] + order[: turn % len(order)]:
+            times[name].append(spent(steps[name], counts[name]))
+    clock = 1 if cell["threads"] == 1 else 0
+    base = [pair[clock] for pair in times["SGD"]]
+    for name, pairs in times.items():
+        ratios = [pair[clock] / plain for pair, plain in zip(pairs, base, strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        wall, processor = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(pair[clock] for pair in pairs) / statistics.median(base)
+        figures = {"wall_ms": wall, "cpu_ms": processor, "ratio": ratio, "quartiles": [low, high]}
+        rows.append({"competitor": name, **figures, "steps_per_round": counts[name]})
+    return rows
+
+
+def compared(cell: Row) -> dict[str, float | str]:
+    """How far each competitor's clipped mean gradient is from the true one on four records, or why it cannot run."""
+    case, known = CASES[cell["model"]], competitors()
+    found: dict[str, float | str] = {}
+    for name in (name for name in cell["competitors"] if known[name].private):
+        for dtype in (torch.float64, torch.float32):  # torch's vmap of an LSTM takes float32 only
+            torch.set_default_dtype(dtype)
+            try:
+                found[name] = deviation(known[name], case.build(), *case.data(4))
+                break
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"[:300]
+    return found
+
+
+def worker(script: str, task: str, cell: Row) -> Any:
+    """Do one task in a fresh process and read what it found."""
+    threads = {name: str(cell["threads"]) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    command = [sys.executable, str(Path(__file__).with_name(script)), "--worker", json.dumps(cell | {"task": task})]
+    done = subprocess.run(command, env=os.environ | threads, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{task} of {cell} failed with status {done.returncode}:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def exact(model: str, names: list[str]) -> dict[str, float | str]:
+    """What `compared` finds; nobody is timed beside one who computes something else."""
+    found: dict[str, float | str] = worker("engine.py", "compare", {"model": model, "threads": 1, "competitors": names})
+    wrong = {name: value for name, value in found.items() if isinstance(value, float) and not value < EXACT}
+    if wrong:
+        raise SystemExit(f"{model}: not the gradient that plain autograd gives, relative error {wrong}")
+    return found
+
+
+def measured(options: argparse.Namespace) -> Row:
+    """All rows of all cells, written down after each; progress goes to stderr."""
+    found: Row = {"machine": machine(), "rounds": options.rounds, "deviations": {}, "rows": []}
+    for model in options.models:
+        deviations = found["deviations"][model] = exact(model, options.competitors)
+        failed = [{"competitor": name, "error": text} for name, text in deviations.items() if isinstance(text, str)]
+        able = [name for name in options.competitors if not isinstance(deviations.get(name), str)]
+        for batch, threads in itertools.product(sizes(options.batches, CASES[model]), options.threads):
+            cell = {"model": model, "batch": batch, "threads": threads}
+            print(f"{model}, batch {batch}, {threads} thread(s)", file=sys.stderr, flush=True)
+            rows = worker("engine.py", "time", cell | {"rounds": options.rounds, "competitors": able})
+            rows = [cell | row for row in [*rows, *failed]]
+            weigh = options.memory and threads == options.threads[0]
+            found["rows"] += [weighed(row) for row in rows] if weigh else rows
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def sizes(text: str, case: Case) -> tuple[int, ...]:
+    """The batches to measure of a model."""
+    named = {"all": case.batches, "bar": (case.bar_batch,)}
+    return named[text] if text in named else tuple(int(size) for size in text.split(","))
+
+
+def weighed(row: Row) -> Row:
+    """The row with the competitor's peak memory, unless it could not run."""
+    cell = {name: row[name] for name in ("model", "batch", "threads", "competitor")}
+    return row if "error" in row else row | worker("engine_memory.py", "memory", cell)
+
+
+def chosen(text: str, names: list[str]) -> list[str]:
+    """Names that contain one of the comma-separated words."""
+    words = [word.strip().lower() for word in text.split(",")]
+    found = [name for name in names if any(word in name.lower() for word in words)]
+    if not found:
+        raise SystemExit(f"none of {', '.join(names)} contains {text!r}")
+    return found
+
+
+def parsed() -> argparse.Namespace:
+    """The options, with names resolved."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="", help="words in the names, separated by commas; default: all")
+    parser.add_argument("--batches", help="64,256 or bar (the size that the model's bar is for) or all, the default")
+    parser.add_argument("--threads", help="default: 1,2")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--competitors", default="", help="words in the names, separated by commas; SGD always runs")
+    parser.add_argument("--quick", action="store_true", help="SGD and ours, the bars' batches, 1 thread, 3 rounds")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave out peak memory")
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    parser.add_argument("--page", type=Path, help="also put the tables between the marks of this page")
+    parser.add_argument("--again", type=Path, help="measure nothing, take the figures of this JSON file")
+    parser.add_argument("--check", action="store_true", help="say which cells miss the bars; status 1 if any does")
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.models = chosen(options.models, list(CASES))
+    words = options.competitors or ("ours" if options.quick else "")
+    options.competitors = list(dict.fromkeys(["SGD", *chosen(words, list(competitors()))]))
+    options.batches = options.batches or ("bar" if options.quick else "all")
+    options.threads = [int(count) for count in (options.threads or ("1" if options.quick else "1,2")).split(",")]
+    options.rounds = options.rounds or (3 if options.quick else 9)
+    options.memory = options.memory and not options.quick
+    return options
+
+
+def work(cell: Row) -> Any:
+    """What the started process does."""
+    torch.set_num_threads(cell["threads"])
+    torch.manual_seed(0)
+    return {"time": timed, "compare": compared}[cell["task"]](cell)
 
 
 def main() -> None:
-    """Print a Markdown table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    rows = [compare(name, options.batch, options.rounds) for name in MODELS]
-    if options.json:
-        print(json.dumps({"batch": options.batch, "threads": options.threads, "rows": rows}))
+    """Measure, print Markdown, write JSON, check."""
+    options = parsed()
+    if options.worker:
+        print(json.dumps(work(options.worker)))
         return
-    print(f"| model, batch {options.batch} | SGD ms | private ms | ratio |\n|---|---|---|---|")
-    for row in rows:
-        print(f"| {row['model']} | {row['sgd_ms']} | {row['private_ms']} | {row['ratio']} |")
+    found = json.loads(options.again.read_text()) if options.again else measured(options)
+    text = markdown(found)
+    print(text)
+    if options.page:
+        paste(text, options.page)
+    if options.check:
+        missed = misses(found["rows"])
+        print("\n".join(["", *missed, f"{len(missed)} bars are missed."]))
+        sys.exit(1 if missed else 0)
 
 
 if __name__ == "__main__":

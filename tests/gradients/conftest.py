@@ -69,7 +69,7 @@ def agrees() -> Callable[..., Pass]:
         tolerance: float = 1e-9,
     ) -> Pass:
         expected = rows(model, loss_fn, inputs, targets, vectorise)
-        norm = torch.stack([r.double().flatten(1).square().sum(1) for r in expected.values()]).sum(0).sqrt()
+        norm = torch.stack([r.double().reshape(len(r), -1).square().sum(1) for r in expected.values()]).sum(0).sqrt()
         engine = Engine(model, loss_fn)
         engine.run(inputs, targets)
         result = engine.run(inputs, targets)

@@ -4,9 +4,13 @@
 record's gradient does not depend on the others, and ``register_kernel`` serves a layer type of your own.
 """
 
-from evenhand.gradients import conv, embedding, linear, norms  # noqa: F401 - importing a kernel registers it
+from evenhand.gradients import attention, conv, embedding, linear, norms, recurrent  # noqa: F401 - importing a kernel registers it
+from evenhand.gradients.doctor import examine
 from evenhand.gradients.engine import Engine, per_sample
+from evenhand.gradients.fixes import fix
 from evenhand.gradients.kernels import register_kernel
+from evenhand.gradients.microbatches import MicroBatches
 from evenhand.gradients.probe import probe
+from evenhand.gradients.serving import Layout
 
-__all__ = ["Engine", "per_sample", "probe", "register_kernel"]
+__all__ = ["Engine", "Layout", "MicroBatches", "examine", "fix", "per_sample", "probe", "register_kernel"]

@@ -2,137 +2,180 @@
 
 A record's norm must never come out too small. Sums within a record (over time, pixels, repeated calls) can cancel, and
 then float32 keeps few digits of what is left; ``reach`` of a share says how large the terms were. Rows in doubt are
-measured again in float64; rows where even their part of a float32 sum is in doubt are marked ``unsure`` for the caller.
+computed apart in float64, their norms and their part of the sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from evenhand.gradients.kernels import Share, chunks, row_squares
+from evenhand.gradients.kernels import Share
+from evenhand.gradients.measuring import CarefulGauge, Gauge, chunks, roundings
+from evenhand.gradients.rooms import Room
 from evenhand.gradients.tape import Call
 
-NORM_TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
-"""Relative error of a squared norm above which it is measured again."""
-SUM_TOLERANCE = 1e-3
-"""Relative error of a record's part of the weighted sum above which the record is computed apart."""
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+"""Relative error of a norm above which a record is computed apart."""
 CHUNK = 1 << 22
-
-
-def roundings(terms: int, summed: bool) -> float:
-    """How many units of rounding, times reach (or reach squared), a norm may be wrong by.
-
-    Measured on inputs made to cancel: a block of terms is added in order, so the error of a summed gradient grows with
-    their number until a block is full; Gram matrices do not sum over terms.
-
-    >>> roundings(16, True), roundings(4096, True), roundings(4096, False)
-    (2.0, 20.0, 3.0)
-    """
-    return min(1 + terms / 16, 20.0) if summed else 3.0
 
 
 class _Group:
     """Calls that share parameters (most often one call), whose gradients are added before a norm is taken."""
 
-    def __init__(self, calls: list[Call]):
-        self.calls = calls
-        self.shares: list[Share] = [call.share() for call in calls]
+    def __init__(self, calls: list[Call], rooms: list[Room]):
+        self._recorded = calls
+        self.calls = calls = _joined(calls)
         self.dtype = calls[0].site.dtype
+        self.shares: list[Share] = [call.share(room) for call, room in zip(calls, rooms, strict=False)]
 
-    def measure(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Squared norms, their possible error, and the possible error of the gradients themselves."""
+    def measure(self, gauge: Gauge) -> tuple[list[Tensor], Tensor | None]:
+        """Lengths whose squares add up, and how far rounding may have moved the gradient."""
         eps = torch.finfo(self.dtype).eps
         if len(self.shares) == 1:
             share = self.shares[0]
-            squares, reach = share.squares(), share.reach()
-            if reach is None:
-                return squares, None, None
-            slip = roundings(share.terms, True) * eps * reach.sqrt()
-            error = 2 * slip * squares.sqrt() if share.summed else roundings(share.terms, False) * eps * reach
-            return squares, error, slip
-        reaches = [share.reach() for share in self.shares]
-        lengths = [(s.squares() if r is None else r).sqrt() for s, r in zip(self.shares, reaches, strict=True)]
-        squares = self.joint_squares(torch.arange(len(lengths[0]), device=lengths[0].device), self.dtype)
-        slip = roundings(sum(s.terms for s in self.shares), True) * eps * torch.stack(lengths).sum(0)
-        return squares, 2 * slip * squares.sqrt(), slip
+            lengths, reach = share.lengths(gauge), share.reach(gauge)
+            return lengths, None if reach is None else reach.double() * (roundings(share.terms) * eps)
+        reaches = [share.reach(gauge) for share in self.shares]
+        extents = [
+            torch.stack([part.double() for part in s.lengths(gauge)]).norm(dim=0) if r is None else r.double()
+            for s, r in zip(self.shares, reaches, strict=True)
+        ]
+        every = torch.arange(len(extents[0]), device=extents[0].device)
+        parts = (self._joint(every[rows], self.dtype) for rows in chunks(len(every), self._row(), CHUNK))
+        careful = CarefulGauge()
+        lengths = [careful(torch.cat([g.reshape(len(g), -1) for g in part.values()], dim=1)) for part in parts]
+        terms = sum(share.terms for share in self.shares)
+        return [torch.cat(lengths)], torch.stack(extents).sum(0) * (roundings(terms) * eps)
 
-    def exact_squares(self, rows: Tensor) -> Tensor:
-        """Squared norms of some rows in float64."""
-        if len(self.calls) == 1:
-            share = self.calls[0].share(rows, torch.float64)
-            if share.summed:
-                return share.squares()
-        return self.joint_squares(rows, torch.float64)
+    def exactly(self, rows: Tensor) -> Iterator[tuple[slice, dict[int, Tensor]]]:
+        """The gradients of some rows in float64, a few rows at a time, by the identity of the parameter."""
+        for part in chunks(len(rows), self._row(), CHUNK):
+            yield part, self._joint(rows[part], torch.float64)
 
-    def joint_squares(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Squared norms of the instantiated and added gradients of some rows."""
-        per_row = sum(p.numel() for call in self.calls for p in call.site.parameters.values())
-        squares = []
-        for part in chunks(len(rows), per_row, CHUNK):
-            total: dict[int, Tensor] = {}
-            for call in self.calls:
-                for local, gradient in call.share(rows[part], dtype).instantiate().items():
-                    key = id(call.site.parameters[local])
-                    total[key] = total[key] + gradient if key in total else gradient
-            squares.append(torch.stack([row_squares(gradient) for gradient in total.values()]).sum(0))
-        return torch.cat(squares)
+    def check(self) -> None:
+        """Raise if an input was changed in place since the backward."""
+        for call in self._recorded:
+            call.check()
+
+    def _row(self) -> int:
+        return sum(p.numel() for call in self.calls for p in call.site.parameters.values())
+
+    def _joint(self, rows: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
+        total: dict[int, Tensor] = {}
+        for call in self.calls:
+            for local, gradient in call.share(Room(lean=False), rows, dtype).instantiate().items():
+                key = id(call.site.parameters[local])
+                total[key] = total[key] + gradient if key in total else gradient
+        return total
 
 
 class Bookkeeping:
     """Norms of all records, and their weighted sum, from one tape.
 
     ``names`` maps the identity of each trainable parameter to its name in the model. ``slip`` is how far rounding may
-    have moved a record's gradient.
+    have moved a record's gradient; ``clean`` says that every norm is finite and in the range of float32.
     """
 
-    def __init__(self, loss: Tensor, calls: list[Call], names: Mapping[int, str]):
+    def __init__(self, loss: Tensor, calls: list[Call], names: Mapping[int, str], rooms: list[Room]):
         self.loss, self._names = loss, names
-        self._groups = [_Group(members) for members in _connected(calls)]
-        squares = torch.zeros_like(loss)
-        errors, slips = [], []
-        for group in self._groups:
-            own, error, slip = group.measure()
-            squares += own
-            if error is not None and slip is not None:
-                errors.append(error)
-                slips.append(slip)
-        self.unsure: Tensor | None = None
-        self.slip = torch.stack(slips).sum(0) if slips else torch.zeros_like(loss)
-        if errors:
-            tolerance = max(NORM_TOLERANCE[group.dtype] for group in self._groups)
-            doubtful = ~(torch.stack(errors).sum(0) <= tolerance * squares)
+        members = _connected(calls)
+        self._groups = [_Group([calls[i] for i in own], [rooms[i] for i in own]) for own in members]
+        gauge = Gauge()
+        self._measure(gauge)
+        self.clean = gauge.trusted()
+        if not self.clean:
+            self._measure(CarefulGauge())
+        self._doubtful: Tensor | None = None
+        if self.slip is not None:
+            tolerance = max(TOLERANCE[group.dtype] for group in self._groups)
+            doubtful = ~(self._slips <= tolerance * self.norm.square())
             if bool(doubtful.any()):
-                rows = doubtful.nonzero().squeeze(1)
-                squares[rows] = torch.stack([group.exact_squares(rows) for group in self._groups]).sum(0)
-                self.unsure = ~(self.slip <= SUM_TOLERANCE * squares.sqrt()) & doubtful
-        self.norm = squares.sqrt_()
+                self._set_apart(doubtful.nonzero().squeeze(1))
+
+    def _measure(self, gauge: Gauge) -> None:
+        every: list[Tensor] = []
+        slips: list[Tensor] = []
+        sizes: list[Tensor] = []
+        for group in self._groups:
+            lengths, slip = group.measure(gauge)
+            every += lengths
+            if slip is not None:
+                slips.append(slip)
+                sizes.append(lengths[0] if len(lengths) == 1 else torch.stack(lengths).norm(dim=0))
+        self.norm = (
+            torch.linalg.vector_norm(torch.stack(every).double(), dim=0) if every else torch.zeros_like(self.loss)
+        )
+        self.slip: Tensor | None = None
+        if slips:
+            moved = torch.stack(slips)
+            self.slip = moved.sum(0)
+            self._slips = (moved * torch.stack(sizes)).sum(0)
+
+    def _set_apart(self, rows: Tensor) -> None:
+        squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+        measure = CarefulGauge()
+        for group in self._groups:
+            for part, gradients in group.exactly(rows):
+                for gradient in gradients.values():
+                    squares[part] += measure(gradient).square()
+        self.norm[rows] = squares.sqrt_()
+        self._doubtful = rows
 
     def weighted_sum(self, weights: Tensor, usable: Tensor | None) -> dict[str, Tensor]:
         """``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere)."""
-        total: dict[str, Tensor] = {}
+        apart = self._doubtful
+        quick = weights if apart is None else weights.index_fill(0, apart, 0.0)
         rows = None if usable is None else usable.nonzero().squeeze(1)
+        total: dict[str, Tensor] = {}
         if rows is not None:
-            weights = weights[rows]
+            quick = quick[rows]
             if not len(rows):
                 return total
         for group in self._groups:
+            own = quick.to(group.dtype)
+            group.check()
             for call, whole in zip(group.calls, group.shares, strict=True):
-                share = whole if rows is None else call.share(rows)
-                call.check()
-                for local, part in share.weighted_sum(weights.to(group.dtype)).items():
+                share = whole if rows is None else call.share(Room(lean=True), rows)
+                for local, part in share.weighted_sum(own).items():
                     name = self._names[id(call.site.parameters[local])]
                     total[name] = total[name] + part if name in total else part
+        if apart is not None:
+            self._add_apart(total, weights, apart if usable is None else apart[usable[apart]])
         return total
 
+    def _add_apart(self, total: dict[str, Tensor], weights: Tensor, rows: Tensor) -> None:
+        for group in self._groups:
+            for part, gradients in group.exactly(rows):
+                for key, gradient in gradients.items():
+                    name = self._names[key]
+                    own = (weights[rows[part]].double() @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
+                    total[name] = (total[name] + own).to(total[name].dtype)
 
-def _connected(calls: list[Call]) -> list[list[Call]]:
-    """Calls grouped so that no parameter occurs in two groups."""
-    groups: list[tuple[set[int], list[Call]]] = []
-    for call in calls:
-        keys, members = {id(p) for p in call.site.parameters.values()}, [call]
+
+def _joined(calls: list[Call]) -> list[Call]:
+    """Calls of one layer as a single one with more terms, where its kernel can do that."""
+    if len(calls) == 1:
+        return calls
+    site = calls[0].site
+    join = getattr(site.kernel, "join", None)
+    if join is None or any(call.site is not site for call in calls):
+        return calls
+    return [replace(calls[0], tensors=join(site.module, [call.tensors for call in calls]))]
+
+
+def _connected(calls: list[Call]) -> list[list[int]]:
+    """Indices of calls grouped so that no parameter occurs in two groups."""
+    if len({id(p) for call in calls for p in call.site.parameters.values()}) == sum(
+        len(call.site.parameters) for call in calls
+    ):
+        return [[i] for i in range(len(calls))]
+    groups: list[tuple[set[int], list[int]]] = []
+    for i, call in enumerate(calls):
+        keys, members = {id(p) for p in call.site.parameters.values()}, [i]
         apart = []
         for group in groups:
             if group[0] & keys:

@@ -6,40 +6,67 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenhand.gradients.kernels import register_kernel, row_squares
+from evenhand.gradients.kernels import register_kernel
+from evenhand.gradients.measuring import Gauge
+from evenhand.gradients.rooms import Room
+
+
+def _first(index: Tensor, entries: int, room: Room) -> Tensor:
+    """For each place of a row a number below T, the same for places of the same index and for no others.
+
+    >>> _first(torch.tensor([[7, 7, 3], [1, 2, 3]]), 8, Room(lean=True))
+    tensor([[1, 1, 0],
+            [0, 1, 2]])
+    """
+    size, times = index.shape
+    if room.keeps(size * entries, index):
+        # Only what has been written is read, so the table need not be cleared.
+        table = room.empty("places", (size, entries), index)
+        return table.scatter_(1, index, torch.arange(times, device=index.device).expand(size, -1)).gather(1, index)
+    ordered, order = index.sort(dim=1)
+    runs = torch.zeros_like(index)
+    runs[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(1)
+    return torch.empty_like(index).scatter_(1, order, runs)
+
+
+def _table(index: Tensor, rows: Tensor, entries: int) -> Tensor:
+    """Rows (B, T, d) added up by their index (B, T)."""
+    place = index.reshape(-1, 1).expand(-1, rows.shape[2])
+    return rows.new_zeros(entries, rows.shape[2]).scatter_add_(0, place, rows.reshape(-1, rows.shape[2]))
 
 
 class _Lookup:
     """Indices (B, T) and output gradients (B, T, d); places of the padding index carry a zero gradient."""
 
-    summed = True
-
-    def __init__(self, index: Tensor, grad: Tensor, entries: int):
+    def __init__(self, index: Tensor, grad: Tensor, entries: int, room: Room):
         self.terms = grad.shape[1]
-        self.index, self.grad, self.entries = index, grad, entries
+        self.index, self.grad, self.entries, self._room = index, grad, entries, room
 
-    def squares(self) -> Tensor:
-        size, _, width = self.grad.shape
+    def lengths(self, gauge: Gauge) -> list[Tensor]:
+        """Lengths of the sums over all places of an index."""
         if self.terms == 1:
-            return row_squares(self.grad)
-        rows = torch.arange(size, device=self.index.device).unsqueeze(1)
-        keys, place = torch.unique((rows * self.entries + self.index).flatten(), return_inverse=True)
-        sums = self.grad.new_zeros(len(keys), width).index_add_(0, place, self.grad.reshape(-1, width))
-        total = torch.zeros(size, dtype=torch.float64, device=self.grad.device)
-        return total.index_add_(0, keys.div(self.entries, rounding_mode="floor"), row_squares(sums))
+            return [gauge(self.grad)]
+        size, times, width = self.grad.shape
+        rows = torch.arange(size, device=self.index.device).unsqueeze(1) * times
+        place = (_first(self.index, self.entries, self._room) + rows).view(-1, 1).expand(-1, width)
+        sums = self._room.empty("sums", (size * times, width), self.grad).zero_()
+        return [gauge(sums.scatter_add_(0, place, self.grad.reshape(-1, width)).view(size, -1))]
 
-    def reach(self) -> Tensor | None:
+    def reach(self, gauge: Gauge) -> Tensor | None:
+        """Lengths of all places, added."""
         if self.terms == 1:
             return None
         lengths: Tensor = torch.linalg.vector_norm(self.grad, dim=2)
-        return lengths.sum(1, dtype=torch.float64).square_()
+        return lengths.sum(1, dtype=torch.float64)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        scaled = (self.grad * weights.view(-1, 1, 1)).flatten(0, 1)
-        table = scaled.new_zeros(self.entries, scaled.shape[1])
-        return {"weight": table.index_add_(0, self.index.flatten(), scaled)}
+        """Scaled gradients added to the rows of the table."""
+        scaled = self._room.empty("scaled", self.grad.shape, self.grad)
+        torch.mul(self.grad, weights.view(-1, 1, 1), out=scaled)
+        return {"weight": _table(self.index, scaled, self.entries)}
 
     def instantiate(self) -> dict[str, Tensor]:
+        """A table per record."""
         size, _, width = self.grad.shape
         table = self.grad.new_zeros(size, self.entries, width)
         place = self.index.unsqueeze(2).expand(-1, -1, width)
@@ -67,10 +94,92 @@ class EmbeddingKernel:
         raise AssertionError("indices have no gradient")
 
     def share(
-        self, module: nn.Embedding, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor, trainable: frozenset[str]
+        self,
+        module: nn.Embedding,
+        x: Tensor,
+        saved: tuple[Tensor, ...],
+        grad: Tensor,
+        trainable: frozenset[str],
+        room: Room,
     ) -> _Lookup:
         """Sums over all places of an index."""
         index, grad = x.reshape(len(x), -1), grad.reshape(len(x), -1, grad.shape[-1])
         if module.padding_idx is not None:
             grad = grad.masked_fill((index == module.padding_idx).unsqueeze(2), 0.0)
-        return _Lookup(index.long(), grad, module.num_embeddings)
+        return _Lookup(index.long(), grad, module.num_embeddings, room)
+
+
+class _Bag:
+    """Indices (B, T), output gradients (B, d), and what the gradient is multiplied with at each place (B, T).
+
+    A record's rows are its output gradient times numbers of one sign, so nothing can cancel.
+    """
+
+    terms = 1
+
+    def __init__(self, index: Tensor, grad: Tensor, scale: Tensor, entries: int, room: Room):
+        self.index, self.grad, self.scale, self.entries, self._room = index, grad, scale, entries, room
+
+    def lengths(self, gauge: Gauge) -> list[Tensor]:
+        """``|g|`` times the length of the multiples."""
+        place = _first(self.index, self.entries, self._room)
+        multiples = torch.zeros_like(self.scale).scatter_add_(1, place, self.scale)
+        return [gauge(self.grad) * torch.linalg.vector_norm(multiples, dim=1)]
+
+    def reach(self, gauge: Gauge) -> None:
+        """Nothing cancels."""
+        return None
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """Scaled gradients added to the rows of the table."""
+        scale = self.scale * weights.unsqueeze(1)
+        return {"weight": _table(self.index, self.grad.unsqueeze(1) * scale.unsqueeze(2), self.entries)}
+
+    def instantiate(self) -> dict[str, Tensor]:
+        """A table per record."""
+        multiples = self.scale.new_zeros(len(self.grad), self.entries).scatter_add_(1, self.index, self.scale)
+        return {"weight": multiples.unsqueeze(2) * self.grad.unsqueeze(1)}
+
+
+@register_kernel(nn.EmbeddingBag)
+class EmbeddingBagKernel:
+    """``nn.EmbeddingBag`` that adds or averages bags of one size: indices (B, T) and nothing else."""
+
+    def serves(self, module: nn.EmbeddingBag) -> bool:
+        """Sums and means."""
+        return (
+            set(module._parameters) == {"weight"}
+            and module.mode in ("sum", "mean")
+            and module.max_norm is None
+            and not module.scale_grad_by_freq
+            and not module.sparse
+        )
+
+    def accepts(self, module: nn.EmbeddingBag, x: Tensor) -> bool:
+        """A bag per record."""
+        return x.dim() == 2 and x.shape[1] > 0
+
+    def forward(self, module: nn.EmbeddingBag, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As the layer itself."""
+        return functional.embedding_bag(x, module.weight, mode=module.mode, padding_idx=module.padding_idx), ()
+
+    def input_gradient(self, module: nn.EmbeddingBag, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
+        """Never asked for."""
+        raise AssertionError("indices have no gradient")
+
+    def share(
+        self,
+        module: nn.EmbeddingBag,
+        x: Tensor,
+        saved: tuple[Tensor, ...],
+        grad: Tensor,
+        trainable: frozenset[str],
+        room: Room,
+    ) -> _Bag:
+        """Multiples of the output gradient; places of the padding index count for nothing."""
+        scale = torch.ones_like(x, dtype=grad.dtype)
+        if module.padding_idx is not None:
+            scale = (x != module.padding_idx).to(grad.dtype)
+        if module.mode == "mean":
+            scale = scale / scale.sum(1, keepdim=True).clamp_(min=1.0)
+        return _Bag(x.long(), grad, scale, module.num_embeddings, room)

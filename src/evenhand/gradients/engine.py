@@ -7,6 +7,8 @@ computed again in float64 (``reference.py``). A row that is not finite even then
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,18 +16,27 @@ from torch import Tensor, nn
 
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients.bookkeeping import Bookkeeping
+from evenhand.gradients.comparing import Comparison
+from evenhand.gradients.direct import Uses, uses
 from evenhand.gradients.fallback import Fallback, Instances
-from evenhand.gradients.kernels import ROW_LIMIT, within, working_dtype
+from evenhand.gradients.finishing import Finished, zero
+from evenhand.gradients.habits import Habits
 from evenhand.gradients.locking import exclusive
-from evenhand.gradients.randomness import RandomState, means, preserved
-from evenhand.gradients.records import LossFn, batch_size, buffers_restored, call, losses, take
-from evenhand.gradients.reference import precise_reference, reference, row_norms
-from evenhand.gradients.refusals import refuse
-from evenhand.gradients.structure import Modules, Trainable, modules_of, trainable_of
-from evenhand.gradients.tape import Site, Tape, sites
+from evenhand.gradients.precision import full
+from evenhand.gradients.randomness import RandomState
+from evenhand.gradients.records import LossFn, batch_size, call, losses, versions
+from evenhand.gradients.rooms import Room
+from evenhand.gradients.serving import Layout, Served
+from evenhand.gradients.structure import Trainable, modules_of
+from evenhand.gradients.tape import Tape
+from evenhand.gradients.views import Viewed
 from evenhand.types import Pass
 
-LARGEST = torch.finfo(torch.float64).max
+_ORDER = (
+    "gradients by kernels were right at first and are wrong for this batch: the model treats records in an order or a "
+    "way that depends on the batch. Steps since the last comparison may not have been bounded, so what they trained "
+    "must not be released; keep records in their order in the model"
+)
 
 
 def per_sample(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Pass:
@@ -60,177 +71,159 @@ class Engine:
     torch.Size([4])
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn):
-        self._model, self._loss_fn = model, loss_fn
+    def __init__(self, model: nn.Module, loss_fn: LossFn, *, lean: bool = False):
+        self._model, self._loss_fn, self._lean = model, loss_fn, lean
+        self._views = model.views if isinstance(model, Viewed) else 1
         self._fallback = Fallback(model, loss_fn)
-        self._served: dict[tuple[bool, tuple[str, ...]], bool] = {}
+        self._layout: Layout | None = None
+        self._served: dict[tuple[bool, tuple[str, ...]], Habits | None] = {}
         self._used: set[str] = set()
+        self._rooms: list[Room] = []
+        self._newest = 0
+        self._since = 0
+
+    def forget(self) -> None:
+        """Give back the memory that is kept from batch to batch."""
+        self._rooms.clear()
+        self._layout = None
+        self._newest += 1
+
+    def layout(self) -> Layout:
+        """The model as it is now; the same object as long as modules, parameters, modes and hooks stay the same."""
+        with exclusive(self._identities()):
+            return self._current()
+
+    def _identities(self) -> frozenset[int]:
+        if self._layout is None:
+            return frozenset(id(module) for _, module in modules_of(self._model))
+        return self._layout.identities
+
+    def _current(self) -> Layout:
+        before, now = self._layout, self._layout.current() if self._layout else Layout.read(self._model)
+        if now is not before:
+            self._layout = now
+            self._served.clear()
+        return now
 
     def run(self, inputs: Any, targets: Any) -> Pass:
         """One forward and one backward. ``loss`` and ``norm`` are float64 columns; sums have the parameters' dtype.
 
-        An empty batch is an ordinary one: no rows, and sums of zero.
+        An empty batch is an ordinary one: no rows, and sums of zero. The next run takes back the memory of this one,
+        whose ``weighted_sum`` then raises.
         """
         if torch.is_inference_mode_enabled():
             raise UsageError("gradients cannot be taken under torch.inference_mode(); leave that context first")
         size = batch_size(inputs, targets)
-        modules = modules_of(self._model)
-        with exclusive(modules), torch.enable_grad():
-            refuse(modules)
-            trainable = trainable_of(modules)
+        with exclusive(identities := self._identities()):
+            layout = self._current()
+            if layout.identities == identities:
+                return self._run(layout, inputs, targets, size)
+        return self.run(inputs, targets)
+
+    def _run(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Pass:
+        with torch.enable_grad():
+            trainable = layout.trainable
             if not trainable:
                 raise UsageError("the model has no trainable parameter; call requires_grad_(True) on what is to learn")
             if size == 0:
                 nothing = torch.zeros(0, dtype=torch.float64, device=next(iter(trainable.values())).device)
-                return Pass(nothing, nothing.clone(), lambda weights: {name: _zero(p) for name, p in trainable.items()})
-            raw = self._differentiate(modules, trainable, inputs, targets, size)
-            return _Finished(self._model, self._loss_fn, trainable, raw, inputs, targets).result()
+                return Pass(nothing, nothing.clone(), lambda weights: {name: zero(p) for name, p in trainable.items()})
+            before = versions(inputs)
+            self._newest += 1
+            raw = self._differentiate(layout, inputs, targets, size)
+            if versions(inputs) != before:
+                raise UnsupportedModelError(
+                    "forward changes its inputs in place, and rows that are computed again would see changed ones; "
+                    "write x = x * 0.5 rather than x *= 0.5 (or x.mul_(0.5)) for what comes from the batch"
+                )
+            return self._finished(layout, raw, inputs, targets)
 
-    def _differentiate(
-        self, modules: Modules, trainable: Trainable, inputs: Any, targets: Any, size: int
-    ) -> Bookkeeping | Instances:
+    def _differentiate(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Bookkeeping | Instances:
+        trainable = layout.trainable
         key = (self._model.training, tuple(trainable))
-        if self._served.get(key, True):
-            before = RandomState(self._model)
-            served = sites(modules)
-            verified = key in self._served or self._verify(trainable, served, inputs, targets, size)
-            kept = self._taped(trainable, served if verified else [], inputs, targets, size)
+        habits = self._served.get(key, Habits())
+        if habits is not None:
+            known = key in self._served
+            before = None if known else RandomState(self._model)
+            compared = Comparison(self._model, self._loss_fn, layout, partial(self._few, layout, habits))
+            verified: bool | None = True
+            if not known:
+                self._since = 1
+                verified = compared.agree(inputs, targets, size)
+            elif self._due():
+                right = compared.still_agree(inputs, targets, size)
+                if right is None:
+                    self._served[key] = None
+                    return self._fallback.run(inputs, targets)
+                if not right:
+                    raise UnsupportedModelError(_ORDER)
+            if habits.learning:
+                habits = replace(habits, learning=False) if verified else Habits(learning=False)
+            served = layout.served if verified else []
+            kept = self._taped(trainable, served, inputs, targets, size, self._rooms, habits)
             self._demand_use(trainable)
             if verified is not None:
-                self._served[key] = kept is not None
+                self._served[key] = None if kept is None else habits
             if kept is not None:
                 return kept
-            before.restore()
+            if before is not None:
+                before.restore()
         return self._fallback.run(inputs, targets)
 
+    def _due(self) -> bool:
+        """Whether kernels are compared with autograd again: at batches 2, 4, 8 ... and every 4096th."""
+        self._since += 1
+        return self._since & (self._since - 1) == 0 or self._since % 4096 == 0
+
+    def _few(self, layout: Layout, habits: Habits, inputs: Any, targets: Any, size: int) -> Bookkeeping | None:
+        return self._taped(layout.trainable, layout.served, inputs, targets, size, [], habits)
+
     def _taped(
-        self, trainable: Trainable, served: list[Site], inputs: Any, targets: Any, size: int
+        self,
+        trainable: Trainable,
+        served: Served,
+        inputs: Any,
+        targets: Any,
+        size: int,
+        rooms: list[Room],
+        habits: Habits,
     ) -> Bookkeeping | None:
-        """Norms and sums by kernels, or None if a parameter was also used past them."""
-        tape = Tape(size)
+        """Norms and sums by kernels, or None if a parameter was also used in a way that is not served."""
+        rows = size * self._views
+        tape, direct, rest = Tape(rows, habits), Uses(rows), trainable
         with tape.recording(served):
             loss = losses(self._loss_fn, call(self._model, inputs), targets, size)
             tape.forward_done = True
             gradients: tuple[Tensor | None, ...] = (None,) * (len(trainable) + 1)
             if loss.requires_grad:
-                wanted = [tape.anchor, *trainable.values()]
+                if habits.learning or habits.ways:
+                    direct = uses(loss, trainable, rows, None if habits.learning else habits.ways)
+                    habits.ways.update(use.key for use in direct.found)
+                    rest = {name: p for name, p in trainable.items() if id(p) not in direct.covered}
+                wanted: list[Any] = [tape.anchor, *rest.values(), *direct.edges]
                 gradients = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)
-        past = {name for name, gradient in zip(trainable, gradients[1:], strict=True) if gradient is not None}
+                tape.calls += direct.calls(gradients[1 + len(rest) :])
+                if self._views > 1:
+                    tape.calls = [replace(call, views=self._views) for call in tape.calls]
+        past = {name for name, gradient in zip(rest, gradients[1:], strict=False) if gradient is not None}
         names = {id(p): name for name, p in trainable.items()}
-        self._used |= past | {names[id(p)] for c in tape.calls for p in c.site.parameters.values()}
+        if not trainable.keys() <= self._used:
+            self._used |= past | {names[id(p)] for c in tape.calls for p in c.site.parameters.values()}
         if past or tape.bypassed:
             return None
-        return Bookkeeping(loss.detach().double(), tape.calls, names)
+        rooms.extend(Room(self._lean) for _ in range(len(tape.calls) - len(rooms)))
+        with torch.no_grad(), full():
+            return Bookkeeping(loss.detach().double(), tape.calls, names, rooms)
 
     def _demand_use(self, trainable: Trainable) -> None:
-        missing = sorted(set(trainable) - self._used)
-        if missing:
+        if not trainable.keys() <= self._used:
+            missing = sorted(trainable.keys() - self._used)
             raise UnsupportedModelError(
                 f"the loss does not depend on the trainable parameter {missing[0]!r}"
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
                 + "; freeze what is not trained with requires_grad_(False)"
             )
 
-    def _verify(self, trainable: Trainable, served: list[Site], inputs: Any, targets: Any, size: int) -> bool | None:
-        """Whether the kernels agree with plain autograd on a few records, in two orders and another batch size.
-
-        Kernels take the first dimension of a layer's input for the records in their order. A layer fed with
-        (time, batch, features), or with records that the model has sorted, would pass for that by coincidence.
-        None if a record that is not finite kept the comparison from telling.
-        """
-        coarse = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        tolerance = max(0.1 if coarse else 1e-3, *(16 * torch.finfo(p.dtype).eps for p in trainable.values()))
-        floor = norm_floor(trainable)
-        some, conclusive = torch.arange(2 if size == 3 else 3) % size, True
-        with preserved(self._model), buffers_restored(self._model), means():
-            for rows in (some, some.flip(0)):
-                x, y = take(inputs, rows), take(targets, rows)
-                kept = self._taped(trainable, served, x, y, len(rows))
-                if kept is None:
-                    return False
-                norm = row_norms(precise_reference(self._model, self._loss_fn, x, y)[1])
-                finite = torch.isfinite(norm) & torch.isfinite(kept.norm) & torch.isfinite(kept.slip)
-                apart = (kept.norm - norm).abs() > tolerance * norm + 10 * kept.slip + floor
-                if bool((apart & finite).any()):
-                    return False
-                conclusive &= bool(finite.all())
-        return True if conclusive else None
-
-
-class _Finished:
-    """A differentiated batch with its extreme rows computed again in float64."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        trainable: Trainable,
-        raw: Bookkeeping | Instances,
-        inputs: Any,
-        targets: Any,
-    ):
-        self._model, self._trainable, self._raw = model, trainable, raw
-        self.loss, self.norm = raw.loss.double(), raw.norm
-        self._usable: Tensor | None = None
-        self._rescued: tuple[Tensor, Tensor, Instances] | None = None
-        limit = ROW_LIMIT if any(p.dtype != torch.float64 for p in trainable.values()) else 1e150
-        unsure = raw.unsure if isinstance(raw, Bookkeeping) else None
-        if unsure is None and within(self.norm, 0.0, limit) and within(self.loss, -LARGEST, LARGEST):
-            return
-        extreme = ~(self.norm <= limit) | ~torch.isfinite(self.loss)
-        if unsure is not None:
-            extreme |= unsure
-        if bool(extreme.any()):
-            self._usable = ~extreme
-            self._rescue(loss_fn, extreme, inputs, targets)
-
-    def _rescue(self, loss_fn: LossFn, extreme: Tensor, inputs: Any, targets: Any) -> None:
-        rows = extreme.nonzero().squeeze(1)
-        with preserved(self._model):
-            try:
-                rescued = Instances(
-                    self._model,
-                    lambda x, y: reference(self._model, loss_fn, x, y, torch.float64),
-                    take(inputs, rows),
-                    take(targets, rows),
-                )
-            except RuntimeError:  # code that insists on float32: the rows count as not finite and contribute nothing
-                self.norm = self.norm.masked_fill(extreme, torch.nan)
-                return
-        finite = torch.isfinite(rescued.loss) & torch.isfinite(rescued.norm)
-        self.loss[rows] = rescued.loss
-        self.norm[rows] = torch.where(finite | ~torch.isfinite(rescued.norm), rescued.norm, torch.nan)
-        self._rescued = (rows, finite, rescued)
-
-    def result(self) -> Pass:
-        """The pass that rules and the step see."""
-        return Pass(self.loss, self.norm, self.weighted_sum)
-
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """``sum_i weights_i g_i`` by parameter name; rows whose norm is not finite are left out."""
-        if weights.shape != self.norm.shape:
-            expected, got = tuple(self.norm.shape), tuple(weights.shape)
-            raise UsageError(f"expected one weight per record, shape {expected}, got {got}")
-        weights = weights.detach().to(self.norm.device)
-        if not within(weights, -LARGEST, LARGEST) and bool(
-            (~torch.isfinite(weights) & torch.isfinite(self.norm)).any()
-        ):
-            raise UsageError("a weight of a row with a finite norm is not finite; a rule must give every row a number")
-        with exclusive(modules_of(self._model)), torch.no_grad():
-            total = self._raw.weighted_sum(weights, self._usable)
-            if self._rescued is not None:
-                rows, finite, rescued = self._rescued
-                for name, part in rescued.weighted_sum(weights[rows].double(), finite).items():
-                    total[name] = (total[name] + part if name in total else part).to(
-                        working_dtype(self._trainable[name].dtype)
-                    )
-        return {name: total[name] if name in total else _zero(p) for name, p in self._trainable.items()}
-
-
-def norm_floor(trainable: Trainable) -> float:
-    """Gradient norms below this are rounding: a record that fits well leaves ``1 - probability``, which cancels."""
-    return max(1000 * torch.finfo(parameter.dtype).eps for parameter in trainable.values())
-
-
-def _zero(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter, dtype=working_dtype(parameter.dtype))
+    def _finished(self, layout: Layout, raw: Bookkeeping | Instances, inputs: Any, targets: Any) -> Pass:
+        number = self._newest
+        return Finished(layout, self._loss_fn, raw, inputs, targets, lambda: self._newest == number).result()

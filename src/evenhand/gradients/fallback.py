@@ -12,14 +12,16 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from evenhand.errors import EvenhandError, UsageError
-from evenhand.gradients.kernels import KEPT_BYTES, chunks, working_dtype
+from evenhand.gradients.measuring import chunks, working_dtype
+from evenhand.gradients.precision import full, now
 from evenhand.gradients.randomness import RandomState
-from evenhand.gradients.records import LossFn, WithLoss, batch_size, take
-from evenhand.gradients.reference import reference, row_norms
+from evenhand.gradients.records import LossFn, WithLoss, batch_size, call_with, take
+from evenhand.gradients.reference import reference, refuse_held, row_norms
+from evenhand.gradients.rooms import KEPT_BYTES
 
 Compute: TypeAlias = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
 CHUNK = 1 << 24
@@ -36,20 +38,22 @@ def vectorised(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> 
     both = WithLoss(model, loss_fn)
     parameters = {WithLoss.PREFIX + n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     leaves, spec = tree_flatten((inputs, targets))
+    leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     mapped = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def one(values: dict[str, Tensor], rows: list[Tensor]) -> Tensor:
         filled = list(leaves)
         for place, row in zip(mapped, rows, strict=True):
             filled[place] = row.unsqueeze(0)
-        loss: Tensor = functional_call(both, values, tree_unflatten(filled, spec))
-        return loss.squeeze(0)
+        inputs, targets = tree_unflatten(filled, spec)
+        return call_with(both, values, inputs, targets).squeeze(0)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         gradients, loss = vmap(grad_and_value(one), in_dims=(None, 0), randomness="different")(
             parameters, [leaves[i] for i in mapped]
         )
+    refuse_held(loss, model)
     return loss.detach(), {name.removeprefix(WithLoss.PREFIX): rows for name, rows in gradients.items()}
 
 
@@ -60,6 +64,7 @@ class Instances:
         self._compute, self._inputs, self._targets, self._model = compute, inputs, targets, model
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._versions = [p._version for p in self._parameters]
+        self._precision = now()
         per_row = sum(p.numel() for p in self._parameters)
         self._chunks: list[tuple[slice, RandomState, dict[str, Tensor] | None]] = []
         loss, norm, held = [], [], 0
@@ -82,7 +87,8 @@ class Instances:
             if not len(index):
                 continue
             for name, grad in (gradients or self._again(rows, state)).items():
-                part = weights[rows][index].to(grad.dtype) @ grad[index].flatten(1)
+                with full():
+                    part = weights[rows][index].to(grad.dtype) @ grad[index].reshape(len(index), -1)
                 total[name] = total[name] + part.view(grad.shape[1:]) if name in total else part.view(grad.shape[1:])
         return total
 
@@ -92,7 +98,8 @@ class Instances:
         now = RandomState(self._model)
         state.restore()
         try:
-            gradients = self._compute(take(self._inputs, rows), take(self._targets, rows))[1]
+            with self._precision():
+                gradients = self._compute(take(self._inputs, rows), take(self._targets, rows))[1]
             return {name: grad.to(working_dtype(grad.dtype)) for name, grad in gradients.items()}
         finally:
             now.restore()

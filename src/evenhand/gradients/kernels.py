@@ -1,41 +1,39 @@
 """What a layer kernel is, and the table of them.
 
 A kernel computes one layer type without autograd for its weights: forward, gradient of the input, and from input and
-output gradient each record's share of the squared norm and of the weighted sum. Everything that is not in the table is
+output gradient each record's share of the norm and of the weighted sum. Everything that is not in the table is
 differentiated record by record instead (``fallback.py``), which is exact too, only slower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-import torch
+import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
-ROW_LIMIT = 1e15
-"""Row norms outside [1/ROW_LIMIT, ROW_LIMIT] leave the range where float32 squares keep their precision."""
-
-KEPT_BYTES = 1 << 28
-"""Instantiated gradients larger than this are not kept for the weighted sum; it is then computed again."""
+from evenhand.gradients.measuring import Gauge
+from evenhand.gradients.rooms import Room
 
 
 class Share(Protocol):
     """What one call of a layer adds to the gradients of all records, for the layer's trainable parameters.
 
-    A record's gradient is a sum of ``terms`` terms (times, pixels). ``summed`` says that ``squares`` is taken from that
-    sum, so that its rounding error grows with ``reach`` times the norm; in ghost forms (inner products of all pairs of
-    terms) it grows with ``reach`` squared.
+    A record's gradient is a sum of ``terms`` terms (times, pixels) whose rounding error grows with ``reach``.
     """
 
     terms: int
-    summed: bool
 
-    def squares(self) -> Tensor:
-        """Squared norm of each record's gradient, float64, shape (B,)."""
+    def lengths(self, gauge: Gauge) -> list[Tensor]:
+        """Columns of shape (B,) whose squares add up to the squared norm of each record's gradient.
 
-    def reach(self) -> Tensor | None:
-        """Squared sum of the norms of the terms (or more), float64, shape (B,); None if there is only one term."""
+        Measure rows with ``gauge`` and take products of lengths, never of squares. Lengths must not suffer from
+        cancellation beyond what ``terms`` and ``reach`` say: Gram matrices belong in float64.
+        """
+
+    def reach(self, gauge: Gauge) -> Tensor | None:
+        """Sum of the norms of the terms (or more), shape (B,); None if there is only one term."""
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """``sum_i weights_i g_i`` by the layer's own parameter names."""
@@ -48,7 +46,10 @@ M = TypeVar("M", bound=nn.Module, contravariant=True)
 
 
 class Kernel(Protocol[M]):
-    """How one layer type is served. All methods run without autograd; the first dimension is the batch."""
+    """How one layer type with one input and one output is served.
+
+    All methods run without autograd; the first dimension of every tensor is the batch.
+    """
 
     def serves(self, module: M) -> bool:
         """Whether this configuration of the layer is computed exactly."""
@@ -62,11 +63,61 @@ class Kernel(Protocol[M]):
     def input_gradient(self, module: M, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
         """Gradient of the layer's input, given that of its output."""
 
-    def share(self, module: M, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor, trainable: frozenset[str]) -> Share:
+    def share(
+        self, module: M, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor, trainable: frozenset[str], room: Room
+    ) -> Share:
         """The records' gradients of the parameters named in ``trainable``, in a form that need not be materialised."""
 
 
+class Piece(Protocol[M]):
+    """A part of a composite module, with any number of inputs and outputs.
+
+    All methods run without autograd; the first dimension of every tensor is the batch.
+    """
+
+    def forward(self, module: M, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The outputs, and what else ``backward`` needs."""
+
+    def backward(
+        self,
+        module: M,
+        inputs: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
+        grads: tuple[Tensor, ...],
+        needed: tuple[bool, ...],
+    ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]:
+        """Gradients of the inputs that need one (None for the others), and what ``share`` needs.
+
+        ``grads`` has the gradient of every output, zeros for an output that was not used.
+        """
+
+    def share(self, module: M, kept: tuple[Tensor, ...], trainable: frozenset[str], room: Room) -> Share:
+        """The records' gradients of the parameters named in ``trainable``, from what ``backward`` kept."""
+
+
+Serve = Callable[..., tuple[Tensor, ...]]
+"""``serve(piece name, *inputs)``: run a piece of the module on the tape."""
+
+
+class Composite(Protocol[M]):
+    """How a module with inputs of its own kind (recurrent layers, attention) is served: piece by piece.
+
+    What the pieces leave over (activations, softmax, dropout, transposes) is ordinary autograd.
+    """
+
+    def serves(self, module: M) -> bool:
+        """Whether this configuration of the module is computed exactly."""
+
+    def pieces(self, module: M) -> Mapping[str, tuple[Piece[Any], tuple[str, ...]]]:
+        """Each piece by name, with the module's own names of the parameters that it covers."""
+
+    def forward(self, module: M, serve: Serve, size: int, *args: Any, **kwargs: Any) -> Any:
+        """What the module's forward returns for ``size`` records; NotImplemented if pieces cannot do it."""
+
+
 _KERNELS: dict[type[nn.Module], Kernel[Any]] = {}
+_COMPOSITES: dict[type[nn.Module], Composite[Any]] = {}
+_FORWARDS: dict[type[nn.Module], Any] = {}
 K = TypeVar("K", bound=type)
 
 
@@ -86,7 +137,19 @@ def register_kernel(module_type: type[nn.Module]) -> Callable[[K], K]:
 
     def add(kernel: K) -> K:
         _KERNELS[module_type] = kernel()
+        _FORWARDS[module_type] = module_type.forward
         return kernel
+
+    return add
+
+
+def register_composite(module_type: type[nn.Module]) -> Callable[[K], K]:
+    """Serve every module of exactly this type with the decorated class (see `Composite`)."""
+
+    def add(composite: K) -> K:
+        _COMPOSITES[module_type] = composite()
+        _FORWARDS[module_type] = module_type.forward
+        return composite
 
     return add
 
@@ -98,77 +161,52 @@ def kernel_for(module: nn.Module) -> Kernel[Any] | None:
     (True, True)
     """
     kernel = _KERNELS.get(type(module))
-    if kernel is None or "forward" in module.__dict__ or module._modules:
-        return None
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+    if kernel is None or module._modules or touched(module):
         return None
     return kernel if kernel.serves(module) else None
 
 
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms and sums are never taken in half precision.
+def composite_for(module: nn.Module) -> Composite[Any] | None:
+    """The composite that serves this very module, or None.
 
-    >>> working_dtype(torch.bfloat16), working_dtype(torch.float64)
-    (torch.float32, torch.float64)
+    >>> composite_for(torch.nn.Linear(2, 3)) is None
+    True
     """
-    return dtype if dtype == torch.float64 else torch.float32
+    composite = _COMPOSITES.get(type(module))
+    if composite is None or touched(module):
+        return None
+    return composite if composite.serves(module) else None
 
 
-def row_squares(x: Tensor) -> Tensor:
-    """Squared norm of each row in float64, precise also where float32 squares would overflow or vanish.
-
-    >>> [f"{n:.3g}" for n in row_squares(torch.tensor([[3.0, 4.0], [3e-30, 4e-30], [3e30, 4e30]])).sqrt().tolist()]
-    ['5', '5e-30', '5e+30']
-    """
-    flat = x.flatten(1)
-    norms: Tensor = torch.linalg.vector_norm(flat, dim=1).double()
-    if x.dtype != torch.float64 and not within(norms, 1 / ROW_LIMIT, ROW_LIMIT):
-        odd = ~((norms >= 1 / ROW_LIMIT) & (norms <= ROW_LIMIT))
-        norms[odd] = torch.linalg.vector_norm(flat[odd], dim=1, dtype=torch.float64)
-    return norms.square_()
-
-
-def within(values: Tensor, low: float, high: float) -> bool:
-    """Whether all values lie between the two; false if one is not a number.
-
-    >>> within(torch.ones(2), 0, 1), within(torch.tensor([torch.nan]), 0, 1), within(torch.ones(0), 0, 1)
-    (True, False, True)
-    """
-    if not values.numel():
-        return True
-    least, most = torch.aminmax(values)
-    return low <= float(least) and float(most) <= high
-
-
-def chunks(size: int, row_elements: int, limit: int) -> list[slice]:
-    """Slices of ``range(size)`` that hold about ``limit`` elements each.
-
-    >>> chunks(5, 10, 20)
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    step = max(1, min(size, limit // max(1, row_elements)))
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+def touched(module: nn.Module) -> bool:
+    """Whether somebody replaced the module's forward or watches it with hooks, so that no kernel may stand in."""
+    return bool(
+        "forward" in module.__dict__
+        or type(module).forward is not _FORWARDS.get(type(module), type(module).forward)
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 class Instantiated:
     """A share whose gradients are small enough to hold: ``rows`` by name, and the reach of the sums behind them."""
 
-    summed = True
-
-    def __init__(self, rows: dict[str, Tensor], terms: int, reach: Tensor | None):
+    def __init__(self, rows: dict[str, Tensor], terms: int, reach: Callable[[Gauge], Tensor] | None):
         self._rows, self.terms, self._reach = rows, terms, reach
 
-    def squares(self) -> Tensor:
-        """Squared norms of the held gradients."""
-        return torch.stack([row_squares(rows) for rows in self._rows.values()]).sum(0)
+    def lengths(self, gauge: Gauge) -> list[Tensor]:
+        """One column per parameter."""
+        return [gauge(rows) for rows in self._rows.values()]
 
-    def reach(self) -> Tensor | None:
+    def reach(self, gauge: Gauge) -> Tensor | None:
         """As given at construction."""
-        return self._reach
+        return None if self._reach is None else self._reach(gauge)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """One matrix-vector product per parameter."""
-        return {name: (weights @ rows.flatten(1)).view(rows.shape[1:]) for name, rows in self._rows.items()}
+        return {name: (weights @ rows.reshape(len(rows), -1)).view(rows.shape[1:]) for name, rows in self._rows.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """The held gradients."""

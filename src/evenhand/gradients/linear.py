@@ -6,38 +6,43 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenhand.gradients.kernels import KEPT_BYTES, chunks, register_kernel, row_squares
+from evenhand.gradients.kernels import register_kernel
+from evenhand.gradients.measuring import Gauge, chunks
+from evenhand.gradients.rooms import Room
+
+CHUNK = 1 << 18
+"""Elements of instantiated gradients made at a time: their norms are taken while they are in the cache."""
 
 
-class _Rank1:
-    """Input (B, in): ``|g_i|^2 (|a_i|^2 + 1)``; nothing is summed within a record, so nothing can cancel."""
+class Rank1:
+    """Input (B, in): the norm is ``|g_i| |a_i|``; nothing is summed within a record, so nothing can cancel."""
 
     terms = 1
-    summed = True
 
     def __init__(self, x: Tensor, grad: Tensor, trainable: frozenset[str]):
         self.x, self.grad, self.trainable = x, grad, trainable
 
-    def squares(self) -> Tensor:
-        squares = row_squares(self.grad)
-        if "weight" not in self.trainable:
-            return squares
-        lengths = row_squares(self.x)
-        return squares.mul_(lengths.add_(1.0) if "bias" in self.trainable else lengths)
+    def lengths(self, gauge: Gauge) -> list[Tensor]:
+        """``|g| |a|`` for the weight and ``|g|`` for the bias."""
+        own = gauge(self.grad)
+        lengths = [own] if "bias" in self.trainable else []
+        return [*lengths, own * gauge(self.x)] if "weight" in self.trainable else lengths
 
-    def reach(self) -> None:
+    def reach(self, gauge: Gauge) -> None:
+        """One term."""
         return None
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        scaled = self.grad * weights.unsqueeze(1)
+        """One matrix product."""
         sums = {}
         if "weight" in self.trainable:
-            sums["weight"] = scaled.t() @ self.x
+            sums["weight"] = (self.grad * weights.unsqueeze(1)).t() @ self.x
         if "bias" in self.trainable:
-            sums["bias"] = scaled.sum(0)
+            sums["bias"] = weights @ self.grad
         return sums
 
     def instantiate(self) -> dict[str, Tensor]:
+        """Outer products."""
         rows = {}
         if "weight" in self.trainable:
             rows["weight"] = self.grad.unsqueeze(2) * self.x.unsqueeze(1)
@@ -46,60 +51,87 @@ class _Rank1:
         return rows
 
 
-class _Summed:
-    """Gradients that are sums of outer products: columns (B, T, in) and grad (B, T, out) -> (B, out, in).
+class Outer:
+    """Sums of outer products: ``x`` (B, T, in) and ``grad`` (B, T, out) -> (B, out, in).
 
-    The form is chosen by cost (engine.md): Gram matrices over T when T is short, else the product itself, kept for the
-    weighted sum while it fits.
+    Three forms, chosen by cost: Gram matrices over T in float64 where T is short; the products themselves, kept for the
+    weighted sum; or the products for the norm only and the sum computed again, where memory counts.
     """
 
-    def __init__(self, x: Tensor, grad: Tensor, trainable: frozenset[str]):
-        self.x, self.grad, self.trainable = x, grad, trainable
+    def __init__(self, x: Tensor, grad: Tensor, trainable: frozenset[str], room: Room):
+        self.x, self.grad, self.trainable, self._room = x, grad, trainable, room
         self.terms = time = x.shape[1]
         parameters = x.shape[2] * grad.shape[2]
-        ghost_cost = 2 * time * time * (x.shape[2] + grad.shape[2]) + 200 * time * time
-        self.summed = "weight" not in trainable or ghost_cost >= (0.8 * time + 40) * parameters
+        self._keep = room.keeps(len(x) * parameters, x)
+        again = (0.8 * time + 40 if self._keep else 2 * time + 20) * parameters
+        self._ghost = 4 * time * time * (x.shape[2] + grad.shape[2] + 50) < again
         self._kept: Tensor | None = None
+        self._reach: Tensor | None = None
+        self._summed: Tensor | None = None
 
-    def squares(self) -> Tensor:
-        total = torch.zeros(len(self.x), dtype=torch.float64, device=self.x.device)
-        if "bias" in self.trainable:
-            total += row_squares(self.grad.sum(1))
-        if "weight" not in self.trainable:
-            return total
-        if not self.summed:
-            grams = torch.bmm(self.x, self.x.mT), torch.bmm(self.grad, self.grad.mT)
-            return total + (grams[0] * grams[1]).sum((1, 2), dtype=torch.float64).clamp_(min=0.0)
+    def _bias(self) -> Tensor:
+        if self._summed is None:
+            self._summed = self.grad.sum(1)
+        return self._summed
+
+    def lengths(self, gauge: Gauge) -> list[Tensor]:
+        """By the chosen form."""
+        lengths = [gauge(self._bias())] if "bias" in self.trainable else []
+        if "weight" in self.trainable:
+            lengths.append(gauge(self._by_gram().unsqueeze(1)) if self._ghost else self._by_product(gauge))
+        return lengths
+
+    def _by_gram(self) -> Tensor:
+        squares = torch.empty(len(self.x), dtype=torch.float64, device=self.x.device)
+        reach = torch.empty_like(squares)
+        width = self.terms * (self.x.shape[2] + self.grad.shape[2] + 2 * self.terms)
+        for rows in chunks(len(self.x), width, CHUNK):
+            x, grad = self.x[rows].double(), self.grad[rows].double()
+            grams = torch.bmm(x, x.mT), torch.bmm(grad, grad.mT)
+            squares[rows] = torch.linalg.vecdot(grams[0].flatten(1), grams[1].flatten(1))
+            energies = [gram.diagonal(dim1=1, dim2=2).sum(1) for gram in grams]
+            reach[rows] = (energies[0] + self.terms) * energies[1]
+        self._reach = reach.sqrt_()
+        return squares.clamp_(min=0.0).sqrt_()
+
+    def _by_product(self, gauge: Gauge) -> Tensor:
         size, shape = len(self.x), (self.grad.shape[2], self.x.shape[2])
-        keep = size * shape[0] * shape[1] * self.x.element_size() <= KEPT_BYTES
-        buffer = self.x.new_empty((size, *shape)) if keep else None
-        for rows in chunks(size, shape[0] * shape[1], 1 << 18):
-            out = None if buffer is None else buffer[rows]
-            total[rows] += row_squares(torch.bmm(self.grad[rows].mT, self.x[rows], out=out))
-        self._kept = buffer
-        return total
+        if self._keep:
+            self._kept = self._room.empty("products", (size, *shape), self.x)
+            return gauge(torch.bmm(self.grad.mT, self.x, out=self._kept))
+        parts = chunks(size, shape[0] * shape[1], CHUNK)
+        buffer = self._room.empty("products", (parts[0].stop, *shape), self.x)
+        lengths = []
+        for rows in parts:
+            out = buffer[: rows.stop - rows.start]
+            lengths.append(gauge.passing(torch.bmm(self.grad[rows].mT, self.x[rows], out=out)))
+        return torch.cat(lengths)
 
-    def reach(self) -> Tensor:
-        reach = row_squares(self.grad)  # Cauchy-Schwarz over time
-        if "weight" not in self.trainable:
-            return reach * self.terms
-        energy = row_squares(self.x)
-        return reach.mul_(energy.add_(self.terms) if "bias" in self.trainable else energy)
+    def reach(self, gauge: Gauge) -> Tensor:
+        """By Cauchy-Schwarz over time."""
+        if self._reach is not None:
+            return self._reach
+        reach: Tensor = gauge(self.grad).double() * self.terms**0.5
+        if "weight" in self.trainable:
+            reach *= (gauge(self.x).double().square_() / self.terms + 1.0).sqrt_()
+        return reach
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """From the kept products, or by one matrix product over records and time."""
         sums = {}
         if "weight" in self.trainable and self._kept is not None:
             sums["weight"] = (weights @ self._kept.flatten(1)).view(self._kept.shape[1:])
-        scaled = None
-        if "bias" in self.trainable or "weight" not in sums:
-            scaled = self.grad * weights.view(-1, 1, 1)
-        if scaled is not None and "weight" in self.trainable and "weight" not in sums:
+        elif "weight" in self.trainable:
+            scaled = torch.mul(
+                self.grad, weights.view(-1, 1, 1), out=self._room.empty("scaled", self.grad.shape, self.grad)
+            )
             sums["weight"] = scaled.flatten(0, 1).t() @ self.x.flatten(0, 1)
-        if scaled is not None and "bias" in self.trainable:
-            sums["bias"] = scaled.sum((0, 1))
+        if "bias" in self.trainable:
+            sums["bias"] = weights @ self._bias()
         return sums
 
     def instantiate(self) -> dict[str, Tensor]:
+        """The products of all records."""
         rows = {}
         if "weight" in self.trainable:
             rows["weight"] = torch.bmm(self.grad.mT, self.x)
@@ -114,7 +146,7 @@ class LinearKernel:
 
     def serves(self, module: nn.Linear) -> bool:
         """Every configuration with its own two parameters."""
-        return set(module._parameters) == {"weight", "bias"}
+        return module._parameters.keys() == {"weight", "bias"}
 
     def accepts(self, module: nn.Linear, x: Tensor) -> bool:
         """A batch of vectors or of sequences of them."""
@@ -129,9 +161,20 @@ class LinearKernel:
         return grad @ module.weight.to(grad.dtype)
 
     def share(
-        self, module: nn.Linear, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor, trainable: frozenset[str]
-    ) -> _Rank1 | _Summed:
+        self,
+        module: nn.Linear,
+        x: Tensor,
+        saved: tuple[Tensor, ...],
+        grad: Tensor,
+        trainable: frozenset[str],
+        room: Room,
+    ) -> Rank1 | Outer:
         """One outer product per record, or a sum of them."""
         if x.dim() == 2:
-            return _Rank1(x, grad, trainable)
-        return _Summed(x.flatten(1, -2), grad.flatten(1, -2), trainable)
+            return Rank1(x, grad, trainable)
+        return Outer(x.flatten(1, -2), grad.flatten(1, -2), trainable, room)
+
+    def join(self, module: nn.Linear, calls: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Several calls are one with more times."""
+        columns = zip(*calls, strict=True)
+        return tuple(torch.cat([t.reshape(len(t), -1, t.shape[-1]) for t in column], dim=1) for column in columns)

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from evenhand.gradients.structure import Modules
-
-_condition = threading.Condition()
-_held: dict[int, list[set[int]]] = {}
+_condition = threading.Condition(threading.Lock())
+_held: dict[int, list[frozenset[int]]] = {}
+_waiting = 0
 
 
-@contextmanager
-def exclusive(modules: Modules) -> Iterator[None]:
-    """Wait until no other thread is in a pass over any of these modules, and keep others out meanwhile.
+class exclusive:  # noqa: N801 - used like a function; a class is quicker than a generator
+    """Wait until no other thread is in a pass over any of these modules (by ``id``), and keep others out meanwhile.
 
     Stronger than a lock per model: two models may share a layer. The same thread may enter again. Plain calls of the
     model are not kept out: they are safe beside a pass by kernels, but not beside one that swaps parameters (fallback).
 
     >>> import torch
-    >>> with exclusive([("", torch.nn.Linear(1, 1))]): "alone"
+    >>> with exclusive(frozenset([id(torch.nn.Linear(1, 1))])): "alone"
     'alone'
     """
-    mine, thread = {id(module) for _, module in modules}, threading.get_ident()
 
-    def free() -> bool:
-        return all(mine.isdisjoint(held) for other, stack in _held.items() if other != thread for held in stack)
+    def __init__(self, mine: frozenset[int]):
+        self._mine, self._thread = mine, threading.get_ident()
 
-    with _condition:
-        _condition.wait_for(free)
-        _held.setdefault(thread, []).append(mine)
-    try:
-        yield
-    finally:
+    def _free(self) -> bool:
+        others = (stack for thread, stack in _held.items() if thread != self._thread)
+        return all(self._mine.isdisjoint(held) for stack in others for held in stack)
+
+    def __enter__(self) -> None:
+        global _waiting
         with _condition:
-            _held[thread].pop()
-            if not _held[thread]:
-                del _held[thread]
-            _condition.notify_all()
+            if len(_held) > (self._thread in _held):
+                _waiting += 1
+                _condition.wait_for(self._free)
+                _waiting -= 1
+            _held.setdefault(self._thread, []).append(self._mine)
+
+    def __exit__(self, *exc: object) -> None:
+        with _condition:
+            stack = _held[self._thread]
+            stack.pop()
+            if not stack:
+                del _held[self._thread]
+            if _waiting:
+                _condition.notify_all()

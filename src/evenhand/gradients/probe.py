@@ -6,19 +6,30 @@ statistics, a loss that averages over the batch, or state that forward writes fr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from evenhand.errors import UnsupportedModelError, UsageError
+from evenhand.gradients.comparing import norm_floor
 from evenhand.gradients.culprit import first_coupled_module
-from evenhand.gradients.engine import Engine, norm_floor
+from evenhand.gradients.engine import Engine
 from evenhand.gradients.locking import exclusive
 from evenhand.gradients.randomness import means, preserved
-from evenhand.gradients.records import LossFn, WithLoss, batch_size, buffers_restored, call, cast, losses, take
+from evenhand.gradients.records import (
+    LossFn,
+    WithLoss,
+    batch_size,
+    buffers_restored,
+    call,
+    call_with,
+    cast,
+    losses,
+    take,
+)
 from evenhand.gradients.reference import precise_reference, row_norms
 from evenhand.gradients.refusals import refuse
 from evenhand.gradients.structure import modules_of
@@ -51,7 +62,13 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
         raise UsageError("the probe needs at least one record whose values are all finite")
     inputs, targets = take(inputs, rows), take(targets, rows)
     modules = modules_of(model)
-    with exclusive(modules), torch.enable_grad(), preserved(model), buffers_restored(model), means():
+    with (
+        exclusive(frozenset(id(module) for _, module in modules)),
+        torch.enable_grad(),
+        preserved(model),
+        buffers_restored(model),
+        means(),
+    ):
         refuse(modules)
         _check_state(model, inputs, size)
         outputs = call(model, inputs)
@@ -75,21 +92,24 @@ def _finite(inputs: Any, targets: Any) -> Tensor:
 
 
 def _check_state(model: nn.Module, inputs: Any, size: int) -> None:
-    """Refuse buffers that forward sets to something that depends on the records."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    if not before:
-        return
+    """Refuse buffers and parameters that forward sets to something that depends on the records."""
+    before = {name: tensor.clone() for name, tensor in _state(model)}
     written: list[dict[str, Tensor]] = []
     for rows in [take(inputs, slice(i, i + 1)) for i in range(size)] + [take(_altered(inputs), slice(0, 1))]:
-        with buffers_restored(model), torch.no_grad():
+        with buffers_restored(model):
             call(model, rows)
-            written.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+            written.append({name: tensor.clone() for name, tensor in _state(model)})
     for name in before:
         if any(name in after and not _same(after[name], written[0][name], 0.0) for after in written):
             raise UnsupportedModelError(
-                f"forward writes the buffer {name!r} from the data, which would be released without noise; use a layer "
+                f"forward writes {name!r} from the data, which would be released without noise; use a layer "
                 "that keeps no statistics of its inputs (such as nn.GroupNorm), or freeze the module with .eval()"
             )
+
+
+def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_buffers()
+    yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
 
 
 def _altered(tree: Any) -> Any:
@@ -121,7 +141,7 @@ class _Precise:
         if self._dtype is not None:
             inputs, targets = cast(inputs, self._dtype), cast(targets, self._dtype)
         with preserved(self._both.model):
-            loss = functional_call(self._both, self._state, (inputs, targets))[i]
+            loss = call_with(self._both, self._state, inputs, targets)[i]
         if not loss.requires_grad:
             return loss, loss.new_zeros(1)
         grads = torch.autograd.grad(loss, self._leaves, allow_unused=True)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
@@ -21,7 +22,9 @@ def batch_size(inputs: Any, targets: Any) -> int:
     >>> batch_size({"x": torch.zeros(3, 2), "flag": True}, torch.zeros(3))
     3
     """
-    tensors = [leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
+    both = (inputs, targets)
+    leaves = both if isinstance(inputs, Tensor) and isinstance(targets, Tensor) else tree_leaves(both)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     sizes = {t.shape[0] if t.dim() else -1 for t in tensors}
     if len(sizes) != 1 or -1 in sizes:
         raise UsageError(
@@ -29,6 +32,17 @@ def batch_size(inputs: Any, targets: Any) -> int:
             "give what all records share (masks, positions) to the model as a buffer instead"
         )
     return sizes.pop()
+
+
+def versions(tree: Any) -> list[int]:
+    """How often each tensor was written in place.
+
+    >>> x = torch.zeros(1)
+    >>> before = versions((x, None)); before == versions((x.add_(1), None))
+    False
+    """
+    leaves = [tree] if isinstance(tree, Tensor) else tree_leaves(tree)
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def take(tree: Any, rows: Any) -> Any:
@@ -87,27 +101,28 @@ def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
 
 @contextmanager
 def buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Whatever forward writes into buffers inside, they are afterwards the same objects with the same values.
+    """Whatever forward writes into buffers or parameters inside, they are afterwards the same, with the same values.
 
     >>> model = nn.BatchNorm1d(1)
     >>> with buffers_restored(model): output = model(torch.randn(4, 1))
     >>> model.running_mean
     tensor([0.])
     """
-    held = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    held = [(*place, place[2].detach().clone()) for place in _places(model) if place[2] is not None]
     try:
         yield
     finally:
         with torch.no_grad():
-            for module, name, buffer, copy in held:
-                module._buffers[name] = buffer
-                if not torch.equal(buffer, copy):
-                    buffer.copy_(copy)
+            for places, name, tensor, copy in held:
+                places[name] = tensor
+                if not torch.equal(tensor, copy):
+                    tensor.copy_(copy)
+
+
+def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Where the model keeps its buffers and parameters, and what is there."""
+    tables = [table for module in model.modules() for table in (module._buffers, module._parameters)]
+    return [(table, name, tensor) for table in tables for name, tensor in table.items()]
 
 
 class WithLoss(nn.Module):
@@ -123,3 +138,22 @@ class WithLoss(nn.Module):
     def forward(self, inputs: Any, targets: Any) -> Tensor:
         """One loss per record."""
         return losses(self.loss_fn, call(self.model, inputs), targets, batch_size(inputs, targets))
+
+
+def call_with(both: WithLoss, state: dict[str, Tensor], inputs: Any, targets: Any) -> Tensor:
+    """One loss per record with other tensors in place of the model's own, which are put back.
+
+    torch's ``functional_call`` leaves the other tensors in a module that has two names.
+
+    >>> both = WithLoss(nn.Linear(1, 1), lambda out, y: out[:, 0])
+    >>> call_with(both, {"model.weight": torch.zeros(1, 1), "model.bias": torch.ones(1)}, torch.ones(2, 1), None)
+    tensor([1., 1.])
+    """
+    held = _places(both)
+    try:
+        loss: Tensor = functional_call(both, state, (inputs, targets))
+        return loss
+    finally:
+        for places, name, tensor in held:
+            if places.get(name) is not tensor:
+                places[name] = tensor

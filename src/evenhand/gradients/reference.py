@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from evenhand.gradients.kernels import row_squares
-from evenhand.gradients.records import LossFn, WithLoss, batch_size, cast, take
+from evenhand.errors import UnsupportedModelError
+from evenhand.gradients.measuring import CarefulGauge
+from evenhand.gradients.records import LossFn, WithLoss, batch_size, call, call_with, cast, losses, take
 
 
 def reference(
@@ -38,8 +38,9 @@ def reference(
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
     for i in range(batch_size(inputs, targets)):
         with torch.enable_grad():
-            value = functional_call(both, state, (take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1))))
+            value = call_with(both, state, take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1)))
         values.append(value.detach())
+        refuse_held(value, model)
         for name, grad in zip(names, _gradients(value, list(leaves.values())), strict=True):
             rows[name].append(grad)
     return torch.cat(values), {name: torch.stack(grads) for name, grads in rows.items()}
@@ -57,6 +58,47 @@ def precise_reference(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: A
         return reference(model, loss_fn, inputs, targets)
 
 
+def plain_reference(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """`reference` with the model's own parameters in place, so that others may use the model meanwhile.
+
+    >>> plain_reference(nn.Linear(2, 1), lambda out, y: out[:, 0] * y, torch.ones(3, 2), torch.ones(3))[0].shape
+    torch.Size([3])
+    """
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    values: list[Tensor] = []
+    rows: dict[str, list[Tensor]] = {name: [] for name in own}
+    for i in range(batch_size(inputs, targets)):
+        one = take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1))
+        with torch.enable_grad():
+            value = losses(loss_fn, call(model, one[0]), one[1], 1)
+        values.append(value.detach())
+        for name, grad in zip(own, _gradients(value, list(own.values())), strict=True):
+            rows[name].append(grad)
+    return torch.cat(values), {name: torch.stack(grads) for name, grads in rows.items()}
+
+
+def refuse_held(value: Tensor, model: nn.Module) -> None:
+    """Raise if ``value`` still depends on the model's own parameters although others were put in their place.
+
+    >>> model = nn.Linear(1, 1)
+    >>> refuse_held(model.weight.sum(), model)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    evenhand.errors.UnsupportedModelError: the parameter 'weight' is also reached past the model's modules ...
+    """
+    if not value.requires_grad:
+        return
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(value.sum(), list(own.values()), allow_unused=True, retain_graph=True)
+    for name, gradient in zip(own, found, strict=True):
+        if gradient is not None:
+            raise UnsupportedModelError(
+                f"the parameter {name!r} is also reached past the model's modules (kept in a list, a module that is "
+                "not registered, or the loss), where its gradient per record cannot be followed; reach it through the "
+                "model"
+            )
+
+
 def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
@@ -71,10 +113,11 @@ def row_norms(gradients: dict[str, Tensor]) -> Tensor:
     >>> row_norms({"a": torch.tensor([[3e300], [1.0]], dtype=torch.float64), "b": torch.zeros(2, 1)}).tolist()
     [3e+300, 1.0]
     """
-    norms = torch.stack([row_squares(rows) for rows in gradients.values()]).sum(0).sqrt_()
+    measure = CarefulGauge()
+    norms: Tensor = torch.linalg.vector_norm(torch.stack([measure(rows) for rows in gradients.values()]), dim=0)
     odd = ~torch.isfinite(norms) | (norms < 1e-150)
     if bool(odd.any()):
-        flat = torch.cat([rows[odd].flatten(1).double() for rows in gradients.values()], dim=1)
+        flat = torch.cat([rows[odd].reshape(int(odd.sum()), -1).double() for rows in gradients.values()], dim=1)
         scale = flat.abs().amax(1).clamp(min=torch.finfo(torch.float64).tiny)
         norms[odd] = scale * torch.linalg.vector_norm(flat / scale.unsqueeze(1), dim=1)
     return norms

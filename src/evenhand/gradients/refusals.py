@@ -53,4 +53,9 @@ def _reason(module: nn.Module) -> str | None:
             return "is not initialised yet; run one forward on data that may be public before training"
         if parameter is not None and parameter.is_complex():
             return "has complex parameters, for which clipping is not defined here; use two real ones"
+        if parameter is not None and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+            return (
+                "has a parameter with a hook on its gradient, which would see one sum rather than each record's "
+                "gradient; remove the hook (to train part of a parameter, split it and freeze the rest)"
+            )
     return None

@@ -9,67 +9,53 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evenhand.errors import UsageError
-from evenhand.gradients.kernels import Kernel, Share, kernel_for, working_dtype
-from evenhand.gradients.structure import Modules
-
-
-@dataclass(frozen=True)
-class Site:
-    """A served module, its trainable parameters by the module's own names, and the precision of their gradients."""
-
-    module: nn.Module
-    kernel: Kernel[Any]
-    parameters: dict[str, nn.Parameter]
-    dtype: torch.dtype
-
-
-def sites(modules: Modules) -> list[Site]:
-    """The modules with trainable parameters that a kernel serves.
-
-    >>> [type(site.module).__name__ for site in sites([("a", nn.Linear(2, 2)), ("b", nn.Bilinear(1, 1, 1))])]
-    ['Linear']
-    """
-    found = []
-    for _, module in modules:
-        parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
-        if parameters:
-            kernel = kernel_for(module)
-            if kernel is not None:
-                dtype = working_dtype(next(iter(parameters.values())).dtype)
-                found.append(Site(module, kernel, parameters, dtype))
-    return found
+from evenhand.gradients.habits import Habits
+from evenhand.gradients.kernels import Share
+from evenhand.gradients.rooms import Room
+from evenhand.gradients.serving import Composed, Site
+from evenhand.gradients.views import rows_of, share_of
 
 
 @dataclass(frozen=True)
 class Call:
-    """Input, saved tensors and output gradient of one call of a layer, with the batch in their first dimension."""
+    """What one call of a layer left for its share: tensors with the batch in their first dimension."""
 
     site: Site
-    x: Tensor
-    saved: tuple[Tensor, ...]
-    grad: Tensor
-    version: int
+    tensors: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    views: int = 1
 
-    def share(self, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> Share:
+    @classmethod
+    def of(cls, site: Site, tensors: tuple[Tensor, ...]) -> Call:
+        """A call whose tensors are watched from now on.
+
+        They are detached: with its graph an input would hold the node that holds the tape, until the collector comes.
+        """
+        seen = tuple(t.detach() for t in tensors)
+        return cls(site, seen, tuple(t._version for t in seen))
+
+    def share(self, room: Room, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> Share:
         """The records' gradients of this call, for some rows and in another precision if asked."""
-        tensors = [self.x, *self.saved, self.grad]
+        tensors: Sequence[Tensor] = self.tensors
         if rows is not None:
+            rows = rows if self.views == 1 else rows_of(rows, self.views)
             tensors = [t[rows] for t in tensors]
-        x, *saved, grad = (t.to(dtype or self.site.dtype) if t.is_floating_point() else t for t in tensors)
-        return self.site.kernel.share(self.site.module, x, tuple(saved), grad, frozenset(self.site.parameters))
+        wanted = dtype or self.site.dtype
+        tensors = tuple(t.to(wanted) if t.dtype != wanted and t.is_floating_point() else t for t in tensors)
+        return self.site.share(tensors, room) if self.views == 1 else share_of(self.site, tensors, self.views, room)
 
     def check(self) -> None:
-        """Raise if the layer's input was changed in place since the backward."""
-        if self.x._version != self.version:
+        """Raise if what the layer saw was changed in place since the backward."""
+        if tuple(t._version for t in self.tensors) != self.versions:
             raise UsageError("inputs were changed in place after the pass; ask for the weighted sum before that")
 
 
@@ -78,27 +64,49 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tape: Tape, site: Site, anchor: Tensor, x: Tensor) -> Tensor:
+        out: Tensor
         out, saved = site.kernel.forward(site.module, x)
         # The parameters are saved only so that autograd notices if they are changed in place before backward.
-        ctx.save_for_backward(x, *saved, *(p for p in site.module._parameters.values() if p is not None))
+        ctx.save_for_backward(x, *saved, *site.held)
         ctx.tape, ctx.site, ctx.count = tape, site, len(saved)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, Tensor | None]:
         x, *rest = ctx.saved_tensors
-        saved = tuple(rest[: ctx.count])
-        ctx.tape.record(Call(ctx.site, x.detach(), saved, grad, x._version))
+        saved, site = tuple(rest[: ctx.count]), ctx.site
+        ctx.tape.record(Call.of(site, (x, *saved, grad)))
         if not ctx.needs_input_grad[3]:
             return None, None, None, None
-        return None, None, None, ctx.site.kernel.input_gradient(ctx.site.module, x, saved, grad)
+        return None, None, None, site.kernel.input_gradient(site.module, x, saved, grad)
+
+
+class _Piece(torch.autograd.Function):
+    """The same for a piece of a composite module, with several inputs and outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, tape: Tape, site: Site, anchor: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...]
+        outputs, saved = site.kernel.forward(site.module, *inputs)
+        ctx.save_for_backward(*inputs, *saved, *site.held)
+        ctx.tape, ctx.site, ctx.counts = tape, site, (len(inputs), len(inputs) + len(saved))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        first, last = ctx.counts
+        tensors, site = ctx.saved_tensors, ctx.site
+        inputs, saved = tuple(tensors[:first]), tuple(tensors[first:last])
+        gradients, kept = site.kernel.backward(site.module, inputs, saved, grads, ctx.needs_input_grad[3:])
+        ctx.tape.record(Call.of(site, kept))
+        return None, None, None, *gradients
 
 
 class Tape:
     """Records the calls of the served layers of one batch of ``size`` records, in the thread that made it."""
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, size: int, habits: Habits):
+        self.size, self._habits = size, habits
         self.calls: list[Call] = []
         self.bypassed = False
         self.forward_done = False
@@ -106,11 +114,13 @@ class Tape:
         self._thread = threading.get_ident()
 
     @contextmanager
-    def recording(self, served: list[Site]) -> Iterator[None]:
+    def recording(self, served: Sequence[Site | Composed]) -> Iterator[None]:
         """Replace the forward of the served modules, and put everything back."""
         try:
             for site in served:
-                site.module.__dict__["forward"] = self._replacement(site)
+                site.module.__dict__["forward"] = (
+                    self._replacement(site) if isinstance(site, Site) else self._composed(site)
+                )
             yield
         finally:
             for site in served:
@@ -118,31 +128,62 @@ class Tape:
 
     def record(self, call: Call) -> None:
         """Note a call; a gradient that the model itself asks for during its forward is not the one we are after."""
-        if self.forward_done:
-            self.calls.append(call)
-        else:
+        if not self.forward_done:
             self.bypassed = True
+        elif call.site.parameters:
+            self.calls.append(call)
 
     def _replacement(self, site: Site) -> Callable[..., Tensor]:
         original = type(site.module).forward
+        serve: Callable[..., Tensor] = _Layer.apply
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             if kwargs:
                 args = inspect.signature(original).bind(site.module, *args, **kwargs).args[1:]
             x = args[0]
-            serve: Callable[..., Tensor] = _Layer.apply
-            if len(args) == 1 and self._usable(site, x):
-                return serve(self, site, self.anchor, x)
+            batch = self._batch(site, x) if len(args) == 1 else None
+            if batch is not None:
+                x = x.transpose(0, batch) if batch else x
+                if site.kernel.accepts(site.module, x) or self._bypass():
+                    out = serve(self, site, self.anchor, x)
+                    return out.transpose(0, batch) if batch else out
             plain: Tensor = original(site.module, *args)
             return plain
 
         return forward
 
-    def _usable(self, site: Site, x: Tensor) -> bool:
-        if threading.get_ident() != self._thread:
-            return False
-        batched = x.dim() > 0 and x.shape[0] == self.size and site.kernel.accepts(site.module, x)
-        if batched and not torch._C._are_functorch_transforms_active():
-            return torch.is_grad_enabled()
+    def _composed(self, composed: Composed) -> Callable[..., Any]:
+        original = type(composed.module).forward
+        apply: Callable[..., tuple[Tensor, ...]] = _Piece.apply
+
+        def serve(name: str, *inputs: Tensor) -> tuple[Tensor, ...]:
+            return apply(self, composed.sites[name], self.anchor, *inputs)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._here():
+                result = composed.composite.forward(composed.module, serve, self.size, *args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+                self.bypassed = True
+            return original(composed.module, *args, **kwargs)
+
+        return forward
+
+    def _bypass(self) -> bool:
         self.bypassed = True
         return False
+
+    def _here(self) -> bool:
+        """Whether this is a call of the recording thread that wants gradients, outside any functorch transform."""
+        if threading.get_ident() != self._thread:
+            return False
+        if torch._C._are_functorch_transforms_active():
+            return self._bypass()
+        return torch.is_grad_enabled()
+
+    def _batch(self, site: Site, x: Tensor) -> int | None:
+        """Where a layer's input has the batch; None if the layer is to be left to autograd."""
+        if not self._here():
+            return None
+        batch, usual = self._habits.place(site.module, x, self.size)
+        return batch if usual or self._bypass() else None

@@ -1,0 +1,100 @@
+"""Kernels beside plain autograd: before they are believed, and now and then afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenhand.gradients.bookkeeping import Bookkeeping
+from evenhand.gradients.precision import lowered
+from evenhand.gradients.randomness import means, preserved
+from evenhand.gradients.records import LossFn, buffers_restored, take
+from evenhand.gradients.reference import plain_reference, precise_reference, row_norms
+from evenhand.gradients.serving import Layout
+from evenhand.gradients.structure import Trainable
+
+Taped = Callable[[Any, Any, int], Bookkeeping | None]
+
+
+class Comparison:
+    """``taped`` runs a few records by kernels; None if a parameter was used past them."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn, layout: Layout, taped: Taped):
+        self._model, self._loss_fn, self._layout, self._taped = model, loss_fn, layout, taped
+
+    def agree(self, inputs: Any, targets: Any, size: int) -> bool | None:
+        """Whether the kernels agree with plain autograd on a few records, in two orders and another batch size.
+
+        Kernels take the first dimension of a layer's input for the records in their order. A layer fed with
+        (time, batch, features), or with records that the model has sorted, would pass for that by coincidence.
+        None if a record that is not finite, or the only one, kept the comparison from telling.
+        """
+        if size == 1:  # the same record several times cannot show an order
+            return None
+        some, conclusive = _some(size), True
+        tolerance, floor = self._tolerance(), norm_floor(self._layout.trainable)
+        with preserved(self._model), buffers_restored(self._model), means():
+            for rows in (some, some.flip(0)):
+                x, y = take(inputs, rows), take(targets, rows)
+                kept = self._taped(x, y, len(rows))
+                if kept is None:
+                    return False
+                gradients = precise_reference(self._model, self._loss_fn, x, y)[1]
+                norm = row_norms(gradients)
+                slip = torch.zeros_like(norm) if kept.slip is None else kept.slip
+                finite = torch.isfinite(norm) & torch.isfinite(kept.norm) & torch.isfinite(slip)
+                slack = tolerance * norm + 10 * slip + floor
+                if bool((((kept.norm - norm).abs() > slack) & finite).any()):
+                    return False
+                conclusive &= bool(finite.all())
+                if conclusive and not _same_sum(kept, gradients, slack):
+                    return False
+        return True if conclusive else None
+
+    def still_agree(self, inputs: Any, targets: Any, size: int) -> bool | None:
+        """The same on a later batch, without touching the model; what float32 puts in doubt, float64 decides.
+
+        None if another way past the kernels has opened, so that they can no longer be used.
+        """
+        if size == 1:
+            return True
+        some = _some(size)
+        with preserved(self._model), buffers_restored(self._model), means():
+            for rows in (some, some.flip(0)):
+                x, y = take(inputs, rows), take(targets, rows)
+                kept = self._taped(x, y, len(rows))
+                if kept is None:
+                    return None
+                plain = row_norms(plain_reference(self._model, self._loss_fn, x, y)[1])
+                if not bool(((kept.norm - plain).abs() <= self._tolerance() * plain).all()):
+                    break
+            else:
+                return True
+        return self.agree(inputs, targets, size) is not False
+
+    def _tolerance(self) -> float:
+        """How far norms may be from those of autograd; a kernel that is wrong is further off."""
+        coarse = (16 * torch.finfo(p.dtype).eps for p in self._layout.trainable.values())
+        return max(0.1 if lowered() else 1e-3, *coarse)
+
+
+def _some(size: int) -> Tensor:
+    """A few rows, not as many as there are."""
+    return torch.tensor([0, 1, 1] if size == 2 else random.sample(range(size), min(size - 1, 4)))
+
+
+def _same_sum(kept: Bookkeeping, gradients: dict[str, Tensor], slack: Tensor) -> bool:
+    """Whether the sum over all records is that of their own gradients."""
+    with torch.no_grad():
+        sums = kept.weighted_sum(torch.ones_like(kept.norm), None)
+    apart = [(sums[name].double() - rows.double().sum(0)).norm() for name, rows in gradients.items() if name in sums]
+    return not apart or bool(torch.stack(apart).norm() <= slack.sum())
+
+
+def norm_floor(trainable: Trainable) -> float:
+    """Gradient norms below this are rounding: a record that fits well leaves ``1 - probability``, which cancels."""
+    return max(1000 * torch.finfo(parameter.dtype).eps for parameter in trainable.values())

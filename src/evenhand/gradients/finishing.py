@@ -1,0 +1,107 @@
+"""A pass as rules and the step see it: extreme rows computed again, superseded ones refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenhand.errors import UsageError
+from evenhand.gradients.bookkeeping import Bookkeeping
+from evenhand.gradients.fallback import Instances
+from evenhand.gradients.locking import exclusive
+from evenhand.gradients.measuring import ROW_LIMIT, within, working_dtype
+from evenhand.gradients.precision import full
+from evenhand.gradients.randomness import preserved
+from evenhand.gradients.records import LossFn, take
+from evenhand.gradients.reference import reference
+from evenhand.gradients.serving import Layout
+from evenhand.types import Pass
+
+LARGEST = torch.finfo(torch.float64).max
+
+
+class Finished:
+    """A differentiated batch with its extreme rows computed again in float64."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        loss_fn: LossFn,
+        raw: Bookkeeping | Instances,
+        inputs: Any,
+        targets: Any,
+        newest: Callable[[], bool],
+    ):
+        self._layout, self._raw, self._newest = layout, raw, newest
+        self._model, self._trainable = layout.model, layout.trainable
+        self.loss, self.norm = raw.loss.double(), raw.norm
+        self._usable: Tensor | None = None
+        self._rescued: tuple[Tensor, Tensor, Instances] | None = None
+        limit = ROW_LIMIT if any(p.dtype != torch.float64 for p in self._trainable.values()) else 1e150
+        clean = isinstance(raw, Bookkeeping) and raw.clean
+        if (clean or within(self.norm, 0.0, limit)) and within(self.loss, -LARGEST, LARGEST):
+            return
+        extreme = ~(self.norm <= limit) | ~torch.isfinite(self.loss)
+        self._usable = ~extreme
+        self._rescue(loss_fn, extreme, inputs, targets)
+
+    def _rescue(self, loss_fn: LossFn, extreme: Tensor, inputs: Any, targets: Any) -> None:
+        rows = extreme.nonzero().squeeze(1)
+        with preserved(self._model):
+            try:
+                rescued = Instances(
+                    self._model,
+                    lambda x, y: reference(self._model, loss_fn, x, y, torch.float64),
+                    take(inputs, rows),
+                    take(targets, rows),
+                )
+            except RuntimeError:  # code that insists on float32: the rows count as not finite and contribute nothing
+                self.norm = self.norm.masked_fill(extreme, torch.nan)
+                return
+        finite = torch.isfinite(rescued.loss) & torch.isfinite(rescued.norm)
+        self.loss[rows] = rescued.loss
+        self.norm[rows] = torch.where(finite | ~torch.isfinite(rescued.norm), rescued.norm, torch.nan)
+        self._rescued = (rows, finite, rescued)
+
+    def result(self) -> Pass:
+        """The pass that rules and the step see."""
+        return Pass(self.loss, self.norm, self.weighted_sum, self._usable is None)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """``sum_i weights_i g_i`` by parameter name; rows whose norm is not finite are left out."""
+        if weights.shape != self.norm.shape:
+            expected, got = tuple(self.norm.shape), tuple(weights.shape)
+            raise UsageError(f"expected one weight per record, shape {expected}, got {got}")
+        if not self._newest():
+            raise UsageError(
+                "this pass was superseded: its engine has run another batch in the same memory; ask for the weighted "
+                "sum before the next run, or use per_sample, which keeps its own"
+            )
+        weights = weights.detach().to(self.norm.device)
+        if not within(weights, -LARGEST, LARGEST) and bool(
+            (~torch.isfinite(weights) & torch.isfinite(self.norm)).any()
+        ):
+            raise UsageError("a weight of a row with a finite norm is not finite; a rule must give every row a number")
+        swaps = isinstance(self._raw, Instances) or self._rescued is not None
+        with exclusive(self._layout.identities) if swaps else nullcontext(), torch.no_grad(), full():
+            total = self._raw.weighted_sum(weights, self._usable)
+            if self._rescued is not None:
+                rows, finite, rescued = self._rescued
+                for name, part in rescued.weighted_sum(weights[rows].double(), finite).items():
+                    total[name] = (total[name] + part if name in total else part).to(
+                        working_dtype(self._trainable[name].dtype)
+                    )
+        return {name: total[name] if name in total else zero(p) for name, p in self._trainable.items()}
+
+
+def zero(parameter: nn.Parameter) -> Tensor:
+    """The sum over no records.
+
+    >>> zero(nn.Parameter(torch.ones(2)))
+    tensor([0., 0.])
+    """
+    return torch.zeros_like(parameter, dtype=working_dtype(parameter.dtype))

@@ -1,0 +1,41 @@
+"""Memory that a layer keeps from batch to batch: fresh pages cost more than filling them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+KEPT_BYTES = 1 << 28
+"""Instantiated gradients larger than this are not kept for the weighted sum; it is then computed again."""
+
+
+class Room:
+    """Named buffers for one call of a layer. ``lean`` asks for forms that need little memory, at some cost in time.
+
+    What a buffer held is overwritten by the next batch, so only the newest pass of an engine may be used.
+
+    >>> room = Room(lean=False)
+    >>> first = room.empty("patches", (2, 3), torch.zeros(1))
+    >>> first.shape, room.empty("patches", (1, 3), torch.zeros(1)).data_ptr() == first.data_ptr()
+    (torch.Size([2, 3]), True)
+    """
+
+    def __init__(self, lean: bool):
+        self.lean = lean
+        self._held: dict[str, Tensor] = {}
+
+    def empty(self, name: str, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor of this shape with any contents, on the device and (unless given) in the precision of ``like``."""
+        count, dtype = math.prod(shape), dtype or like.dtype
+        held = self._held.get(name)
+        if held is None or held.numel() < count or held.dtype != dtype or held.device != like.device:
+            # Poisson batches vary in size: a little more now saves growing later.
+            held = self._held[name] = like.new_empty(count + count // 8, dtype=dtype)
+        return held[:count].view(tuple(shape))
+
+    def keeps(self, elements: int, like: Tensor) -> bool:
+        """Whether a tensor of so many elements may be kept until the weighted sum."""
+        return not self.lean and elements * like.element_size() <= KEPT_BYTES

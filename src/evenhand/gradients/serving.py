@@ -1,0 +1,165 @@
+"""Which modules of a model are served by kernels, found once and looked at again before every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenhand.gradients.kernels import Composite, Kernel, Piece, Share, composite_for, kernel_for
+from evenhand.gradients.measuring import working_dtype
+from evenhand.gradients.refusals import refuse
+from evenhand.gradients.rooms import Room
+from evenhand.gradients.structure import Modules, Trainable, modules_of, trainable_of
+
+
+@dataclass(frozen=True)
+class Site:
+    """A served module or a piece of one, its trainable parameters by the module's own names, and their precision.
+
+    ``held`` are all its parameters, frozen ones too.
+    """
+
+    module: nn.Module
+    kernel: Any
+    parameters: dict[str, nn.Parameter]
+    held: tuple[nn.Parameter, ...]
+    dtype: torch.dtype
+    piece: bool = False
+
+    def share(self, tensors: tuple[Tensor, ...], room: Room) -> Share:
+        """The kernel's share of what a call left."""
+        trainable = frozenset(self.parameters)
+        if self.piece:
+            piece: Piece[Any] = self.kernel
+            return piece.share(self.module, tensors, trainable, room)
+        kernel: Kernel[Any] = self.kernel
+        x, *saved, grad = tensors
+        return kernel.share(self.module, x, tuple(saved), grad, trainable, room)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A module that is served piece by piece; pieces whose parameters are all frozen are sites too."""
+
+    module: nn.Module
+    composite: Composite[Any]
+    sites: dict[str, Site]
+
+
+Served = Sequence[Site | Composed]
+
+
+def sites(modules: Modules) -> list[Site | Composed]:
+    """The modules with trainable parameters that a kernel or a composite serves.
+
+    >>> [type(site.module).__name__ for site in sites([("a", nn.Linear(2, 2)), ("b", nn.Bilinear(1, 1, 1))])]
+    ['Linear']
+    """
+    found: list[Site | Composed] = []
+    for _, module in modules:
+        parameters = {name: p for name, p in module._parameters.items() if p is not None}
+        if not any(p.requires_grad for p in parameters.values()):
+            continue
+        kernel = kernel_for(module)
+        if kernel is not None:
+            found.append(_site(module, kernel, parameters, piece=False))
+            continue
+        composite = composite_for(module)
+        if composite is not None:
+            pieces = {
+                name: _site(module, piece, {n: parameters[n] for n in own}, piece=True)
+                for name, (piece, own) in composite.pieces(module).items()
+            }
+            found.append(Composed(module, composite, pieces))
+    return found
+
+
+def _site(module: nn.Module, kernel: Any, parameters: dict[str, nn.Parameter], *, piece: bool) -> Site:
+    trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+    held = tuple(parameters.values())
+    return Site(module, kernel, trainable, held, working_dtype(held[0].dtype), piece)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model as the engine sees it; valid while ``marks`` stay what they were."""
+
+    model: nn.Module
+    modules: Modules
+    identities: frozenset[int]
+    parameters: tuple[nn.Parameter, ...]
+    buffers: tuple[tuple[dict[str, Tensor | None], str], ...]
+    trainable: Trainable
+    served: list[Site | Composed]
+    marks: tuple[Any, ...]
+
+    @classmethod
+    def read(cls, model: nn.Module) -> Layout:
+        """Look at every module; raises `UnsupportedModelError` for one that cannot be trained privately.
+
+        >>> list(Layout.read(nn.Linear(2, 1)).trainable)
+        ['weight', 'bias']
+        """
+        marks, modules = _marks(model), modules_of(model)
+        refuse(modules)
+        identities = frozenset(id(module) for _, module in modules)
+        parameters = tuple(p for _, module in modules for p in module._parameters.values() if p is not None)
+        buffers = tuple((module._buffers, name) for _, module in modules for name in module._buffers)
+        return cls(model, modules, identities, parameters, buffers, trainable_of(modules), sites(modules), marks)
+
+    def state(self) -> tuple[tuple[int, int], ...]:
+        """Identity and version of every buffer and parameter: a write in place or a replacement changes them.
+
+        >>> layout = Layout.read(nn.Linear(2, 1)); before = layout.state()
+        >>> with torch.no_grad(): _ = layout.model.weight.add_(1)
+        >>> layout.state() == before
+        False
+        """
+        held = (places.get(name) for places, name in self.buffers)
+        return tuple((id(t), t._version) for t in (*held, *self.parameters) if t is not None)
+
+    def current(self) -> Layout:
+        """This layout, or a new one if modules, parameters, modes or hooks have changed."""
+        same = self.marks == _marks(self.model) and all(_still_served(site) for site in self.served)
+        return self if same else Layout.read(self.model)
+
+
+def _still_served(site: Site | Composed) -> bool:
+    part = site.kernel if isinstance(site, Site) else site.composite
+    return bool(part.serves(site.module))
+
+
+def _marks(model: nn.Module) -> tuple[Any, ...]:
+    """Everything that decides how a module is served, cheap enough to be read before every batch."""
+    found: list[Any] = []
+    stack, seen = [model], set()
+    while stack:
+        module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        inside = module.__dict__
+        found.append(
+            (
+                id(module),
+                None if isinstance(module, torch.jit.ScriptModule) else type(module).forward,
+                inside.get("training"),
+                "forward" in inside,
+                inside.get("_compiled_call_impl") is None,
+                len(module._forward_hooks) + len(module._forward_pre_hooks),
+                len(module._backward_hooks) + len(module._backward_pre_hooks),
+                *[
+                    (id(p), p.requires_grad, not p._backward_hooks)
+                    for p in module._parameters.values()
+                    if p is not None
+                ],
+                *[buffer is None for buffer in module._buffers.values()],
+            )
+        )
+        if not isinstance(module, torch.jit.ScriptModule):
+            stack.extend(child for child in module._modules.values() if child is not None)
+    return tuple(found)

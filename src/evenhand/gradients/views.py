@@ -1,0 +1,129 @@
+"""Several views of a record: one loss, their mean, so that the record still has one gradient and one bound.
+
+Inputs have the views in their second dimension. The model sees them as ``records * views`` rows, the views of a record
+next to each other, and what a layer leaves of them is added up before a norm is taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from evenhand.errors import UsageError
+from evenhand.gradients.kernels import Share
+from evenhand.gradients.measuring import Gauge, chunks
+from evenhand.gradients.records import LossFn
+from evenhand.gradients.rooms import Room
+from evenhand.gradients.serving import Site
+
+CHUNK = 1 << 20
+"""Elements of instantiated gradients at a time."""
+_PLACES = (nn.Linear, nn.LayerNorm, nn.Embedding)
+"""Layers that do the same at every place: for their kernels views are further places of a record."""
+
+
+class Viewed(nn.Module):
+    """A model over inputs (B, K, ...): outputs are (B, K, ...) too. Parameters stay those of the model.
+
+    >>> Viewed(nn.Linear(3, 2), 4)(torch.ones(5, 4, 3)).shape
+    torch.Size([5, 4, 2])
+    """
+
+    def __init__(self, model: nn.Module, views: int):
+        super().__init__()
+        self.model, self.views = model, views
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """All views as rows of one batch."""
+        args, kwargs = tree_map_only(Tensor, self._flat, (args, kwargs))
+        return tree_map_only(Tensor, lambda out: _split(out, self.views), self.model(*args, **kwargs))
+
+    def _flat(self, value: Tensor) -> Tensor:
+        if value.dim() < 2 or value.shape[1] != self.views:
+            raise UsageError(f"inputs must have {self.views} views in their second dimension")
+        return value.flatten(0, 1)
+
+
+def mean_loss(loss_fn: LossFn, views: int) -> LossFn:
+    """The mean over the views of a record, for the outputs of `Viewed`.
+
+    >>> mean_loss(lambda out, y: (out[:, 0] - y).abs(), 2)(torch.tensor([[[1.0], [3.0]]]), torch.tensor([1.0]))
+    tensor([1.])
+    """
+
+    def loss(outputs: Any, targets: Any) -> Tensor:
+        flat = tree_map_only(Tensor, lambda out: out.flatten(0, 1), outputs)
+        each = tree_map_only(Tensor, lambda wanted: wanted.repeat_interleave(views, 0), targets)
+        values = loss_fn(flat, each)
+        return values.view(-1, views).mean(1) if values.dim() == 1 else values
+
+    return loss
+
+
+def rows_of(rows: Tensor, views: int) -> Tensor:
+    """The rows that the views of some records are.
+
+    >>> rows_of(torch.tensor([2, 0]), 3)
+    tensor([6, 7, 8, 0, 1, 2])
+    """
+    return (rows.unsqueeze(1) * views + torch.arange(views, device=rows.device)).flatten()
+
+
+def share_of(site: Site, tensors: tuple[Tensor, ...], views: int, room: Room) -> Share:
+    """What a call of a layer on all views adds to the gradients of the records."""
+    if not site.piece and type(site.module) in _PLACES:
+        return site.share(tuple(_split(t, views) for t in tensors), room)
+    return _Added(site, tensors, views, room)
+
+
+def _split(rows: Tensor, views: int) -> Tensor:
+    return rows.reshape(-1, views, *rows.shape[1:])
+
+
+class _Added:
+    """Gradients of a layer's rows, added up over the views of each record."""
+
+    def __init__(self, site: Site, tensors: tuple[Tensor, ...], views: int, room: Room):
+        self._site, self._tensors, self._views, self._room = site, tensors, views, Room(lean=True)
+        self._rows = site.share(tensors, room)
+        self.terms = self._rows.terms * views
+        self._size, self._row = len(tensors[0]) // views, sum(p.numel() for p in site.parameters.values())
+        self._kept: dict[str, Tensor] | None = None
+        if room.keeps(self._size * self._row, tensors[0]):
+            self._kept = self.instantiate()
+
+    def lengths(self, gauge: Gauge) -> list[Tensor]:
+        """Of what is kept, or instantiated a few records at a time."""
+        if self._kept is not None:
+            return [gauge(rows) for rows in self._kept.values()]
+        parts = [[gauge.passing(rows) for rows in self._summed(part).values()] for part in self._parts()]
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+    def _parts(self) -> list[slice]:
+        return chunks(self._size, self._views * self._row, CHUNK)
+
+    def _summed(self, part: slice) -> dict[str, Tensor]:
+        rows = slice(part.start * self._views, part.stop * self._views)
+        found = self._site.share(tuple(t[rows] for t in self._tensors), self._room).instantiate()
+        return {name: _split(g, self._views).sum(1) for name, g in found.items()}
+
+    def reach(self, gauge: Gauge) -> Tensor:
+        """Added up over the views."""
+        reach = self._rows.reach(gauge)
+        if reach is None:
+            reach = torch.linalg.vector_norm(torch.stack([part.double() for part in self._rows.lengths(gauge)]), dim=0)
+        return reach.double().view(-1, self._views).sum(1)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """From what is kept, or each view with the weight of its record."""
+        if self._kept is None:
+            return self._rows.weighted_sum(weights.repeat_interleave(self._views))
+        return {name: (weights @ rows.flatten(1)).view(rows.shape[1:]) for name, rows in self._kept.items()}
+
+    def instantiate(self) -> dict[str, Tensor]:
+        """All records."""
+        parts = [self._summed(part) for part in self._parts()]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
