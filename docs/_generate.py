@@ -127,6 +127,7 @@ def config_keys() -> str:
     helps = {name: text for command in ("init", "train") for name, text in _helps(command).items()}
     helps |= {
         "missing_tokens": helps["missing_token"],
+        "record_budgets": "A column or file with one epsilon per record, instead of owners; `--budgets` takes it too.",
         "split_seed": "Seed of the held-out split, where it is not `seed`: comparisons keep one split for all seeds.",
         "columns": "One table per column, `[columns.NAME]`: see below.",
     }

@@ -8,7 +8,9 @@ from typing import Any
 _PUBLIC = {
     "fit": "evenhand.training",
     "resume": "evenhand.training",
+    "rebudget": "evenhand.rebudgeting",
     "attach": "evenhand.attachment",
+    "Compute": "evenhand.guards",
     "load": "evenhand.loading",
     "plan": "evenhand.planning",
     "Plan": "evenhand.planning",
@@ -23,7 +25,10 @@ _PUBLIC = {
     "Stats": "evenhand.types",
     "State": "evenhand.types",
 }
-_MODULES = ("data", "errors", "gradients", "models", "privacy", "queries", "reporting", "rules", "schedules")
+_MODULES = (
+    *("augmenting", "averaging", "data", "errors", "gradients", "losses", "models", "privacy", "queries", "reporting"),
+    *("rules", "schedules", "testing"),
+)
 
 __version__ = "0.1.0"
 __all__ = [*_PUBLIC, *_MODULES]

@@ -27,7 +27,7 @@ def save(folder: Folder, state: Mapping[str, Any]) -> None:
 
 
 def load(folder: Folder, plan: Plan) -> dict[str, Any] | None:
-    """The last checkpoint of this plan, or None if there is none; a changed plan cannot resume a run."""
+    """The last checkpoint of this plan or of one it continues, None if there is none; no other plan can resume it."""
     file = folder.private / "checkpoint.pt"
     if not file.exists():
         return None
@@ -35,6 +35,6 @@ def load(folder: Folder, plan: Plan) -> dict[str, Any] | None:
         state: dict[str, Any] = torch.load(file, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
         raise UsageError("The checkpoint of this run is damaged or is not one of ours: it was not loaded.") from None
-    if state["plan"] != plan.digest:
+    if state["plan"] not in (plan.digest, *(stage.plan for stage in plan.earlier)):
         raise PlanMismatchError("The checkpoint was written under another plan: a changed plan cannot resume a run.")
     return state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand import _validate
 from evenhand.errors import UsageError
+from evenhand.tomltext import fits, key, literal, tables, words
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from evenhand.data import Data, Declaration
+    from evenhand.data.owning import Roles
     from evenhand.types import Facts
 
+__all__ = ["PYTHON", "Config", "absolute", "from_toml", "key", "literal", "merged", "of_run", "to_toml"]
 
 PYTHON = "python"
-"""Stands for data or a model that was passed to ``fit`` as a Python object and cannot be found again by name."""
+"""Stands for what was passed to ``fit`` as a Python object and cannot be found again by name: data, model, loss ..."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class Config:
 
     ``data`` is a built-in source, or a file or image folder of your own; then ``label``, ``labels`` and ``columns``
     declare what is publicly known about it, and ``test_data`` or ``test_share`` says what is held out. ``split_seed``
-    (default: ``seed``) keeps that split the same while ``seed`` changes.
+    (default: ``seed``) keeps that split the same while ``seed`` changes. ``owners`` and ``groups`` are "label", a
+    column, or a file with one name per record; ``budgets`` has an epsilon per owner, ``record_budgets`` is a column or
+    file with an epsilon per record. From ``loss`` to ``precision`` nothing private depends on a setting.
 
     Examples:
       >>> Config(epsilon=3.0).method
@@ -45,6 +49,7 @@ class Config:
     labels: Sequence[str] = ()
     groups: str | None = None
     owners: str | None = None
+    record_budgets: str | None = None
     missing_tokens: Sequence[str] = ("",)
     test_data: str | None = None
     test_share: float = 0.2
@@ -56,7 +61,16 @@ class Config:
     noise: float | None = None
     epochs: float = 30.0
     batch_size: float | None = None
+    loss: str | None = None
+    optimizer: str = "sgd"
     lr: float = 0.2
+    lr_schedule: str = "linear"
+    momentum: float | None = None
+    weight_decay: float | None = None
+    average: float | None = None
+    micro_batch: int | None = None
+    lean: bool = False
+    precision: str = "float32"
     seed: int = 0
     split_seed: int | None = None
     insecure_seed: int | None = None
@@ -70,6 +84,16 @@ class Config:
         _validate.number(self.lr, "lr", low=0)
         _validate.whole(self.seed, "seed", low=0)
         _validate.number(self.test_share, "test_share", low=0, high=1)
+        if self.record_budgets is not None and (self.budgets or self.owners is not None):
+            raise UsageError("Give record_budgets alone: each record's own epsilon says which class it belongs to.")
+
+    @property
+    def roles(self) -> tuple[Roles, Roles]:
+        """Where owners, groups and budgets by record come from: columns of the user's own file, and what is beside."""
+        from evenhand.data.owning import Roles
+
+        asked = Roles(self.owners, self.groups, self.record_budgets)
+        return asked.of_table(self.label, self.columns) if self.own_data else (Roles(), asked)
 
     @property
     def own_data(self) -> bool:
@@ -88,13 +112,15 @@ class Config:
                 f"Nothing is declared about {Path(self.data).name}: its label and columns. Start with: "
                 f"evenhand init {Path(self.data).name}"
             )
+        roles = self.roles[0]
         return Declaration(
             columns={name: declared(name, table) for name, table in self.columns.items()},
             label=self.label,
             labels=self.labels,
-            groups=self.groups,
-            owners=self.owners,
+            groups=roles.groups,
+            owners=roles.owners,
             missing_tokens=self.missing_tokens,
+            budgets=roles.budgets,
         )
 
     def load_data(self) -> tuple[Data, Data | None]:
@@ -103,18 +129,20 @@ class Config:
             raise UsageError(
                 "This run was started from Python with its own data: pass train= (and model=) to resume it."
             )
-        if not self.own_data:
-            from evenhand.data import load
-
-            return load(self.data)
-        from evenhand.data import read
+        from evenhand.data import load, read
+        from evenhand.data.owning import assigned
         from evenhand.data.tables import split
 
+        beside = self.roles[1]
+        if not self.own_data:
+            return assigned(*load(self.data), beside)
         known = self.declaration()
         data = read(self.data, known, delimiter=self.delimiter)
         if self.test_data is not None:
-            return data, read(self.test_data, known, delimiter=self.delimiter)
-        return split(data, self.test_share, self.seed if self.split_seed is None else self.split_seed)
+            return assigned(data, read(self.test_data, known, delimiter=self.delimiter), beside)
+        return split(
+            assigned(data, None, beside)[0], self.test_share, self.seed if self.split_seed is None else self.split_seed
+        )
 
     def build_model(self, facts: Facts) -> nn.Module:
         """The named model, initialised from ``seed``, on ``device``."""
@@ -176,6 +204,7 @@ def absolute(config: Config, base: Path) -> Config:
         changes["data"] = os.path.abspath(base / config.data)
     if config.test_data is not None:
         changes["test_data"] = os.path.abspath(base / config.test_data)
+    changes |= config.roles[1].paths(base)
     if config.model != PYTHON and own.is_own(config.model):
         file, factory = own.parts(config.model)
         changes["model"] = f"{os.path.abspath(base / file)}:{factory}"
@@ -186,65 +215,36 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
     """``config`` with ``values`` in place of what they name; types are checked, numbers may be whole."""
     fields = {f.name: f for f in dataclasses.fields(Config)}
     checked: dict[str, Any] = {}
-    for key, value in values.items():
-        _validate.known(key, fields, "setting")
-        kind = str(fields[key].type)
-        if not _fits(value, kind):
-            raise UsageError(f"The setting {key} takes {_words(kind)}, not {type(value).__name__}.")
+    for name, value in values.items():
+        _validate.known(name, fields, "setting")
+        kind = str(fields[name].type)
+        if not fits(value, kind):
+            raise UsageError(f"The setting {name} takes {words(kind)}, not {type(value).__name__}.")
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise UsageError(f"The setting {key} takes {_words(kind)} of ordinary size, below 2^63.")
-        checked[key] = float(value) if "float" in kind and isinstance(value, int) else value
+            raise UsageError(f"The setting {name} takes {words(kind)} of ordinary size, below 2^63.")
+        checked[name] = float(value) if "float" in kind and isinstance(value, int) else value
     return dataclasses.replace(config, **checked)
 
 
 def to_toml(config: Config) -> str:
     """The same settings as a file that ``evenhand train FILE`` takes. What is None or empty is left out."""
     lines = ["# evenhand train FILE takes this file; flags override it"]
-    tables: list[str] = []
+    inner: list[str] = []
     defaults = Config()
     for name in (f.name for f in dataclasses.fields(Config)):
         value = getattr(config, name)
         if isinstance(value, Mapping):
-            tables += _tables(name, value)
+            inner += tables(name, value)
         elif value is not None and (name not in _OWN or value != getattr(defaults, name)):
             lines.append(f"{name} = {literal(value)}")
-    return "\n".join([*lines, *tables]) + "\n"
+    return "\n".join([*lines, *inner]) + "\n"
 
 
-_OWN = ("delimiter", "labels", "missing_tokens", "test_share", "device")
+_OWN = (
+    *("delimiter", "labels", "missing_tokens", "test_share", "device"),
+    *("optimizer", "lr_schedule", "lean", "precision"),
+)
 """Settings that are written only where they differ from the default."""
-
-
-def literal(value: Any) -> str:
-    """A value as TOML writes it.
-
-    Examples:
-      >>> print(literal("50 €"), literal([1, "a"]), literal(True))
-      "50 €" [1, "a"] true
-    """
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(literal(entry) for entry in value)}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def key(name: str) -> str:
-    """A table or setting name as TOML writes it.
-
-    Examples:
-      >>> key("age"), key("hours per week")
-      ('age', '"hours per week"')
-    """
-    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    return name if bare else literal(name)
-
-
-def _tables(name: str, value: Mapping[str, Any]) -> list[str]:
-    plain = {entry: inner for entry, inner in value.items() if not isinstance(inner, Mapping)}
-    lines = [f"\n[{name}]", *(f"{key(entry)} = {literal(inner)}" for entry, inner in plain.items())] if plain else []
-    for entry, inner in value.items():
-        if isinstance(inner, Mapping):
-            lines += _tables(f"{name}.{key(entry)}", inner)
-    return lines
 
 
 def _device(name: str) -> torch.device:
@@ -256,26 +256,3 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise UsageError(f"The device {name!r} is not there: use --device cpu.") from None
     return device
-
-
-def _fits(value: Any, kind: str) -> bool:
-    if isinstance(value, bool) or kind == "bool":
-        return isinstance(value, bool) and kind == "bool"
-    if "Sequence" in kind:
-        return isinstance(value, list | tuple)
-    wanted = {"str": str, "float": int | float, "int": int, "Mapping": Mapping}
-    return any(isinstance(value, types) for name, types in wanted.items() if name in kind.partition("[")[0])
-
-
-def _words(kind: str) -> str:
-    for name, words in (
-        ("Sequence", "a list"),
-        ("Mapping", "a table"),
-        ("str", "text"),
-        ("float", "a number"),
-        ("int", "a whole number"),
-        ("bool", "true or false"),
-    ):
-        if name in kind:
-            return words
-    return kind

@@ -7,6 +7,7 @@ from typing import Any
 
 from evenhand.config import Config
 from evenhand.data import Data
+from evenhand.guards import Compute
 from evenhand.privacy.budgets import Budgets
 from evenhand.results import Run
 from evenhand.training import fit
@@ -21,18 +22,26 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
       >>> train(config, *config.load_data(), out=Path(tempfile.mkdtemp())).privacy.epsilon <= 3
       True
     """
+    privacy = promised(config, data)
     return fit(
         config.build_model(data.facts),
         data,
         epsilon=config.epsilon,
-        delta=None if config.budgets else config.delta,
+        delta=config.delta if privacy is None else None,
         noise=config.noise,
-        privacy=Budgets(config.budgets, config.delta) if config.budgets else None,
+        privacy=privacy,
         method=config.method,
         settings=config.settings,
         epochs=config.epochs,
         batch_size=config.batch_size,
+        loss=config.loss,
         lr=config.lr,
+        optimizer=config.optimizer,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        scheduler=config.lr_schedule,
+        average=config.average,
+        compute=Compute(config.micro_batch, config.lean, config.precision),
         test=held_out,
         out=out,
         insecure_seed=config.insecure_seed,
@@ -40,3 +49,10 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
         config=config,
         **options,
     )
+
+
+def promised(config: Config, data: Data) -> Budgets | None:
+    """The budgets per owner or per record that a config asks for; None if it promises the same to all."""
+    if config.record_budgets is not None:
+        return Budgets.named(data.facts.owner_names, config.delta)
+    return Budgets(config.budgets, config.delta) if config.budgets else None

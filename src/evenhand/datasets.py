@@ -49,7 +49,8 @@ class DatasetLedger:
     def enter(self, plan: Plan) -> dict[str, Any]:
         """Record that a run is about to start; returns how many there are now, and what they spend together.
 
-        ``uncounted`` is how many of them have no established epsilon, such as plain SGD: they are in no total.
+        ``uncounted`` is how many of them have no established epsilon, such as plain SGD: they are in no total. Of a run
+        whose budgets changed, the steps before are counted with the plan they began under, if that is here.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,6 +64,8 @@ class DatasetLedger:
                 f"The dataset ledger in {state_folder()} cannot be written ({error.strerror}), so runs on the same "
                 "data could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False."
             ) from None
+        known = {entry.digest for entry in plans if len(plans) > 1}
+        plans = [entry.from_here() if entry.earlier and entry.earlier[-1].plan in known else entry for entry in plans]
         counted = [entry for entry in plans if entry.certified]
         names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
         epsilons = {name: _total(counted, name, plan.delta) for name in names}

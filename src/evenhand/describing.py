@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from evenhand.privacy import classes
 from evenhand.privacy.statement import rounded_up
 
 if TYPE_CHECKING:
@@ -17,15 +18,10 @@ def describe(made: Plan) -> str:
         f"Plan {made.digest[:12]}: {made.method} ({made.guarantee}), "
         f"{made.steps} steps of about {made.expected_batch:g} records"
     ]
-    for index, (name, count) in enumerate(made.facts.owners):
-        epsilon, budget = made.epsilons[index], made.budgets[index]
-        spends = "no epsilon is established" if epsilon is None else f"spends epsilon {rounded_up(epsilon)}"
-        promise = "" if budget is None or epsilon is None else f" of {budget:g} promised"
-        lines.append(
-            f"  each of {count} records of owner {name!r}: {spends}{promise} at delta {made.delta:g}"
-            f" ({made.adjacency} {made.unit}); sampled with rate {made.rates[index]:.6g}, "
-            f"bound x{made.scales[index]:.4g}"
-        )
+    if made.earlier:
+        before = sum(stage.steps for stage in made.earlier)
+        lines.append(f"  {before} of them were charged under earlier budgets and stay charged; for the rest:")
+    lines += _owners(made)
     for level in made.levels[:6]:
         queries = f", side queries {', '.join(f'{noise:.4g}' for noise in level.queries)}" if level.queries else ""
         lines.append(
@@ -40,6 +36,34 @@ def describe(made: Plan) -> str:
     )
     lines += [f"  warning: {text}" for text in made.warnings()]
     return "\n".join(lines)
+
+
+def _owners(made: Plan) -> list[str]:
+    """A line per owner class, or quantiles over them."""
+    found = classes.rows(made, made.epsilons)
+    if len(found) > classes.LISTED:
+        first, *rest = classes.in_words(classes.summary(found))
+        terms = f"at delta {made.delta:g} ({made.adjacency} {made.unit})"
+        return [f"  {first}, {terms}:", *(f"    {line}" for line in rest)]
+    return [f"  {_owner(row, made)}" for row in found]
+
+
+def _owner(row: Mapping[str, Any], made: Plan) -> str:
+    spends = (
+        "no epsilon is established"
+        if row["epsilon"] is None
+        else f"spends epsilon {rounded_up(row['epsilon'])}"
+        + ("" if row["budget"] is None else f" of {row['budget']:g} promised")
+    )
+    seen = (
+        ""
+        if row["bound"] is None
+        else f", bound {classes.span(row['bound'])}, noise multiplier {classes.span(row['noise_multiplier'])}"
+    )
+    return (
+        f"each of {row['records']} records of owner {row['name']!r}: {spends} at delta {made.delta:g}"
+        f" ({made.adjacency} {made.unit}); sampled with rate {row['rate']:.6g}{seen}"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

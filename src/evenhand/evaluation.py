@@ -14,6 +14,8 @@ from evenhand.reporting.frames import GroupFrame, accuracy_by_group
 from evenhand.reporting.measures import Measures, measure
 
 CHUNK = 1024
+OWNERS = 1000
+"""Up to so many owner classes are evaluated one by one; of more hardly any has enough held-out records to tell."""
 
 
 def predict(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
@@ -74,7 +76,8 @@ def measures(model: nn.Module, data: Data) -> Measures:
       ('class 8', True)
     """
     scores, true = scored(model, data)
-    owners = [data.facts.owner_names[index] for index in data.owner.tolist()] if len(data.facts.owners) > 1 else None
+    names = data.facts.owner_names
+    owners = [names[index] for index in data.owner.tolist()] if 1 < len(names) <= OWNERS else None
     return measure(
         true.numpy(),
         scores.argmax(-1).numpy(),
@@ -109,19 +112,19 @@ def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]
         "group_records": records,
         "group_log_loss": {name: _finite(value) for name, value in _means(data.group, losses, facts.groups)[0].items()},
     }
-    if len(facts.owners) > 1:
+    if 1 < len(facts.owners) <= OWNERS:
         found["owners"], found["owner_records"] = _means(data.owner, right, facts.owner_names)
     return {key: _finite(value) if isinstance(value, float) else value for key, value in found.items()}
 
 
 def _means(code: Tensor, values: Tensor, names: tuple[str, ...]) -> tuple[dict[str, float], dict[str, int]]:
     """Mean and number of records by name, for the names that occur."""
-    counts = torch.bincount(code, minlength=len(names))
-    sums = torch.bincount(code, weights=values, minlength=len(names))
+    counts = torch.bincount(code, minlength=len(names)).tolist()
+    sums = torch.bincount(code, weights=values, minlength=len(names)).tolist()
     present = [index for index in range(len(names)) if counts[index]]
     return (
-        {names[index]: (sums[index] / counts[index]).item() for index in present},
-        {names[index]: int(counts[index]) for index in present},
+        {names[index]: sums[index] / counts[index] for index in present},
+        {names[index]: counts[index] for index in present},
     )
 
 

@@ -5,27 +5,74 @@ These are cheap looks at every step; the thorough look is the probe of ``gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from evenhand import _validate
+from evenhand.augmenting import Views
 from evenhand.errors import BatchReuseError, DataError, EvenhandError, UnsupportedModelError, UsageError
-from evenhand.gradients import Engine, probe
+from evenhand.gradients import Layout, MicroBatches, probe
+from evenhand.gradients.microbatches import Early
+from evenhand.gradients.records import batch_size
+from evenhand.gradients.views import Viewed, mean_loss
 from evenhand.types import Pass
 
 Marks = tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True)
+class Compute:
+    """How gradients are computed: speed and memory. Never what is private: no number of the plan depends on it (law 3).
+
+    Args:
+      micro_batch: records that go through the model at once; when memory runs out it is halved, whatever it is.
+      lean: prefer forms that need little memory, at some cost in time.
+      precision: "bf16" runs the model under torch's autocast; norms, sums and noise keep their full precision.
+
+    Examples:
+      >>> Compute(micro_batch=64, lean=True).precision
+      'float32'
+    """
+
+    micro_batch: int | None = None
+    lean: bool = False
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.micro_batch is not None:
+            _validate.whole(self.micro_batch, "micro_batch")
+        _validate.known(self.precision, ("float32", "bf16"), "precision")
+
+    def casting(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """The context that the model runs in."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(next(model.parameters()).device.type, torch.bfloat16)
+
+
 class Watch:
     """A model and its engine, looked at before, during and after every pass."""
 
-    def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Tensor], labels: int) -> None:
-        self._model, self._loss, self._labels = model, loss, labels
-        self._engine = Engine(model, loss)
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
+        labels: int,
+        *,
+        compute: Compute | None = None,
+        views: Views | None = None,
+    ) -> None:
+        self._compute, self._views, self._labels = compute or Compute(), views, labels
+        self._model, self._loss = seen(model, loss, views)
+        self._batches = MicroBatches(self._model, self._loss, lean=self._compute.lean, limit=self._compute.micro_batch)
+        self._engine = self._batches.engine
         self._rows: tuple[Any, Any] | None = None
-        self._mode: tuple[bool, ...] = ()
+        self._probed: Layout | None = None
         self._weights: Marks | None = None
         self._spoilt = ""
 
@@ -33,67 +80,97 @@ class Watch:
         """Look thoroughly at the model in its present mode, also with the last declared label."""
         self._rows = rows
         inputs, targets = rows
+        if self._views is not None:
+            self._views.check(inputs)
+            inputs = self._views(inputs)
         probe(self._model, self._loss, inputs, targets)
         if self._labels and not targets.is_floating_point():
             probe(self._model, self._loss, inputs, torch.full_like(targets, self._labels - 1))
-        self._mode = mode(self._model)
+        self._probed = self._engine.layout()
 
-    def run(self, inputs: Any, targets: Any) -> Pass:
-        """One pass; a model whose mode changed since the last probe is probed again first."""
+    def run(self, inputs: Any, targets: Any, early: Early | None = None) -> Pass:
+        """One pass; a model that changed since the last probe (modes, hooks, modules) is probed again first.
+
+        ``early`` tells the weights of some rows before all are known, see `MicroBatches`.
+        """
         if self._rows is None:
             raise BatchReuseError("Iterate over private.batches(data) first.")
-        if mode(self._model) != self._mode:
+        layout = self._engine.layout()
+        if layout is not self._probed:
             self.probe(self._rows)
-        before = buffer_marks(self._model)
+        before = layout.state()
         try:
-            result = self._engine.run(inputs, targets)
+            inputs = inputs if self._views is None else self._views(inputs)
+            with self._compute.casting(self._model):
+                result = self._batches.run(inputs, targets, early)
         except (torch.OutOfMemoryError, EvenhandError):
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise without_values(error) from None
-        self._spoilt = self._spoilt or written_buffer(self._model, before)
+        if layout.state() != before:
+            self._spoilt = self._spoilt or written(layout, before)
         self.refuse_spoilt()
-        return result
+        if self._compute.precision == "float32":
+            return result
+        return replace(result, weighted_sum=lambda weights: self._summed(result, weights))
+
+    def _summed(self, result: Pass, weights: Tensor) -> dict[str, Tensor]:
+        """Parts that are run again must be run as before."""
+        with self._compute.casting(self._model):
+            return result.weighted_sum(weights)
+
+    @property
+    def trainable(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that the last probe found to be trained, by name."""
+        return {} if self._probed is None else self._probed.trainable
 
     def refuse_spoilt(self) -> None:
         """Nothing may leave the run once a buffer holds data."""
         if self._spoilt:
             raise UnsupportedModelError(
-                f"The forward pass wrote the buffer {self._spoilt!r} from data, which would be released without noise. "
+                f"The forward pass wrote {self._spoilt!r} from data, which would be released without noise. "
                 "Nothing was released: remove it, or freeze it (for normalisation use GroupNorm or LayerNorm)."
             )
 
     def updated(self) -> None:
         """Remember the weights as the private step left them."""
-        self._weights = weight_marks(self._model)
+        self._weights = weight_marks(self._probed.parameters) if self._probed is not None else None
 
     def changed_elsewhere(self) -> bool:
         """Whether somebody else wrote the weights since."""
-        return self._weights is not None and weight_marks(self._model) != self._weights
+        return (
+            self._weights is not None
+            and self._probed is not None
+            and weight_marks(self._probed.parameters) != self._weights
+        )
 
 
-def mode(model: nn.Module) -> tuple[bool, ...]:
-    """Which modules train and which parameters do: when this changes, the model must be probed again."""
-    return (
-        *(module.training for module in model.modules()),
-        *(parameter.requires_grad for parameter in model.parameters()),
-    )
+def seen(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], views: Views | None
+) -> tuple[nn.Module, Callable[[Any, Any], Tensor]]:
+    """Model and loss as they take a batch with several views of each record."""
+    if views is None or views.count == 1:
+        return model, loss
+    return Viewed(model, views.count), mean_loss(loss, views.count)
 
 
-def buffer_marks(model: nn.Module) -> Marks:
-    """Identity and version of every buffer: a write in place or a replacement changes them."""
-    return tuple((id(buffer), buffer._version) for buffer in model.buffers())
+def check_rows(inputs: Any, targets: Any, drawn: int) -> None:
+    """A batch must hold the rows that were drawn, no more and no fewer."""
+    if batch_size(inputs, targets) != drawn:
+        raise DataError("The batch does not hold one input per sampled record: augment rows in place, never add any.")
 
 
-def weight_marks(model: nn.Module) -> Marks:
-    """Identity and version of every parameter."""
-    return tuple((parameter.data_ptr(), parameter._version) for parameter in model.parameters())
+def weight_marks(parameters: Iterable[nn.Parameter]) -> Marks:
+    """Place and version of every parameter."""
+    return tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
 
 
-def written_buffer(model: nn.Module, before: Marks) -> str:
-    """Name of a buffer that was written since ``before``, or nothing."""
-    pairs = zip(model.named_buffers(), before, buffer_marks(model), strict=False)
-    return next((name for (name, _), old, new in pairs if old != new), "")
+def written(layout: Layout, before: Marks) -> str:
+    """Name of a buffer or parameter that was written since ``before``."""
+    model = layout.model
+    names = (name for name, _ in (*model.named_buffers(), *model.named_parameters()))
+    pairs = zip(names, before, layout.state(), strict=False)
+    return next((name for name, old, new in pairs if old != new), "a buffer")
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

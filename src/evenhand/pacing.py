@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from evenhand.gradients import Engine
+from evenhand.gradients import MicroBatches
 from evenhand.gradients.randomness import preserved
 from evenhand.gradients.records import buffers_restored
+from evenhand.guards import Compute
 from evenhand.streams import Stream
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from evenhand.planning import Plan
 
 
-def seconds(model: nn.Module, loss: Callable[[Any, Any], Tensor], plan: Plan, data: Data) -> float:
+def seconds(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], plan: Plan, data: Data, compute: Compute | None = None
+) -> float:
     """Estimated duration of all steps: one pass over a batch of the expected size, and one draw of noise.
 
     Nothing is updated, released or charged: gradients are computed and thrown away, the noise comes from a key of its
@@ -34,7 +37,8 @@ def seconds(model: nn.Module, loss: Callable[[Any, Any], Tensor], plan: Plan, da
     """
     rows = torch.arange(min(len(data), max(1, round(plan.expected_batch))))
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    engine = Engine(model, loss)
+    chosen = compute or Compute()
+    engine = MicroBatches(model, loss, lean=chosen.lean, limit=chosen.micro_batch)
 
     def step() -> None:
         result = engine.run(*data.fetch(rows))

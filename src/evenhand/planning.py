@@ -13,10 +13,12 @@ from evenhand import _validate, registry
 from evenhand.errors import UsageError
 from evenhand.methods import Method
 from evenhand.methods import method as find_method
-from evenhand.plans import Plan, PlannedLevel
+from evenhand.plans import Plan
 from evenhand.privacy import accountants, calibration
 from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
-from evenhand.types import Facts
+from evenhand.privacy.settling import FEW
+from evenhand.stages import PlannedLevel
+from evenhand.types import Facts, Level
 
 __all__ = ["Plan", "PlannedLevel", "default_batch", "default_delta", "plan"]
 
@@ -44,7 +46,7 @@ def plan(
       allow_unproven: let a rule without an established guarantee run; no epsilon is printed then.
 
     Examples:
-      >>> from evenhand.types import Facts
+      >>> from evenhand.types import Facts, Level
       >>> made = plan("dpsgd", Privacy(3, 1e-4), data=Facts(1257, (("all", 1257),)), epochs=30, batch_size=128)
       >>> made.steps, round(made.epsilons[0], 2)
       (295, 3.0)
@@ -61,15 +63,8 @@ def plan(
             f"No guarantee is established for {chosen.name!r}: pass allow_unproven=True to run it without an epsilon."
         )
     steps = math.ceil(epochs * records / batch)
-    stretches = chosen.schedule.segments(steps, records / batch)
-    delta, budgets = _delta(privacy, records), _budgets(privacy, data)
-    if any(count < 1 for count, _ in stretches) or sum(count for count, _ in stretches) != steps:
-        raise UsageError(
-            f"The schedule {chosen.schedule.name!r} does not cover the {steps} steps: its segments must be at least "
-            "one step long each and add up to them, since every step is accounted by its own level."
-        )
-    if any(not 1e-30 < level.bound < 1e30 for _, level in stretches):
-        raise UsageError("Clip bounds must lie between 1e-30 and 1e30, so that float sums of them stay exact enough.")
+    stretches = stretches_of(chosen, steps, records / batch)
+    delta, budgets = _delta(privacy, records), budgets_of(privacy, data)
     shape = [(level.noise, count) for count, level in stretches]
     scale, rates, scales = _calibrated(chosen, privacy, budgets, data, batch, shape, delta)
     made = Plan(
@@ -85,10 +80,10 @@ def plan(
         expected_batch=batch,
         rates=rates,
         scales=scales,
-        levels=tuple(_level(chosen, count, scale * level.noise, level.bound) for count, level in stretches),
+        levels=tuple(level_of(chosen, count, scale * level.noise, level.bound) for count, level in stretches),
         epsilons=(None,) * len(rates),
     )
-    epsilons = made.spent_by_owner()
+    epsilons = budgets if _certified(chosen, budgets) else made.spent_by_owner()
     if any(epsilon == math.inf for epsilon in epsilons):
         raise UsageError(
             "This noise spends more than an epsilon of a million, which promises nothing: give more noise, or choose "
@@ -116,10 +111,24 @@ def _delta(privacy: Promise | None, records: int) -> float:
     return default_delta(records) if given is None else given
 
 
-def _budgets(privacy: Promise | None, facts: Facts) -> tuple[float | None, ...]:
+def stretches_of(chosen: Method, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
+    """The schedule's segments over so many steps, if they cover each of them with usable bounds."""
+    stretches = list(chosen.schedule.segments(steps, steps_per_epoch))
+    if any(count < 1 for count, _ in stretches) or sum(count for count, _ in stretches) != steps:
+        raise UsageError(
+            f"The schedule {chosen.schedule.name!r} does not cover the {steps} steps: its segments must be at least "
+            "one step long each and add up to them, since every step is accounted by its own level."
+        )
+    if any(not 1e-30 < level.bound < 1e30 for _, level in stretches):
+        raise UsageError("Clip bounds must lie between 1e-30 and 1e30, so that float sums of them stay exact enough.")
+    return stretches
+
+
+def budgets_of(privacy: Promise | None, facts: Facts) -> tuple[float | None, ...]:
+    """The epsilon that each owner class was promised, in the order of the facts."""
     if isinstance(privacy, Budgets):
         missing = set(facts.owner_names) - set(privacy.epsilons)
-        unknown = set(privacy.epsilons) - set(facts.owner_names)
+        unknown = set() if privacy.owners is not None else set(privacy.epsilons) - set(facts.owner_names)
         if missing or unknown:
             raise UsageError(
                 f"Budgets and owners differ: {len(missing)} owner(s) have no budget and {len(unknown)} budget(s)"
@@ -127,6 +136,15 @@ def _budgets(privacy: Promise | None, facts: Facts) -> tuple[float | None, ...]:
             )
         return tuple(float(privacy.epsilons[name]) for name in facts.owner_names)
     return (float(privacy.epsilon) if isinstance(privacy, Privacy) else None,) * len(facts.owners)
+
+
+def _certified(chosen: Method, budgets: Sequence[float | None]) -> bool:
+    """Whether calibration has certified every owner within 0.3 % below its own budget.
+
+    For many classes their budgets are then what they spend: a second certificate would say hardly less.
+    """
+    treated = "owner" in (chosen.sampling, chosen.bounds)
+    return treated and None not in budgets and len(set(budgets)) > FEW
 
 
 def _calibrated(
@@ -163,7 +181,7 @@ def _calibrated(
     return calibration.calibrate(events, min(promised), delta, query_noise=side), *alike
 
 
-def _level(chosen: Method, count: int, noise: float, bound: float) -> PlannedLevel:
+def level_of(chosen: Method, count: int, noise: float, bound: float) -> PlannedLevel:
     """Share one step's multiplier between the gradient and the side queries, so that they merge back to it."""
     left = 1.0 - sum(query.share or 0.0 for query in chosen.queries)
     queries = tuple(

@@ -7,27 +7,18 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from evenhand import stages
 from evenhand.errors import UsageError
 from evenhand.privacy import accountants
-from evenhand.privacy.owners import owner_epsilons
+from evenhand.stages import PlannedLevel, Stage
 from evenhand.types import Event, Facts, Guarantee
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class PlannedLevel:
-    """A stretch of steps with the calibrated noise multipliers of the gradient and of each side query."""
-
-    count: int
-    noise: float
-    bound: float
-    queries: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,7 +26,8 @@ class Plan:
     """What will be done and what it costs. Columns follow ``facts.owners``: one entry per budget class.
 
     ``scales`` multiplies the clip bound per class; ``budgets`` is what was promised (None: nothing was), ``epsilons``
-    what the whole plan spends (None: no finite epsilon is established).
+    what the whole plan spends (None: no finite epsilon is established). ``rates``, ``scales`` and ``levels`` hold for
+    the steps after those of ``earlier``: what was charged before budgets changed.
     """
 
     method: str
@@ -55,43 +47,59 @@ class Plan:
     accountant: str = "pld"
     unit: str = "one record"
     adjacency: str = "add/remove"
+    earlier: tuple[Stage, ...] = ()
 
     @property
     def certified(self) -> bool:
         """Whether a finite epsilon may be printed for this plan."""
         return self.guarantee in ("by construction", "proved and tested")
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hash of the whole plan. Speed settings are not part of a plan, so they cannot change it (law 3)."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def from_here(self) -> Plan:
+        """The steps after the last change of budgets alone, as a plan of their own."""
+        if not self.earlier:
+            return self
+        alone = dataclasses.replace(self, earlier=(), steps=sum(level.count for level in self.levels))
+        return dataclasses.replace(alone, epsilons=alone.spent_by_owner())
 
     def level_at(self, position: int) -> PlannedLevel:
         """The level of step ``position`` (from 0)."""
         if not 0 <= position < self.steps:
             raise IndexError(f"the plan has {self.steps} steps")
-        return self.levels[bisect.bisect_right(self._ends, position)]
+        return self._levels[bisect.bisect_right(self._ends, position)]
+
+    def scales_at(self, position: int) -> tuple[float, ...]:
+        """The relative bounds per class that held at step ``position``."""
+        for stage in self._stages:
+            position -= stage.steps
+            if position < 0:
+                return stage.scales
+        return self.scales
+
+    @cached_property
+    def _stages(self) -> tuple[Stage, ...]:
+        return (*self.earlier, Stage(self.rates, self.scales, self.levels))
+
+    @cached_property
+    def _levels(self) -> list[PlannedLevel]:
+        return [level for stage in self._stages for level in stage.levels]
 
     @cached_property
     def _ends(self) -> list[int]:
-        return list(itertools.accumulate(level.count for level in self.levels))
+        return list(itertools.accumulate(level.count for level in self._levels))
 
     def noise_seen(self, level: PlannedLevel, owner: int) -> float:
         """Noise multiplier of a whole step for a record of this class, side queries merged in (law 6)."""
-        return self._merged(level, self.scales[owner])
-
-    def _merged(self, level: PlannedLevel, scale: float) -> float:
-        return accountants.merged(level.noise / scale, level.queries)
+        return accountants.merged(level.noise / self.scales[owner], level.queries)
 
     def events(self, owner: int = 0, steps: int | None = None) -> list[Event]:
         """What a record of this class is exposed to in the first ``steps`` steps (all of them by default)."""
-        left, result = self.steps if steps is None else steps, []
-        for level in self.levels:
-            count = min(level.count, left)
-            left -= count
-            if count:
-                result.append((self.rates[owner], self.noise_seen(level, owner), count))
-        return result
+        parts = self._stages if steps is None else stages.until(self._stages, steps)
+        return [event for part in parts for event in part.events(part.rates[owner], part.scales[owner])]
 
     def spent(self, steps: int, owner: int = 0) -> float | None:
         """Epsilon after ``steps`` steps for a record of this class; None if none is established."""
@@ -101,21 +109,8 @@ class Plan:
         """``spent`` for every class: exact for a few distinct ones, certified upper bounds for tens of thousands."""
         if not self.certified:
             return (None,) * len(self.rates)
-        done = self.steps if steps is None else steps
-        if not done:
-            return (0.0,) * len(self.rates)
-        by_rate = len(set(self.scales)) == 1
-        if not by_rate and len(set(self.rates)) > 1:
-            raise UsageError("Owners differ in their sampling rate or in their clip bound, not in both.")
-        points = self.rates if by_rate else self.scales
-
-        def events(point: float) -> list[Event]:
-            return [
-                (point, noise, count) if by_rate else (rate, self._merged(level, point), count)
-                for level, (rate, noise, count) in zip(self.levels, self.events(0, done), strict=False)
-            ]
-
-        return tuple(owner_epsilons(points, events, self.delta, by_rate=by_rate, tries=self.budgets))
+        parts = stages.until(self._stages, self.steps if steps is None else steps)
+        return stages.spent(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
 
     def spending(self, owner: int = 0, points: int = 64) -> list[tuple[int, float]]:
         """(steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""
@@ -141,13 +136,14 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for plan.json. Meanings never change; a new meaning gets a new key and schema number."""
-        return {"schema": SCHEMA, **json.loads(json.dumps(dataclasses.asdict(self)))}
+        plain = json.loads(json.dumps(self, default=_fields))
+        return {"schema": SCHEMA, **{key: value for key, value in plain.items() if key != "earlier" or value}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """The plan that ``to_json`` wrote; unknown or missing keys are errors."""
         fields = {f.name for f in dataclasses.fields(cls)}
-        if data.get("schema") != SCHEMA or set(data) != fields | {"schema"}:
+        if data.get("schema") != SCHEMA or set(data) | {"earlier"} != fields | {"schema"}:
             raise UsageError("plan.json was not written by this version of evenhand, or was edited.")
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in fields
@@ -161,8 +157,10 @@ class Plan:
             inputs=facts["inputs"],
             derived=tuple(facts.get("derived", ())),
         )
-        values["levels"] = tuple(
-            PlannedLevel(**{**level, "queries": tuple(level["queries"])}) for level in data["levels"]
+        values["levels"] = _levels(data["levels"])
+        values["earlier"] = tuple(
+            Stage(tuple(stage["rates"]), tuple(stage["scales"]), _levels(stage["levels"]), str(stage["plan"]))
+            for stage in data.get("earlier", ())
         )
         return cls(**values)
 
@@ -170,3 +168,12 @@ class Plan:
         from evenhand.describing import describe
 
         return describe(self)
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """A dataclass as plain data; unlike ``asdict`` it copies nothing, which counts with tens of thousands of owners."""
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+
+
+def _levels(rows: Iterable[Mapping[str, Any]]) -> tuple[PlannedLevel, ...]:
+    return tuple(PlannedLevel(**{**level, "queries": tuple(level["queries"])}) for level in rows)

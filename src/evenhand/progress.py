@@ -8,13 +8,17 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from evenhand.privacy.classes import chosen_few
 from evenhand.privacy.statement import rounded_up
+from evenhand.reporting.text import label
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from evenhand.planning import Plan
 
+CLASSES = 3
+"""Owner classes whose spend is shown one by one; of more the cheapest and the dearest."""
 EVERY_SECONDS = 0.25
 """A notebook is redrawn at most this often."""
 
@@ -26,11 +30,13 @@ class Progress:
         self._on = sys.stderr.isatty() or in_notebook() if enabled is None else enabled
         self._plan, self._position = plan, position
         self._bar: Bar | None = None
-        self._curve: list[tuple[int, float]] = []
+        self._curves: dict[int, list[tuple[int, float]]] = {}
 
     def __enter__(self) -> Progress:
         if self._on:
-            self._curve = self._plan.spending()
+            count = len(self._plan.rates) if len(self._plan.rates) <= CLASSES else 2
+            shown = chosen_few(self._plan.epsilons, count) if self._differ else [0]
+            self._curves = {owner: self._plan.spending(owner) for owner in shown if self._plan.certified}
             kind = NotebookBar if in_notebook() else TerminalBar
             self._bar = kind(self._plan.steps, self._position)
         return self
@@ -55,11 +61,23 @@ class Progress:
             self._bar.update(position, f"{self._spent(position)}  {loss}")
 
     def _spent(self, position: int) -> str:
-        if not self._curve:
+        if not self._curves:
             return "not private"
-        index = min(bisect.bisect_left(self._curve, (position, 0.0)), len(self._curve) - 1)
-        budget = self._plan.budgets[0]
-        return f"epsilon {rounded_up(self._curve[index][1])}" + ("" if budget is None else f" of {budget:g}")
+        parts = [self._of(owner, position, self._differ) for owner in self._curves]
+        if self._differ and len(self._plan.rates) > len(parts):
+            return f"epsilon {' to '.join(parts)} ({len(self._plan.rates)} owners)"
+        return f"epsilon {', '.join(parts)}"
+
+    @property
+    def _differ(self) -> bool:
+        """Whether owner classes were promised, or spend, different things."""
+        return len(set(zip(self._plan.rates, self._plan.scales, self._plan.budgets, strict=True))) > 1
+
+    def _of(self, owner: int, position: int, named: bool) -> str:
+        curve, budget = self._curves[owner], self._plan.budgets[owner]
+        index = min(bisect.bisect_left(curve, (position, 0.0)), len(curve) - 1)
+        name = f"{label(self._plan.facts.owner_names[owner], 16)} " if named else ""
+        return f"{name}{rounded_up(curve[index][1])}" + ("" if budget is None else f" of {budget:g}")
 
 
 class Bar(Protocol):

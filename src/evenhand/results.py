@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand.errors import UsageError
+from evenhand.privacy import classes
 from evenhand.privacy import statement as statements
 from evenhand.reporting import cards, frames, html
 from evenhand.runs import Folder, write_durably
@@ -166,7 +167,8 @@ def _owners(metrics: list[dict[str, Any]]) -> dict[str, frames.Estimate]:
 
 def _report(folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFrame) -> html.ReportData:
     plan, statement = folder.plan(), folder.statement()
-    charged = statement["mechanism"]["steps_charged"]
+    charged, owners = statement["mechanism"]["steps_charged"], statement["owners"]
+    shown = classes.chosen_few([row["epsilon"] for row in owners])
     return html.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
         headline=html.headline(frame.overall, frame.by_group),
@@ -174,16 +176,31 @@ def _report(folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFr
         groups=frame.by_group,
         curves=metrics,
         spending={
-            name: [(step, epsilon) for step, epsilon in plan.spending(index) if step <= charged]
-            for index, name in enumerate(plan.facts.owner_names[:12])
+            owners[index]["name"]: [(step, epsilon) for step, epsilon in plan.spending(index) if step <= charged]
+            for index in shown
         },
-        budgets=dict(zip(plan.facts.owner_names[:12], plan.budgets, strict=False)),
+        budgets={owners[index]["name"]: owners[index]["budget"] for index in shown},
+        classes=[_class(row) for row in owners] if 1 < len(owners) <= classes.LISTED else (),
+        summary=classes.in_words(classes.summary(owners)) if len(owners) > classes.LISTED else (),
         statement=statements.paragraphs(statement),
         warnings=statement["warnings"],
         facts=_facts(plan, statement),
         reproduce=_reproduce(folder),
         owners=_owners(metrics),
         delta=plan.delta,
+    )
+
+
+def _class(row: Mapping[str, Any]) -> html.OwnerClass:
+    """An owner class as the page writes it."""
+    return html.OwnerClass(
+        name=row["name"],
+        records=row["records"],
+        promised="none" if row["budget"] is None else f"{row['budget']:g}",
+        spent="none" if row["epsilon"] is None else statements.rounded_up(row["epsilon"]),
+        rate=f"{row['rate']:.4g}",
+        bound=classes.span(row["bound"]),
+        noise=classes.span(row["noise_multiplier"]),
     )
 
 

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from evenhand import owner_tables
 from evenhand.errors import UsageError, VerificationError
 from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
@@ -20,8 +21,9 @@ from evenhand.privacy import statement as statements
 _PACKAGES = ("evenhand", "torch", "numpy", "scipy", "cryptography", "dp-accounting")
 _README = """# A run of evenhand
 
-May be shared: model.safetensors, plan.json, ledger.jsonl, statement.json, statement.md, composition.json,
-preprocessing.json, metrics.jsonl, model-card.md, report.html. Not if statement.md says that the model is not private.
+May be shared: model.safetensors, model-last.safetensors, plan.json, ledger.jsonl, statement.json, statement.md,
+composition.json, preprocessing.json, metrics.jsonl, model-card.md, report.html, owners.csv. Not if statement.md says
+that the model is not private.
 The metrics describe the evaluation data, which the privacy statement does not cover.
 
 Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files,
@@ -61,6 +63,11 @@ class Folder:
     def model_file(self) -> Path:
         """The released weights."""
         return self.path / "model.safetensors"
+
+    @property
+    def last_model_file(self) -> Path:
+        """The last iterate, beside a released average."""
+        return self.path / "model-last.safetensors"
 
     @property
     def composition_file(self) -> Path:
@@ -169,8 +176,11 @@ class Folder:
         return found
 
     def write_statement(self) -> dict[str, Any]:
-        """Build the statement and write it as data and in words."""
+        """Build the statement and write it as data and in words; of several owners also a table."""
         made = self.statement()
+        if len(made["owners"]) > 1:
+            table = owner_tables.as_csv(made["owners"], (self.metrics()[-1:] or [{}])[0])
+            write_durably(self.path / owner_tables.FILE, table.encode("utf-8", "replace"))
         write_json(self.statement_file, made)
         write_durably(self.path / "statement.md", statements.markdown(made).encode())
         return made

@@ -184,7 +184,7 @@ def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: Stat
     """
     if type(getattr(function, "__self__", None)).__module__.startswith(_OURS):
         return function(stats, state)
-    columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
+    columns: tuple[Tensor, ...] = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
     if not len(stats.norm):  # vmap needs a row: a made-up one tells the shape of none
         columns = tuple(column.new_ones(1) * 0 for column in columns)
     return vmap(lambda *row: function(Stats(*row), state))(*columns)[: len(stats.norm)]

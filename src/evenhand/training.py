@@ -1,34 +1,38 @@
-"""``fit`` and ``resume``: the loop around the private step, with evaluation, checkpoints and a stop at the budget."""
+"""``fit`` and ``resume``: from data, model and promise to a finished run."""
 
 from __future__ import annotations
 
-import json
-import time
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from evenhand import _validate, evaluation, pacing
-from evenhand.attachment import Loss, Private, start
+from evenhand import averaging, evaluation, losses, pacing
+from evenhand.attachment import start
+from evenhand.augmenting import Augment, views_of
+from evenhand.averaging import EMA, Average
 from evenhand.config import PYTHON, Config, of_run, to_toml
+from evenhand.data.owning import owned
 from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BudgetExhausted, UsageError
-from evenhand.integrations.loggers import Broadcast, Logger, released
-from evenhand.interrupting import Interrupted, signals
+from evenhand.guards import Compute, seen
+from evenhand.integrations.loggers import Broadcast, Logger
+from evenhand.looping import Aside, run
+from evenhand.losses import Loss, default_loss
 from evenhand.methods import Method
 from evenhand.methods import method as find_method
+from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
 from evenhand.planning import Plan
 from evenhand.planning import plan as make_plan
-from evenhand.privacy.budgets import FixedNoise, Privacy, Promise
-from evenhand.progress import Progress
+from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.results import Run
 from evenhand.runs import Folder, write_durably, write_json
 
-CHECKPOINT_SECONDS = 5.0
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+__all__ = ["default_loss", "fit", "resume"]
+
 OnStart = Callable[[Plan, float], None]
 
 
@@ -44,9 +48,16 @@ def fit(
     settings: Mapping[str, Any] | None = None,
     epochs: float = 10,
     batch_size: float | None = None,
+    loss: str | Loss | None = None,
     lr: float = 0.2,
-    optimizer: OptimizerFactory | None = None,
-    loss: Loss | None = None,
+    optimizer: str | OptimizerFactory | None = None,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    scheduler: str | SchedulerFactory | None = None,
+    average: float | EMA | None = None,
+    compute: Compute | None = None,
+    augment: Augment | None = None,
+    views: int = 1,
     test: Any = None,
     groups: Iterable[Any] | None = None,
     owners: Iterable[Any] | None = None,
@@ -72,9 +83,21 @@ def fit(
       settings: see ``method``.
       epochs: expected passes over the data.
       batch_size: expected records per step; default about a tenth of the data, at most 1024.
-      lr: learning rate of the default optimizer, SGD with momentum 0.9; it falls linearly to zero.
-      optimizer: ``lambda parameters: torch.optim.Adam(parameters)`` instead; its rate stays as given.
-      loss: ``loss(outputs, targets)`` with one value per record; default cross-entropy for classes.
+      loss: a name with settings (``"focal:gamma=2"``, see ``losses``) or a function ``loss(outputs, targets)`` with one
+        value per record; default cross-entropy for classes, squared error for real numbers.
+      lr: learning rate of a named optimizer.
+      optimizer: a name (sgd, adam, adamw ...), default SGD with momentum 0.9; or a function of the parameters,
+        ``lambda parameters: torch.optim.Adam(parameters)``.
+      momentum: of a named optimizer that has one.
+      weight_decay: of a named optimizer; default torch's.
+      scheduler: linear (default: the rate falls to zero), constant, cosine, one-cycle or step; or a function of the
+        optimizer (and the number of steps) that returns a torch LRScheduler. With your own optimizer the default is
+        constant.
+      average: decay of an average of the weights, 0.999 for example, or ``averaging.EMA``; the average is evaluated
+        and released, with the last weights beside it.
+      compute: micro-batches, memory and precision, see ``Compute``; nothing private depends on it.
+      augment: a function that gives a random view of every record of a batch of inputs, see ``augmenting``.
+      views: how many views of a record are averaged before its gradient is bounded.
       test: held-out data for the report; not covered by the statement.
       groups: one name per training record, when ``train`` is not wrapped yet.
       owners: the budget class of each training record, likewise.
@@ -96,6 +119,8 @@ def fit(
       True
     """
     data = wrap(train) if groups is None and owners is None else _wrapped(train, groups, owners)
+    if owners is None and isinstance(privacy, Budgets) and privacy.owners is not None:
+        data = owned(data, privacy.owners)
     held_out = None if test is None else wrap(test)
     if test is not None and (test is train or (held_out is not None and held_out.fetch is data.fetch)):
         raise UsageError(
@@ -107,23 +132,37 @@ def fit(
     made = make_plan(
         chosen, promise, data=data.facts, epochs=epochs, batch_size=batch_size, allow_unproven=allow_unproven
     )
-    lr = _validate.number(lr, "lr", low=0)
+    descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
+    used, several = default_loss(data) if loss is None else losses.named(loss), views_of(augment, views)
+    ema, computing = averaging.named(average), compute or Compute()
+    if held_out is not None:
+        _check_outputs(model, held_out)
+    held, schedule = descent.build(model, made.steps)
     folder = Folder.create(Path(out) if out is not None else _new_folder(made), made)
-    kept = config or Config(
-        data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, lr=lr, insecure_seed=insecure_seed
-    )
+    kept = config or Config(data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed)
+    kept = dataclasses.replace(kept, **_settings(descent, loss, ema, computing))
     write_durably(folder.path / "config.toml", to_toml(kept).encode())
     if data.declared is not None:
         write_json(folder.path / "preprocessing.json", data.declared.to_json())
-    used = loss or default_loss(data)
-    held = _optimizer(model, lr, optimizer)
-    private = start(model, held, used, made, folder, insecure_seed=insecure_seed, compose=compose)
+    aside = Aside(schedule, None if ema is None else Average(model, ema))
+    private = start(
+        *(model, held, used, made, folder),
+        insecure_seed=insecure_seed,
+        compose=compose,
+        compute=computing,
+        views=several,
+        kept=aside.kept,
+    )
 
     def before() -> None:
         if on_start is not None:
-            on_start(made, pacing.seconds(model, used, made, data.on(next(model.parameters()).device)))
+            fetched = data.on(next(model.parameters()).device)
+            if several is not None:
+                fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
+            with computing.casting(model):
+                on_start(made, pacing.seconds(*seen(model, used, several), made, fetched, computing))
 
-    return _run(private, data, held_out, progress, lr if optimizer is None else None, telling, before)
+    return run(private, data, held_out, aside, telling, progress, before)
 
 
 def resume(
@@ -132,15 +171,21 @@ def resume(
     model: nn.Module | None = None,
     train: Any = None,
     test: Any = None,
+    loss: str | Loss | None = None,
     optimizer: OptimizerFactory | None = None,
-    loss: Loss | None = None,
+    scheduler: SchedulerFactory | None = None,
+    average: EMA | None = None,
+    compute: Compute | None = None,
+    augment: Augment | None = None,
+    views: int = 1,
     progress: bool | None = None,
     loggers: Sequence[Logger] = (),
 ) -> Run:
     """Continue a run that was stopped or killed: a new segment with a new key takes the steps that remain.
 
-    What was charged stays charged: steps that ran after the last checkpoint are lost, and the run says how many.
-    Model and data are needed only if the run was not started from the command line.
+    What was charged stays charged: steps that ran after the last checkpoint are lost, and the run says how many. The
+    learning rate goes on where the plan does. What was given to ``fit`` as a Python object is needed again: model and
+    data, and loss, optimizer, scheduler, average or augmentation of your own. Names are found in the run's config.
     """
     folder = Folder.existing(path)
     made, reading = folder.plan(), folder.ledger()
@@ -150,123 +195,76 @@ def resume(
             "To train on, make a new plan; both budgets add up."
         )
     config = of_run(folder.path)
+    for name, given in (("loss", loss), ("optimizer", optimizer)):
+        if given is None and getattr(config, name) == PYTHON:
+            raise UsageError(f"The run was started with its own {name}: pass {name}= again to resume it.")
     if train is None:
         train, test = config.load_data()
     telling = Broadcast(loggers, evaluates=test is not None)
     data = wrap(train)
     model = model if model is not None else config.build_model(data.facts)
-    used = loss or default_loss(data)
-    seed = config.insecure_seed
-    private = start(model, _optimizer(model, config.lr, optimizer), used, made, folder, insecure_seed=seed)
-    held_out = None if test is None else wrap(test)
-    return _run(private, data, held_out, progress, config.lr if optimizer is None else None, telling)
+    found = loss or config.loss
+    ema = averaging.named(average if average is not None else config.average)
+    held, schedule = _resumed(config, optimizer, scheduler).build(model, made.steps)
+    aside = Aside(schedule, None if ema is None else Average(model, ema))
+    private = start(
+        *(model, held, default_loss(data) if found is None else losses.named(found), made, folder),
+        insecure_seed=config.insecure_seed,
+        compute=compute or Compute(config.micro_batch, config.lean, config.precision),
+        views=views_of(augment, views),
+        kept=aside.kept,
+    )
+    return run(private, data, None if test is None else wrap(test), aside, telling, progress)
 
 
-def default_loss(data: Data) -> Loss:
-    """Cross-entropy for classes, mean squared error for real numbers; always one value per record."""
-    _, targets = data.fetch(torch.arange(1))
-    if not targets.is_floating_point():
-        return nn.CrossEntropyLoss(reduction="none")
-
-    def squared(outputs: Tensor, wanted: Tensor) -> Tensor:
-        return (outputs.reshape(wanted.shape) - wanted).square().reshape(wanted.shape[0], -1).mean(1)
-
-    return squared
-
-
-def _run(
-    private: Private,
-    data: Data,
-    test: Data | None,
-    progress: bool | None,
-    falling_lr: float | None,
-    telling: Broadcast,
-    before: Callable[[], None] = lambda: None,
-) -> Run:
-    data = data.on(next(private.model.parameters()).device)
-    with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
-        before()
-        saved = time.monotonic()
-        shown.started(lost=_lost(private))
-        for batch in private.batches(data):
-            if falling_lr is not None:
-                _set_rate(private, falling_lr)
-            losses = private.step(batch)
-            shown.step(private.position, losses)
-            if _epoch_ends(private):
-                _log(private, losses, len(batch))
-                if test is not None:
-                    _evaluate(private, test, telling)
-            if received and private.at_block_end:
-                private.checkpoint()
-                raise Interrupted(
-                    received[0],
-                    f"Stopped after step {private.position} of {private.plan.steps}; nothing is lost. "
-                    f"Continue with: evenhand resume {private.folder.path}",
-                )
-            if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                private.checkpoint()
-                saved = time.monotonic()
-        private.checkpoint()
-        if test is not None and not _evaluated(private):
-            _evaluate(private, test, telling)
-        private.release()
-    run = Run(private.folder, private.model)
-    if test is not None:
-        run.report().save(private.folder.path / "report.html")
-    write_durably(private.folder.path / "model-card.md", run.card().encode())
-    return run
+def _descent(
+    optimizer: str | OptimizerFactory | None,
+    lr: float,
+    momentum: float | None,
+    weight_decay: float | None,
+    scheduler: str | SchedulerFactory | None,
+) -> Descent:
+    """The rate of a user's own optimizer stays as given, unless a schedule is asked for."""
+    usual = "linear" if optimizer is None or isinstance(optimizer, str) else "constant"
+    return Descent(optimizer or "sgd", lr, momentum, weight_decay, scheduler or usual)
 
 
-def _set_rate(private: Private, lr: float) -> None:
-    for group in private.optimizer.param_groups:
-        group["lr"] = lr * private.remaining / private.plan.steps
+def _resumed(config: Config, optimizer: OptimizerFactory | None, scheduler: SchedulerFactory | None) -> Descent:
+    """As at the start; a schedule of the user's own that is not passed again is missed by the checkpoint."""
+    if scheduler is None and config.lr_schedule == PYTHON:
+        return Descent(optimizer or config.optimizer, config.lr, scheduler="constant")
+    if optimizer is not None:
+        given = config.lr_schedule if config.optimizer == PYTHON else "constant"
+        return Descent(optimizer, config.lr, scheduler=scheduler or given)
+    return Descent(config.optimizer, config.lr, config.momentum, config.weight_decay, scheduler or config.lr_schedule)
 
 
-def _epoch(private: Private) -> float:
-    return private.position * private.plan.expected_batch / private.plan.facts.records
-
-
-def _epoch_ends(private: Private) -> bool:
-    per_step = private.plan.expected_batch / private.plan.facts.records
-    return int(_epoch(private) + 1e-9) > int(_epoch(private) - per_step + 1e-9) or private.remaining == 0
-
-
-def _evaluate(private: Private, test: Data, telling: Broadcast) -> None:
-    line = evaluation.row(private.model, test, private.position, _epoch(private))
-    with private.folder.metrics_file.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    if telling:
-        charged = private.plan.spent_by_owner(private.folder.ledger().reserved)
-        telling.log(private.position, released(line, max((e for e in charged if e is not None), default=None)))
-
-
-def _evaluated(private: Private) -> bool:
-    return any(line["step"] == private.position for line in private.folder.metrics())
-
-
-def _log(private: Private, losses: Tensor, records: int) -> None:
-    """Raw training values, for the trainer's eyes only."""
-    line = {
-        "step": private.position,
-        "loss": losses.mean().item() if records else None,
-        "records": records,
-        "left_out": private.left_out,
+def _settings(descent: Descent, loss: str | Loss | None, ema: EMA | None, compute: Compute) -> dict[str, Any]:
+    """What the run's config must say for ``resume`` to go on in the same way."""
+    return {
+        "loss": loss if loss is None or isinstance(loss, str) else PYTHON,
+        "optimizer": descent.optimizer if isinstance(descent.optimizer, str) else PYTHON,
+        "lr": float(descent.lr),
+        "momentum": descent.momentum,
+        "weight_decay": descent.weight_decay,
+        "lr_schedule": descent.scheduler if isinstance(descent.scheduler, str) else PYTHON,
+        "average": ema.decay if ema is not None and ema.warm_up else None,
+        **dataclasses.asdict(compute),
     }
-    with (private.folder.private / "training.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
-def _lost(private: Private) -> int:
-    marker = json.loads((private.folder.private / "checkpoint.json").read_text())
-    return private.position - int(marker["position"])
+def _check_outputs(model: nn.Module, held_out: Data) -> None:
+    """Accuracy is counted by the largest output: with one output it would be wrong without a word."""
+    scores, _ = evaluation.scored(model, held_out.take(torch.arange(1)))
+    if scores.dim() != 2 or scores.shape[1] < 2:
+        raise UsageError(
+            "The report needs one output per class, and this model has a single one: give it two, or train without "
+            "test= and measure with your own threshold."
+        )
 
 
-def _optimizer(model: nn.Module, lr: float, factory: OptimizerFactory | None) -> torch.optim.Optimizer:
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trainable:
-        raise UsageError("The model has no trainable parameter: unfreeze one with requires_grad_(True).")
-    return factory(trainable) if factory is not None else torch.optim.SGD(trainable, lr=lr, momentum=0.9)
+def _viewed(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any, Any]:
+    return views(inputs), targets
 
 
 def _promise(

@@ -6,16 +6,17 @@ elsewhere, and a rewritten or shortened ledger shows.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from evenhand.errors import EvenhandError
 from evenhand.plans import Plan
 from evenhand.privacy import statement as statements
-from evenhand.privacy.ledger import Reading, parse
+from evenhand.privacy.ledger import Commit, Reading, parse
 from evenhand.runs import Folder, as_json, sha256, software
 
 _COMPUTED = ("guarantee", "owners", "accounting", "public_inputs", "plan", "ledger_head", "model_sha256", "files")
@@ -33,8 +34,8 @@ def verify(path: str | Path) -> dict[str, Any]:
         plan, reading = folder.plan(), folder.ledger()
     except EvenhandError as error:
         return _unreadable(str(error))
-    if plan.digest != reading.plan or plan.steps != reading.steps:
-        return _unreadable("plan.json is not the plan that the ledger was opened with.")
+    if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
+        return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it.")
     problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
     epsilons = plan.spent_by_owner(reading.reserved)
     for name, epsilon, budget in zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True):
@@ -51,6 +52,12 @@ def verify(path: str | Path) -> dict[str, Any]:
         "problems": problems,
         "notes": _notes(folder, reading),
     }
+
+
+def _history(plan: Plan) -> tuple[tuple[str, int], ...]:
+    """The plans before this one, with the steps that were charged when each was replaced, as the ledger lists them."""
+    ends = itertools.accumulate(stage.steps for stage in plan.earlier)
+    return tuple((stage.plan, end) for stage, end in zip(plan.earlier, ends, strict=True))
 
 
 def _unreadable(problem: str) -> dict[str, Any]:
@@ -77,7 +84,7 @@ def _noise_problems(plan: Plan, reading: Reading) -> list[str]:
             level = plan.level_at(position)
             gradient = [
                 commit.std >= level.noise / scale * value * (1 - 1e-12)
-                for value, scale in zip(commit.sensitivity, plan.scales, strict=True)
+                for value, scale in _covered(plan.scales_at(position), commit)
             ]
             side = [
                 std >= noise * value * (1 - 1e-12)
@@ -86,6 +93,13 @@ def _noise_problems(plan: Plan, reading: Reading) -> list[str]:
             if not all(gradient + side):
                 return [f"step {position} used less noise than planned."]
     return []
+
+
+def _covered(scales: Sequence[float], commit: Commit) -> list[tuple[float, float]]:
+    """Sensitivity and scale of every class that a commit lists; one number for many classes is per unit of scale."""
+    if len(commit.sensitivity) == 1 < len(scales):
+        return [(commit.sensitivity[0], 1.0)]
+    return list(zip(commit.sensitivity, scales, strict=True))
 
 
 def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
@@ -97,8 +111,9 @@ def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
 
 def _statement_problems(folder: Folder, plan: Plan, reading: Reading) -> list[str]:
     problems = []
-    if folder.model_file.exists() and sha256(folder.model_file) not in reading.released:
-        problems.append("model.safetensors is not a model whose release the ledger records.")
+    for file in (folder.model_file, folder.last_model_file):
+        if file.exists() and sha256(file) not in reading.released:
+            problems.append(f"{file.name} is not a model whose release the ledger records.")
     if not folder.statement_file.exists():
         return problems
     try:

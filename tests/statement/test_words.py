@@ -20,14 +20,17 @@ def words(folder: Folder) -> str:
 
 def test_the_files_are_those_of_the_readme() -> None:
     shared, kept = runs._README.split("Must not be shared:")
-    names = set(re.findall(r"[\w-]+\.(?:safetensors|jsonl?|md|html)", shared))
+    names = set(re.findall(r"[\w-]+\.(?:safetensors|jsonl?|md|html|csv)", shared))
     assert sorted(names) == sorted([*FROM_FACTS, *FROM_NOISE])
     assert all(name in kept for name in KEPT)
 
 
 def test_a_private_run_may_share_its_model_and_every_checkpoint_at_no_extra_cost(folders: dict[str, Folder]) -> None:
     text = words(folders["dpsgd"])
-    assert "May be shared: model.safetensors, metrics.jsonl, model-card.md, report.html, plan.json" in text
+    assert (
+        "May be shared: model.safetensors, model-last.safetensors, metrics.jsonl, model-card.md, report.html, owners.csv, plan.json"
+        in text
+    )
     assert "Must not be shared: private/, config.toml, env.json." in text
     assert "Intermediate checkpoints: no extra cost" in text
     assert "the noisy gradient of every step as published" in text
@@ -39,9 +42,8 @@ def test_a_private_run_may_share_its_model_and_every_checkpoint_at_no_extra_cost
 )
 def test_an_unprotected_run_may_not(kind: str, reason: str, folders: dict[str, Folder]) -> None:
     text = words(folders[kind])
-    assert re.search(
-        r"Must not be shared[^.]*: model\.safetensors, metrics\.jsonl, model-card\.md, report\.html, private/", text
-    )
+    kept = r"model\.safetensors, model-last\.safetensors, metrics\.jsonl, model-card\.md, report\.html, owners\.csv, private/"
+    assert re.search(rf"Must not be shared[^.]*: {kept}", text)
     assert reason in text
     assert "no extra cost" not in text
 

@@ -7,8 +7,10 @@ import sys
 import typer
 
 from evenhand.cli import (
+    check,
     claims,
     compare,
+    doctor,
     epsilon,
     init,
     methods,
@@ -30,7 +32,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, train, compare, predict, resume, plan, epsilon, claims, verify, statement, report, methods):
+for command in (
+    init,
+    train,
+    compare,
+    predict,
+    resume,
+    plan,
+    epsilon,
+    claims,
+    verify,
+    statement,
+    report,
+    methods,
+    doctor,
+    check,
+):
     app.command(command.NAME, epilog=f"Example: {command.EXAMPLE}")(command.run)
 
 

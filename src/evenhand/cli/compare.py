@@ -27,6 +27,12 @@ def run(
     data: options.Data = None,
     model: Annotated[str | None, typer.Option("--model", help="As for train.")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="Names from `evenhand methods`, by commas.")] = None,
+    groups: Annotated[str | None, typer.Option("--groups", help="As for train.")] = None,
+    owners: options.Owners = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option("--budgets", help="Epsilon per owner instead of --epsilons: strict=1,open=8 or FILE.toml."),
+    ] = None,
     epsilons: Annotated[str | None, typer.Option("--epsilons", help="Promises to every record, e.g. 1,3,8.")] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="Trainings per method and promise; default 3.")] = None,
     reference: Annotated[
@@ -54,6 +60,8 @@ def run(
     asked = options.given(
         data=data,
         model=model,
+        groups=groups,
+        owners=owners,
         methods=None if methods is None else [name.strip() for name in methods.split(",") if name.strip()],
         epsilons=None if epsilons is None else [_number(text) for text in epsilons.split(",")],
         seeds=seeds,
@@ -65,7 +73,7 @@ def run(
         lr=lr,
         seed=seed,
         insecure_seed=insecure_seed,
-    )
+    ) | options.budgets(budgets)
     chosen = grid.sweep(asked) if config is None else grid.from_toml(config, asked)
     with interruptible():
         found = compare(chosen, out, jobs=jobs)

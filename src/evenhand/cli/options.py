@@ -24,6 +24,44 @@ Epsilon = Annotated[float | None, typer.Option("--epsilon", help="Promise to eve
 Delta = Annotated[float | None, typer.Option("--delta", help="Default: the largest power of ten below 1/N.")]
 Noise = Annotated[float | None, typer.Option("--noise", help="A fixed noise multiplier instead of --epsilon.")]
 Epochs = Annotated[float | None, typer.Option("--epochs", help="Expected passes over the data.")]
+Owners = Annotated[
+    str | None, typer.Option("--owners", help="Budget class of a record: label, a column, or a file of names.")
+]
+Budgets = Annotated[
+    str | None,
+    typer.Option(
+        "--budgets", help="Epsilon per owner: strict=1,open=8 or FILE.toml; or per record: a column, or a file."
+    ),
+]
+Loss = Annotated[
+    str | None,
+    typer.Option("--loss", help="cross_entropy, focal:gamma=2, binary, mse, class_weighted:weights=[1,5]: per record."),
+]
+Optimizer = Annotated[
+    str | None, typer.Option("--optimizer", help="sgd (default), adam, adamw, nadam, radam, adamax, rmsprop, adagrad.")
+]
+Lr = Annotated[
+    float | None, typer.Option("--lr", help="Learning rate at the start of the schedule (one-cycle: its top).")
+]
+LrSchedule = Annotated[
+    str | None,
+    typer.Option(
+        "--lr-schedule", help="linear (default: falls to 0), constant, cosine, one-cycle, step (a tenth per third)."
+    ),
+]
+Momentum = Annotated[float | None, typer.Option("--momentum", help="Of sgd (default 0.9) or rmsprop.")]
+WeightDecay = Annotated[float | None, typer.Option("--weight-decay", help="Default: that of the optimizer in torch.")]
+Average = Annotated[
+    float | None,
+    typer.Option("--average", help="Decay of an average of the weights, e.g. 0.99; it is what is released."),
+]
+MicroBatch = Annotated[
+    int | None, typer.Option("--micro-batch", help="Records computed at once; halved when memory runs out.")
+]
+Lean = Annotated[bool | None, typer.Option("--lean/--no-lean", help="Less memory, at some cost in time.")]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="float32, or bf16 for the model; norms, sums and noise stay full.")
+]
 BatchSize = Annotated[float | None, typer.Option("--batch-size", help="EXPECTED records per step (Poisson sampling).")]
 
 
@@ -64,3 +102,35 @@ def pairs(text: str, flag: str) -> dict[str, float]:
             raise UsageError(f"{flag} takes NAME=NUMBER,NAME=NUMBER with each name once, for example strict=1,open=8.")
         result[name] = number
     return result
+
+
+def budgets(text: str | None) -> dict[str, Any]:
+    """The settings that ``--budgets`` stands for: NAME=NUMBER pairs, a TOML file of them, or a column or file.
+
+    Examples:
+      >>> budgets("strict=1,open=8"), budgets("promise")
+      ({'budgets': {'strict': 1.0, 'open': 8.0}}, {'budgets': {}, 'record_budgets': 'promise'})
+    """
+    if text is None:
+        return {}
+    if text.endswith(".toml"):
+        return {"budgets": _table(Path(text))}
+    if "=" in text:
+        return {"budgets": pairs(text, "--budgets")}
+    return {"budgets": {}, "record_budgets": text}
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """Epsilons by owner: the table [budgets] of a file, or all of a file that has none."""
+    import tomllib
+
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    found = values.get("budgets", values)
+    if not isinstance(found, dict) or not found or any(isinstance(value, dict | list) for value in found.values()):
+        raise UsageError(f"{path} must hold one epsilon per owner, for example: strict = 1 and open = 8.")
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,8 +22,11 @@ EXAMPLE = "evenhand plan --owners strict=400,open=600 --budgets strict=1,open=8 
 def run(
     data: options.Data = None,
     records: Annotated[int | None, typer.Option("--records", help="Number of records, instead of --data.")] = None,
-    owners: Annotated[str | None, typer.Option("--owners", help="Records per owner, e.g. strict=400,open=600.")] = None,
-    budgets: Annotated[str | None, typer.Option("--budgets", help="Epsilon per owner, e.g. strict=1,open=8.")] = None,
+    owners: Annotated[
+        str | None,
+        typer.Option("--owners", help="Records per owner, e.g. strict=400,open=600; with --data: label, or a file."),
+    ] = None,
+    budgets: options.Budgets = None,
     method: options.MethodName = "dpsgd",
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
@@ -38,47 +42,54 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
-    from evenhand import methods
+    from evenhand import methods, owner_tables
     from evenhand.planning import plan
+    from evenhand.privacy.classes import chosen_few, rows
 
     chosen = methods.method(method or "dpsgd", options.parsed(settings))
     if schedule is not None:
         shape = schedules.built(schedule, decay, every, phases, bound=getattr(chosen.schedule, "bound", None))
         chosen = dataclasses.replace(chosen, schedule=shape)
-    facts = _facts(data, records, owners)
-    made = plan(
-        chosen, _promise(epsilon, delta, noise, budgets), data=facts, epochs=epochs or 0.0, batch_size=batch_size
-    )
+    asked = options.budgets(budgets)
+    facts = _facts(data, records, owners, asked.get("record_budgets"))
+    promise = _promise(epsilon, delta, noise, asked, facts)
+    made = plan(chosen, promise, data=facts, epochs=epochs or 0.0, batch_size=batch_size)
     if plot is not None:
-        shown = list(enumerate(facts.owner_names[:12]))
-        spending = {name: made.spending(index) for index, name in shown}
-        promised = {name: made.budgets[index] for index, name in shown}
+        shown = {facts.owner_names[index]: index for index in chosen_few(made.epsilons)}
+        spending = {name: made.spending(index) for name, index in shown.items()}
+        promised = {name: made.budgets[index] for name, index in shown.items()}
         schedules.draw(plot, spending, {k: v for k, v in promised.items() if v is not None}, made.delta)
-    options.emit({**made.to_json(), "digest": made.digest, "warnings": made.warnings()}, str(made), json)
+    found = owner_tables.as_json(rows(made, made.epsilons), {}) if json else {}
+    options.emit({**made.to_json(), **found, "digest": made.digest, "warnings": made.warnings()}, str(made), json)
 
 
-def _facts(data: str | None, records: int | None, owners: str | None) -> Facts:
+def _facts(data: str | None, records: int | None, owners: str | None, by_record: str | None) -> Facts:
     from evenhand.types import Facts
 
-    if sum(given is not None for given in (data, records, owners)) != 1:
+    sizes = None if data is not None or owners is None else options.pairs(owners, "--owners")
+    if sum(given is not None for given in (data, records, sizes)) != 1:
         raise UsageError("Say what the plan is for, in one way: --data digits, --records N, or --owners a=400,b=600.")
     if data is not None:
-        from evenhand.data import load
+        from evenhand.config import Config
 
-        return load(data)[0].facts
-    if owners is not None:
-        sizes = {name: int(count) for name, count in options.pairs(owners, "--owners").items()}
-        return Facts(sum(sizes.values()), tuple(sizes.items()))
+        return Config(data=data, owners=owners, record_budgets=by_record).load_data()[0].facts
+    if sizes is not None:
+        counts = {name: int(count) for name, count in sizes.items()}
+        return Facts(sum(counts.values()), tuple(counts.items()))
     return Facts(records or 0, (("all", records or 0),))
 
 
-def _promise(epsilon: float | None, delta: float | None, noise: float | None, budgets: str | None) -> Promise | None:
+def _promise(
+    epsilon: float | None, delta: float | None, noise: float | None, budgets: Mapping[str, Any], facts: Facts
+) -> Promise | None:
     from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy
 
-    if sum(given is not None for given in (epsilon, noise, budgets)) > 1:
+    if sum(given is not None for given in (epsilon, noise, budgets or None)) > 1:
         raise UsageError("Give one of --epsilon, --budgets and --noise: one follows from the other.")
-    if budgets is not None:
-        return Budgets(options.pairs(budgets, "--budgets"), delta)
+    if "record_budgets" in budgets:
+        return Budgets.named(facts.owner_names, delta)
+    if budgets:
+        return Budgets(budgets["budgets"], delta)
     if noise is not None:
         return FixedNoise(noise, delta)
     return None if epsilon is None else Privacy(epsilon, delta)

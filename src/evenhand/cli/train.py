@@ -30,11 +30,11 @@ def run(
     ] = None,
     data: options.Data = None,
     label: Annotated[str | None, typer.Option("--label", help="Column to predict, in a file of your own.")] = None,
-    groups: Annotated[str | None, typer.Option("--groups", help="Column whose values are reported on.")] = None,
-    owners: Annotated[str | None, typer.Option("--owners", help="Column of budget classes.")] = None,
-    budgets: Annotated[
-        str | None, typer.Option("--budgets", help="Epsilon per owner instead of --epsilon, e.g. strict=1,open=8.")
+    groups: Annotated[
+        str | None, typer.Option("--groups", help="Who is reported on: label, a column, or a file of names.")
     ] = None,
+    owners: options.Owners = None,
+    budgets: options.Budgets = None,
     test_data: Annotated[str | None, typer.Option("--test-data", help="Held-out file, instead of a share.")] = None,
     test_share: Annotated[float | None, typer.Option("--test-share", help="Share that is held out.")] = None,
     delimiter: Annotated[str | None, typer.Option("--delimiter", help="Between the cells of a CSV file.")] = None,
@@ -49,9 +49,16 @@ def run(
     noise: options.Noise = None,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate of SGD with momentum 0.9; falls linearly to 0.")
-    ] = None,
+    loss: options.Loss = None,
+    optimizer: options.Optimizer = None,
+    lr: options.Lr = None,
+    lr_schedule: options.LrSchedule = None,
+    momentum: options.Momentum = None,
+    weight_decay: options.WeightDecay = None,
+    average: options.Average = None,
+    micro_batch: options.MicroBatch = None,
+    lean: options.Lean = None,
+    precision: options.Precision = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Initialisation and splits only, never noise.")] = None,
     insecure_seed: Annotated[
         int | None, typer.Option("--insecure-seed", help="Reproducible noise: research only, the statement says so.")
@@ -73,7 +80,6 @@ def run(
         label=label,
         groups=groups,
         owners=owners,
-        budgets=None if budgets is None else options.pairs(budgets, "--budgets"),
         test_data=test_data,
         test_share=test_share,
         delimiter=delimiter,
@@ -85,12 +91,21 @@ def run(
         noise=noise,
         epochs=epochs,
         batch_size=batch_size,
+        loss=loss,
+        optimizer=optimizer,
         lr=lr,
+        lr_schedule=lr_schedule,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        average=average,
+        micro_batch=micro_batch,
+        lean=lean,
+        precision=precision,
         seed=seed,
         insecure_seed=insecure_seed,
         compose=compose,
         settings=options.parsed(settings),
-    )
+    ) | options.budgets(budgets)
     chosen = absolute(merged(from_toml(config) if config is not None else Config(), asked), Path.cwd())
     from evenhand.configured import train
 
@@ -155,6 +170,11 @@ def show(finished: Run, as_json: bool) -> None:
     found = summary(finished)
     lines = [f"accuracy {found['accuracy']:.1%}" if found["accuracy"] is not None else "no held-out data"]
     lines += [f"  {name}: {value:.1%}" for name, value in found["groups"].items()]
+    lines += [
+        f"  owner {name}: {row['recall']:.1%}"
+        for name, row in (found["owners"] or {}).items()
+        if len(found["owners"]) > 1 and row["recall"] is not None
+    ]
     lines += ["", str(finished.privacy), "", f"report: {finished.path / 'report.html'}"]
     if as_json and sys.stderr.isatty():
         print("\n".join(lines), file=sys.stderr)
@@ -163,6 +183,8 @@ def show(finished: Run, as_json: bool) -> None:
 
 def summary(finished: Run) -> dict[str, Any]:
     """What scripts rely on."""
+    from evenhand import owner_tables
+
     last = finished.evaluations[-1] if finished.evaluations else {"accuracy": None, "groups": {}}
     statement = finished.privacy.data
     return {
@@ -170,6 +192,7 @@ def summary(finished: Run) -> dict[str, Any]:
         "delta": statement["guarantee"]["delta"],
         "accuracy": last["accuracy"],
         "groups": last["groups"],
+        **owner_tables.as_json(statement["owners"], last, str(finished.path / owner_tables.FILE)),
         "steps": statement["mechanism"]["steps_charged"],
         "method": statement["mechanism"]["method"],
         "guarantee": statement["guarantee"]["level"],

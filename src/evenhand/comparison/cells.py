@@ -40,16 +40,17 @@ def task(cell: Cell, out: Path, *, research: bool = False) -> Task:
 
     What is not private goes below ``private/``.
     """
+    from evenhand.configured import promised
     from evenhand.methods import method
     from evenhand.planning import plan
     from evenhand.privacy.budgets import Privacy
 
-    config = cell.config
-    promise = None if cell.epsilon is None else Privacy(cell.epsilon, config.delta)
+    config, training = cell.config, loaded(cell)[0]
+    promise = None if cell.epsilon is None else promised(config, training) or Privacy(cell.epsilon, config.delta)
     made = plan(
         method(config.method, config.settings),
         promise,
-        data=loaded(cell)[0].facts,
+        data=training.facts,
         epochs=config.epochs,
         batch_size=config.batch_size,
     )

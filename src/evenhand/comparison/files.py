@@ -16,7 +16,7 @@ from evenhand.comparison.summary import Result, together
 from evenhand.reporting.entries import Entry, finding
 from evenhand.reporting.frames import Estimate
 from evenhand.reporting.sweeps import ComparisonData, lead, render_comparison
-from evenhand.reporting.text import clean, unmarked
+from evenhand.reporting.text import cell, unmarked
 from evenhand.runs import write_durably
 
 UNIT, ADJACENCY = "one record", "add/remove"
@@ -29,7 +29,6 @@ Must not be shared: private/ (runs without privacy, values of training records, 
 
 Go on after an interruption: the same command with the same --out.
 """
-_RISKY = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write(out: Path, sweep: Sweep, found: Sequence[Entry], results: Sequence[Result]) -> dict[str, Path]:
@@ -117,6 +116,7 @@ def as_json(data: ComparisonData) -> str:
                 "worst_group": entry.worst_group,
                 "metrics": _plain(entry.metrics),
                 "groups": _plain(entry.groups),
+                **_owners(entry),
                 "finding": finding(entry),
                 **(_costs(entry) if entry.costs else {}),
             }
@@ -124,6 +124,19 @@ def as_json(data: ComparisonData) -> str:
         ],
     }
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def _owners(entry: Entry) -> dict[str, Any]:
+    """Per owner: promised and spent epsilon where budgets differ, and accuracy where held-out owners are known."""
+    names = dict.fromkeys([*entry.budgets, *entry.owners])
+    found = {
+        name: {
+            **(dict(zip(("budget", "epsilon"), entry.budgets[name], strict=True)) if name in entry.budgets else {}),
+            "accuracy": _plain({name: entry.owners[name]})[name] if name in entry.owners else None,
+        }
+        for name in names
+    }
+    return {"owners": found} if found else {}
 
 
 def _write(folder: Path, page: str, table: str, data: ComparisonData) -> dict[str, Path]:
@@ -167,7 +180,10 @@ def _page(sweep: Sweep, found: Sequence[Entry], results: Sequence[Result], resea
 def _command(sweep: Sweep) -> str:
     base = sweep.base
     words = ["evenhand compare", f"--data {base.data}" if sweep.public else "CONFIG.toml"]
-    words += [f"--methods {','.join(sweep.methods)}", f"--epsilons {','.join(f'{e:g}' for e in sweep.epsilons)}"]
+    words += [f"--methods {','.join(sweep.methods)}"]
+    budgets = ",".join(f"{name}={float(value):g}" for name, value in base.budgets.items())
+    promises = f"--owners {base.owners} --budgets {budgets}" if sweep.public else "--budgets FILE.toml"
+    words += [promises] if base.budgets else [f"--epsilons {','.join(f'{e:g}' for e in sweep.epsilons)}"]
     words += [f"--seeds {sweep.seeds}", f"--epochs {base.epochs:g}", *(["--reference"] if sweep.reference else [])]
     words += [f"--batch-size {base.batch_size:g}"] if base.batch_size is not None else []
     words += [f"--set {key}={json.dumps(value)}" for key, value in base.settings.items()]
@@ -198,6 +214,8 @@ def _row(data: ComparisonData, entry: Entry) -> dict[str, Any]:
     for name, found in named.items():
         row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
     row |= {f"accuracy[{name}]": found.value for name, found in entry.groups.items()}
+    row |= {f"owner_accuracy[{name}]": found.value for name, found in entry.owners.items()}
+    row |= {f"owner_spent_epsilon[{name}]": spent for name, (_, spent) in entry.budgets.items()}
     return row | {f"privacy_cost[{name}]": found.value for name, found in entry.costs.items()}
 
 
@@ -217,10 +235,7 @@ def _null(value: float) -> float | None:
 def _harmless(value: Any) -> Any:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
-    if not isinstance(value, str):
-        return value
-    text = clean(value)
-    return f"'{text}" if text.startswith(_RISKY) else text
+    return cell(value) if isinstance(value, str) else value
 
 
 def _words(found: Estimate, scale: float = 1.0) -> str:

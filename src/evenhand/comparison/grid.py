@@ -12,6 +12,7 @@ from typing import Any
 from evenhand import _validate, methods
 from evenhand.config import Config, absolute, merged
 from evenhand.errors import UsageError
+from evenhand.privacy.budgets import Budgets
 
 PUBLIC = frozenset({"digits"})
 """Data that come with the library: everything about them may be shown."""
@@ -21,7 +22,10 @@ _OWN = {"methods": list, "epsilons": list, "seeds": int, "reference": bool}
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison. ``epsilon`` is None for a method that is not private."""
+    """One run of a comparison.
+
+    ``epsilon`` is None for a method that is not private, and the largest of the budgets where owners have their own.
+    """
 
     method: str
     epsilon: float | None
@@ -36,7 +40,7 @@ class Cell:
     @property
     def name(self) -> str:
         """What the run is called on screen and in its folder's name."""
-        promise = "" if self.epsilon is None else f"-eps{self.epsilon:g}"
+        promise = "" if self.epsilon is None else "-budgets" if self.config.budgets else f"-eps{self.epsilon:g}"
         return f"{self.method}{promise}-seed{self.seed}"
 
 
@@ -44,7 +48,8 @@ class Cell:
 class Sweep:
     """Methods x promises x seeds over one base config.
 
-    A method that is not private ignores the promises and runs once per seed. ``reference`` adds plain SGD.
+    A method that is not private ignores the promises and runs once per seed. ``reference`` adds plain SGD. Budgets per
+    owner in the base config are the one promise that all methods are compared at, instead of epsilons.
 
     Examples:
       >>> [cell.name for cell in Sweep(Config(), methods=("sgd", "dpsgd"), epsilons=(1.0, 3.0), seeds=1).cells()]
@@ -67,8 +72,9 @@ class Sweep:
             raise UsageError(
                 "A comparison is made at the same true epsilon, so a fixed noise cannot be given: use epsilons."
             )
-        if self.base.budgets:
-            raise UsageError("Budgets per owner are not compared: give epsilons, which hold for every record.")
+        if self.base.record_budgets is not None:
+            raise UsageError("Budgets by record are not compared: give every class of records an owner name instead.")
+        Budgets(self.base.budgets or {"all": 1.0}, self.base.delta)
         for name in (set(self._settings(None)[1]) - set(self.names)) if self.base.settings else ():
             raise UsageError(f"There are settings for {name!r}, which is not among the methods compared.")
 
@@ -95,12 +101,16 @@ class Sweep:
             settings = self._of(name)
             unused -= set(settings)
             private = methods.method(name, settings).rule.guarantee != "not private"
-            for epsilon in sorted(set(self.epsilons)) if private else [None]:
+            for epsilon in self._promises() if private else [None]:
                 for seed in range(self.base.seed, self.base.seed + self.seeds):
                     found.append(Cell(name, epsilon, seed, self._config(name, epsilon, seed, settings)))
         if unused:
             raise UsageError(f"No method compared has a setting called {min(unused)!r}: see `evenhand methods --json`.")
         return found
+
+    def _promises(self) -> list[float]:
+        """Every epsilon, or the largest of the budgets, which stands for all of them."""
+        return [max(map(float, self.base.budgets.values()))] if self.base.budgets else sorted(set(self.epsilons))
 
     def _config(self, name: str, epsilon: float | None, seed: int, settings: Mapping[str, Any]) -> Config:
         """One split for all: who trains in one run must not be held out, and so unprotected, in another."""
@@ -108,7 +118,8 @@ class Sweep:
         return dataclasses.replace(
             base,
             method=name,
-            epsilon=epsilon,
+            epsilon=None if base.budgets else epsilon,
+            budgets=base.budgets if epsilon is not None else {},
             seed=seed,
             split_seed=base.seed if base.split_seed is None else base.split_seed,
             insecure_seed=None if base.insecure_seed is None else base.insecure_seed + seed,
@@ -161,6 +172,8 @@ def sweep(values: Mapping[str, Any], folder: Path = Path()) -> Sweep:
         if not isinstance(value, _OWN[key]) or (_OWN[key] is int and isinstance(value, bool)):
             raise UsageError(f"The setting {key} takes {_words(key)}.")
     base = absolute(merged(Config(), {key: value for key, value in values.items() if key not in _OWN}), folder)
+    if base.budgets and ("epsilons" in own or base.epsilon is not None):
+        raise UsageError("Give epsilons, which hold for every record, or budgets per owner: not both.")
     chosen: dict[str, Any] = {"methods": (base.method,), "epsilons": (base.epsilon or 3.0,)}
     if "methods" in own:
         chosen["methods"] = tuple(str(name) for name in own["methods"])

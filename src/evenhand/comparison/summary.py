@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from evenhand.comparison import research
@@ -30,6 +30,7 @@ class Result:
     steps_charged: int = 0
     last: Mapping[str, Any] | None = None
     failure: str | None = None
+    owners: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def result(task: Task, failure: Failure | None) -> Result:
@@ -40,7 +41,7 @@ def result(task: Task, failure: Failure | None) -> Result:
     if not checked["ok"]:
         return Result(task, failure=f"its folder does not verify: {checked['problems'][0]}")
     rows = task.folder.metrics()
-    return Result(task, checked["epsilon"], checked["steps"], rows[-1] if rows else None)
+    return Result(task, checked["epsilon"], checked["steps"], rows[-1] if rows else None, owners=checked["owners"])
 
 
 def entries(results: Sequence[Result]) -> list[Entry]:
@@ -71,8 +72,8 @@ def together(results: Iterable[Result]) -> float | None:
     if not runs:
         return None
     owners = range(len(runs[0].facts.owners))
-    delta = runs[0].delta
-    return max(accountants.epsilon([event for plan in runs for event in plan.events(owner)], delta) for owner in owners)
+    exposed = {tuple(event for plan in runs for event in plan.events(owner)) for owner in owners}
+    return max(accountants.epsilon(events, runs[0].delta) for events in exposed)
 
 
 def _by_seed(runs: Sequence[Result]) -> dict[int, Mapping[str, Any]]:
@@ -87,6 +88,7 @@ def _entry(
     names = list(dict.fromkeys(name for metrics in found for name in metrics))
     groups = list(dict.fromkeys(name for row in rows.values() for name in row["groups"]))
     spent = [run.epsilon for run in runs if run.epsilon is not None]
+    owners = list(dict.fromkeys(name for row in rows.values() for name in row.get("owners", {})))
     inside = [research.read(run.task.folder) for run in runs if run.last is not None and run.task.research]
     entry = Entry(
         method=method,
@@ -96,9 +98,27 @@ def _entry(
         failures=tuple(f"{run.task.cell.name}: {run.failure}" for run in runs if run.failure is not None),
         metrics={name: _range(name, [metrics[name] for metrics in found if name in metrics]) for name in names},
         groups={name: _range("accuracy", [row["groups"][name] for row in rows.values()]) for name in groups},
+        owners={
+            name: _range("accuracy", [row["owners"][name] for row in rows.values() if name in row.get("owners", {})])
+            for name in owners
+        },
+        budgets=_budgets(runs),
         training=_training(inside),
     )
     return _with_costs(entry, rows, reference) if epsilon is not None and reference else entry
+
+
+def _budgets(runs: Sequence[Result]) -> dict[str, tuple[float, float]]:
+    """What each owner was promised, and the most that a run spent of it; nothing where all were promised the same."""
+    done = [run for run in runs if run.failure is None and run.task.cell.config.budgets]
+    if not done:
+        return {}
+    plan = done[0].task.plan
+    return {
+        name: (budget, max(run.owners.get(name) or 0.0 for run in done))
+        for name, budget in zip(plan.facts.owner_names, plan.budgets, strict=True)
+        if budget is not None
+    }
 
 
 def _training(inside: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, Estimate]]:

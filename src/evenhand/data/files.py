@@ -72,6 +72,11 @@ def read_csv(path: Path, delimiter: str) -> Table:
     return Table(dict(zip(found, columns, strict=True)))
 
 
+def lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 text file; empty ones at its end do not count."""
+    return _text(_bytes(path), path).rstrip("\r\n").splitlines()
+
+
 def csv_header(path: Path, delimiter: str) -> list[str]:
     """The first line of a CSV file."""
     with _opened(path) as file:

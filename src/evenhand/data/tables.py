@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evenhand import _validate
 from evenhand.data.columns import WHY, Category, Cells, Column, as_table, declared, names, text
 from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import DataError, UsageError
@@ -55,6 +56,7 @@ class Declaration:
       labels: its values.
       groups: the column whose values are reported on; the label, or a declared category.
       owners: the column of budget classes, likewise.
+      budgets: the column with each record's own epsilon, instead of owners; its values become public facts.
       missing_tokens: cells that mean "no value".
 
     Examples:
@@ -71,6 +73,7 @@ class Declaration:
     groups: str | None = None
     owners: str | None = None
     missing_tokens: Sequence[str] = field(default=("",))
+    budgets: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", names(self.labels, "labels"))
@@ -86,6 +89,8 @@ class Declaration:
             raise UsageError("No column is declared as a feature: add [columns.NAME] tables, see `evenhand init`.")
         for role in ("groups", "owners"):
             self._names(role, getattr(self, role))
+        if self.owners is not None and self.budgets is not None:
+            raise UsageError("Declare owners, or budgets by record: with both a record would have two budgets.")
 
     @property
     def features(self) -> dict[str, Column]:
@@ -118,7 +123,7 @@ class Declaration:
             labels=self.labels,
             groups=self._role(table, "groups", self.groups),
             group_names=self._names("groups", self.groups) or None,
-            owners=self._role(table, "owners", self.owners),
+            owners=self._budgets(table) or self._role(table, "owners", self.owners),
         )
         return replace(made, declared=self)
 
@@ -130,6 +135,7 @@ class Declaration:
             "labels": list(self.labels),
             "groups": self.groups,
             "owners": self.owners,
+            "budgets": self.budgets,
             "missing_tokens": list(self.missing_tokens),
             "columns": {name: as_table(column) for name, column in self.columns.items()},
         }
@@ -152,6 +158,17 @@ class Declaration:
         column = self.columns[name]
         assert isinstance(column, Category)
         return [known[code] for code in column.codes(name, table.cells(name), set(self.missing_tokens))]
+
+    def _budgets(self, table: Table) -> list[str] | None:
+        """The class of every record by its own epsilon, if a column holds one."""
+        if self.budgets is None:
+            return None
+        if self.budgets not in table.columns:
+            raise DataError(
+                f"--budgets {self.budgets}: there is no such column. Pass NAME=NUMBER,NAME=NUMBER, a .toml file of "
+                "them, or a column or file with one epsilon per record."
+            )
+        return _validate.epsilon_names(table.cells(self.budgets))
 
     def _names(self, role: str, name: str | None) -> tuple[str, ...]:
         if name is None:

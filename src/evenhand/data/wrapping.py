@@ -98,8 +98,8 @@ def wrap(
         count, fetch, names, shape = _from_dataset(data, targets)
     else:
         count, fetch, names, shape = _from_arrays(data, targets, labels)
-    group, group_list = _coded(groups, group_names, count, "groups")
-    owner, owner_list = _coded(owners, None, count, "owners")
+    group, group_list = coded(groups, group_names, count, "groups")
+    owner, owner_list = coded(owners, None, count, "owners")
     sizes = torch.bincount(owner, minlength=len(owner_list)).tolist()
     read_off = {"labels": bool(names) and labels is None, "groups": groups is not None and group_names is None}
     facts = Facts(
@@ -214,14 +214,14 @@ def _targets(targets: Any, labels: Sequence[Any] | None) -> tuple[Tensor, tuple[
         return torch.from_numpy(values.astype(np.float32)), ()
     if values.ndim != 1:
         raise DataError("Targets must be one column: one class per record.")
-    codes, names = _coded(values.tolist(), labels, values.shape[0], "targets")
+    codes, names = coded(values.tolist(), labels, values.shape[0], "targets")
     return codes, names
 
 
-def _coded(
+def coded(
     values: Iterable[Any] | None, declared: Sequence[Any] | None, count: int, what: str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Codes 0..K-1 and their names, in the declared order or sorted."""
+    """Codes 0..K-1 of one name per record, and the names, in the declared order or sorted."""
     if values is None:
         return torch.zeros(count, dtype=torch.long), ("all",)
     column = values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)

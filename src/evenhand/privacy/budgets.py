@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from evenhand import _validate
 from evenhand.errors import UsageError
@@ -33,6 +34,8 @@ class Privacy:
 class Budgets:
     """One epsilon per owner class, one delta for all: "each record of owner X is promised epsilon_X".
 
+    ``per_record`` makes them from one epsilon for each record, ``named`` for owners that are called by their epsilon.
+
     Examples:
       >>> Budgets({"strict": 1, "usual": 3}, delta=1e-5).epsilons["strict"]
       1
@@ -40,6 +43,8 @@ class Budgets:
 
     epsilons: Mapping[str, float]
     delta: float | None = None
+    owners: Sequence[str] | None = field(default=None, repr=False, compare=False)
+    """The owner class of every record, where the budgets were given record by record: pass it as ``owners=``."""
 
     def __post_init__(self) -> None:
         if not self.epsilons:
@@ -48,6 +53,31 @@ class Budgets:
             _validate.number(epsilon, f"epsilon of owner {owner!r}", low=0)
         if self.delta is not None:
             _validate.delta(self.delta)
+
+    @classmethod
+    def per_record(cls, epsilons: Iterable[Any], delta: float | None = None) -> Budgets:
+        """One epsilon for each record, in the order of the data: a list, an array, a column of a DataFrame.
+
+        Every distinct value becomes an owner class that is called by it. The values, and how many records have each,
+        become public facts of the plan.
+
+        Examples:
+          >>> made = Budgets.per_record([1, 3, 3], delta=1e-5)
+          >>> made.epsilons, made.owners
+          ({'1': 1.0, '3': 3.0}, ('1', '3', '3'))
+        """
+        owners = _validate.epsilon_names(epsilons)
+        return cls({name: float(name) for name in sorted(set(owners), key=float)}, delta, tuple(owners))
+
+    @classmethod
+    def named(cls, owners: Iterable[str], delta: float | None = None) -> Budgets:
+        """For owner classes that are called by their epsilon, as ``per_record`` calls them.
+
+        Examples:
+          >>> Budgets.named(["1", "2.5"]).epsilons
+          {'1': 1.0, '2.5': 2.5}
+        """
+        return cls({name: float(name) for name in owners}, delta)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from evenhand.errors import CalibrationError, UsageError
 from evenhand.privacy.accountants import Composition
 from evenhand.privacy.events import check_delta, check_events, check_number, merged
 from evenhand.privacy.hockeystick import Array, Relation
-from evenhand.privacy.settling import COARSE, FEW, settle, solve, spread
+from evenhand.privacy.settling import COARSE, FEW, MARGIN, settle, solve, spread
 from evenhand.types import Event
 
 Shape: TypeAlias = Sequence[tuple[float, int]]
@@ -176,7 +176,7 @@ def owner_rates(
     unique, index = np.unique(budget, return_inverse=True)
     held = np.bincount(index, weights=count)
 
-    def rates_at(scale: float, fine: bool) -> Array:
+    def rates_at(scale: float, fine: bool, certified: bool = False) -> Array:
         def events(x: float) -> list[Event]:
             return [(math.exp(-x), merged(scale * s, [query_noise]), n) for _, s, n in shape]
 
@@ -184,11 +184,11 @@ def owner_rates(
             return Composition(events(x), rel=rel).epsilon(delta, near=near if rel < COARSE else None)
 
         start = -math.log(batch / float(count.sum()))
-        if fine:
+        if certified or (fine and unique.size <= FEW):
             return np.exp(-settle(spend, events, unique, delta, start, by_rate=True, floor=0.0))
         if unique.size <= FEW:
             return np.exp([-solve(spend, float(e), start, floor=0.0, fine=False) for e in unique])
-        return np.exp(-spread(spend, unique, start, False, 0.0)[0])
+        return np.exp(-spread(spend, unique * (1 - MARGIN) if fine else unique, start, fine, 0.0)[0])
 
     full = [(1.0, s, n) for _, s, n in shape]
     try:
@@ -209,12 +209,15 @@ def owner_rates(
     for _ in range(24):
         rates = rates_at(scale, fine)
         total = float(held @ rates)
-        if fine and 1 <= total / batch <= 1 + 8e-4:
+        if fine and unique.size > FEW and 1 <= total / batch <= 1 + 1e-3:
+            rates = rates_at(scale, True, certified=True)
+            total = float(held @ rates)
+        if fine and 1 <= total / batch <= 1 + 1e-3:
             return scale, (rates * (batch / total))[index].tolist()
         gap = math.log(total / batch)
         if previous and abs(gap - previous[1]) > 1e-9:
             power = min(max((gap - previous[1]) / math.log(scale / previous[0]), 0.3), 6.0)
         previous = (scale, gap) if abs(gap) > 4e-3 or fine else None
         fine = fine or abs(gap) < 4e-3
-        scale = min(top, scale * math.exp((4e-4 - gap) / power))
+        scale = min(top, scale * math.exp((6e-4 - gap) / power))
     raise CalibrationError(f"No common noise makes the rates add up to an expected batch of {batch:g}; try another.")

@@ -30,11 +30,16 @@ class Commit:
 
 @dataclass(frozen=True)
 class Reading:
-    """A ledger read and checked from its first byte to its last."""
+    """A ledger read and checked from its first byte to its last.
+
+    ``plan`` and ``steps`` are those that hold at its end. ``replans`` are the plans before, each with the number of
+    steps that were charged when it was replaced.
+    """
 
     plan: str
     steps: int
     reserved: int
+    replans: tuple[tuple[str, int], ...]
     segments: tuple[Mapping[str, Any], ...]
     commits: tuple[Commit, ...]
     released: tuple[str, ...]
@@ -67,7 +72,8 @@ def parse(data: bytes) -> Reading:
     rows, hashes, torn = _chain(data)
     if not rows or rows[0]["type"] != "open":
         raise LedgerError("The ledger does not begin with an open row: it is damaged and cannot be trusted.")
-    steps, reserved = _whole(rows[0]["steps"], 1), 0
+    plan, steps, reserved = str(rows[0]["plan"]), _whole(rows[0]["steps"], 1), 0
+    replans: list[tuple[str, int]] = []
     for row in rows:
         if row["type"] == "reserve":
             if row["first"] != reserved or _whole(row["count"], 1) > BLOCK:
@@ -75,6 +81,11 @@ def parse(data: bytes) -> Reading:
             reserved += row["count"]
         elif row["type"] == "torn":
             reserved = min(steps, reserved + BLOCK * _whole(row["lines"], 1))
+        elif row["type"] == "replan":
+            if row["from"] != reserved or reserved > steps:
+                raise LedgerError("A replan row does not start where the charges end: the ledger is damaged.")
+            replans.append((plan, reserved))
+            plan, steps = str(row["plan"]), _whole(row["steps"], 1)
     reserved = min(steps, reserved + BLOCK * torn) if torn else reserved
     if reserved > steps:
         raise LedgerError("The ledger charges more steps than its plan has: it is damaged.")
@@ -85,9 +96,10 @@ def parse(data: bytes) -> Reading:
             "Commit rows overlap or lie outside of what was reserved: a step was replayed, or the ledger damaged."
         )
     return Reading(
-        plan=str(rows[0]["plan"]),
+        plan=plan,
         steps=steps,
         reserved=reserved,
+        replans=tuple(replans),
         segments=tuple(row for row in rows if row["type"] == "segment"),
         commits=commits,
         released=tuple(str(row["model"]) for row in rows if row["type"] == "release"),

@@ -5,7 +5,9 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
 * ``open``     the plan's digest and number of steps;
 * ``segment``  a process starts: segment number, fingerprint of its random key, whether the key was a public seed;
 * ``reserve``  steps ``first .. first + count - 1`` of the plan are charged. On disk (fsync) before any of them runs;
-* ``commit``   what those steps used: sensitivity per owner class and the noise's absolute standard deviation;
+* ``commit``   what those steps used: sensitivity per owner class (with many classes one number, to be multiplied by
+  the class's scale in the plan) and the noise's absolute standard deviation;
+* ``replan``   budgets changed: another plan holds from step ``from`` on, up to ``steps`` in all;
 * ``release``  a model left the run: hash of its file;
 * ``foreign``  the weights were changed between two steps, by something that is not accounted here;
 * ``torn``     ``lines`` lines that crashes cut short were found before this row, each charged as a full block.
@@ -89,6 +91,23 @@ class Ledger:
             lock.release()
             raise
         return ledger
+
+    @classmethod
+    def replan(cls, path: Path, *, before: str, plan: str, steps: int, reserved: int) -> None:
+        """Put another plan in place of ``before`` for the steps that are not charged yet; nobody else may be writing.
+
+        ``reserved`` is what the new plan takes as charged: refused if the ledger says otherwise by now.
+        """
+        lock = locked(path)
+        try:
+            reading = read(path)
+            if reading.plan != before or reading.reserved != reserved or steps < reserved:
+                raise PlanMismatchError("The run went on meanwhile, so the new plan does not fit: make it again.")
+            with cls(path, lock, reading) as ledger:
+                ledger._seal(reading.torn)
+                ledger._append({"type": "replan", "plan": plan, "steps": steps, "from": reserved})
+        finally:
+            lock.release()
 
     @property
     def head(self) -> str:

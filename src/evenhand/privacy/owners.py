@@ -73,7 +73,7 @@ def _certified(
     for place in range(1, count):
         rows = cell == place
         if rows.any():
-            pair = events(float(knots[place - 1])), events(float(knots[place]))
+            pair = float(knots[place - 1]), float(knots[place])
             guess[rows] = _cell(dear[rows], guess[rows], pair, float(spent[place]), events, delta, by_rate)
     return np.repeat(guess, sizes)
 
@@ -81,25 +81,40 @@ def _certified(
 def _cell(
     points: Array,
     guess: Array,
-    pair: tuple[list[Event], list[Event]],
+    knots: tuple[float, float],
     ceiling: float,
     events: Callable[[float], list[Event]],
     delta: float,
     by_rate: bool,
+    halvings: int = 3,
 ) -> Array:
-    """Certified epsilons of the owners between two knots; where no guess holds, the dearer knot's own epsilon does."""
+    """Certified epsilons of the owners between two knots.
+
+    A guess that fails is tried again between nearer knots, whose mixture is closer to the owner; then it is raised. The
+    dearer knot's own epsilon always holds.
+    """
+    pair = events(knots[0]), events(knots[1])
     share = np.array(
         [
             [mixture_share(*levels, by_rate) for levels in zip(*pair, events(float(point)), strict=True)]
             for point in points
         ]
     )
-    result, pending = np.minimum(guess, ceiling), np.arange(points.size)
+    result = np.minimum(guess, ceiling)
+    failed = ~(certify(*pair, share, result, delta) <= delta) & (result < ceiling)
+    if halvings and failed.any():
+        middle = math.sqrt(knots[0] * knots[1])
+        for half, ends in ((points <= middle, (knots[0], middle)), (points > middle, (middle, knots[1]))):
+            rows = failed & half
+            if rows.any():
+                result[rows] = _cell(points[rows], result[rows], ends, ceiling, events, delta, by_rate, halvings - 1)
+        return result
+    pending = np.flatnonzero(failed)
     for _ in range(6):
-        failed = ~(certify(*pair, share[pending], result[pending], delta) <= delta)
-        pending = pending[failed & (result[pending] < ceiling)]
         if not pending.size:
             return result
         result[pending] = np.minimum(result[pending] * (1 + _STEP), ceiling)
+        failed = ~(certify(*pair, share[pending], result[pending], delta) <= delta)
+        pending = pending[failed & (result[pending] < ceiling)]
     result[pending] = ceiling
     return result

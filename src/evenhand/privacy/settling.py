@@ -23,6 +23,7 @@ Spend: TypeAlias = Callable[[float, float, float], float]
 COARSE, FINE = 2e-3, 1e-4
 _SPAN = 18.0  # how far (in logs) from its start a search may wander
 FEW = 8  # distinct budgets that are solved one by one
+MARGIN = 1.4e-3  # what interpolation aims below many budgets: more than a certificate loses between two knots
 _BLOCK = 4e-4  # budgets this close (relative) share one certificate
 
 
@@ -146,5 +147,5 @@ def settle(
         return np.array(single)
     if budgets[-1] < 1.002 * budgets[0]:  # the smallest budget's point serves all within 0.3 %
         return np.full(budgets.size, solve(spend, float(budgets[0]), x, floor=floor))
-    points, knots, _ = spread(spend, budgets * (1 - 1e-3), x, True, floor)
+    points, knots, _ = spread(spend, budgets * (1 - MARGIN), x, True, floor)
     return _certified(np.minimum.accumulate(points), knots, budgets, delta, events, by_rate)

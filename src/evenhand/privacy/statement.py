@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evenhand.privacy import accountants, statement_sharing
+from evenhand.privacy import accountants, classes, statement_sharing
 
 if TYPE_CHECKING:
     from evenhand.planning import Plan
@@ -46,7 +46,7 @@ def build(
     files: Mapping[str, str],
 ) -> dict[str, Any]:
     """The statement as data, for the steps that the ledger charges (never fewer than were run)."""
-    owners = [_owner(plan, index, spent) for index, spent in enumerate(plan.spent_by_owner(ledger.reserved))]
+    owners = classes.rows(plan, plan.spent_by_owner(ledger.reserved))
     worst = max(owners, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])
     body = {
         "schema": SCHEMA,
@@ -110,6 +110,8 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
     if len(owners) > 1 or owners[0]["budget"] is not None:
         texts += [_owner_words(row, guarantee["delta"]) for row in owners[:OWNERS_SHOWN]]
         texts += further_owners(owners)
+        if len(owners) > OWNERS_SHOWN:
+            texts.append("; ".join(classes.in_words(classes.summary(owners))) + f" (delta {guarantee['delta']:g}).")
     mechanism = statement["mechanism"]
     texts.append(
         f"Made by {mechanism['method']} ({guarantee['level']}): {mechanism['steps_charged']} of "
@@ -182,31 +184,25 @@ def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
     left = owners[OWNERS_SHOWN:]
     if not left:
         return []
-    kept = all(
-        row["epsilon"] is not None and row["budget"] is not None and row["epsilon"] <= row["budget"] * (1 + 1e-9)
-        for row in left
-    )
-    return [f"And {len(left)} more owners, {'each within its own budget' if kept else 'listed in statement.json'}."]
+    kept = "each within its own budget" if classes.within(left) else "listed in statement.json"
+    return [f"And {len(left)} more owners, {kept}."]
 
 
 def _owner_words(row: Mapping[str, Any], delta: float) -> str:
     promised = "" if row["budget"] is None else f", promised {row['budget']:g}"
     return (
         f"Each of the {row['records']} records of owner {row['name']!r}: spent epsilon {rounded_up(row['epsilon'])}"
-        f"{promised}, delta {delta:g}, add/remove one record."
+        f"{promised}, delta {delta:g}, add/remove one record{_exposed(row)}."
     )
 
 
-def _owner(plan: Plan, index: int, spent: float | None) -> dict[str, Any]:
-    name, records = plan.facts.owners[index]
-    return {
-        "name": name,
-        "records": records,
-        "budget": plan.budgets[index],
-        "epsilon": spent,
-        "rate": plan.rates[index],
-        "bound_scale": plan.scales[index],
-    }
+def _exposed(row: Mapping[str, Any]) -> str:
+    if row.get("bound") is None:
+        return ""
+    if row["rate"] == 0:
+        return "; not drawn any more"
+    bound, noise = classes.span(row["bound"]), classes.span(row["noise_multiplier"])
+    return f"; drawn with rate {row['rate']:.4g}, clip bound {bound}, noise multiplier {noise}"
 
 
 def _profile(plan: Plan, steps: int, owner: int) -> dict[str, Any]:
@@ -288,6 +284,11 @@ def _run_warnings(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
     if ledger.foreign:
         found.append(
             "the weights were also changed outside of private steps: only changes that use no data are harmless."
+        )
+    if plan.earlier:
+        found.append(
+            f"budgets changed after {sum(stage.steps for stage in plan.earlier)} steps: the figures hold for all steps "
+            "together if that was decided without looking at what this run had released."
         )
     if model is not None and ledger.reserved < plan.steps:
         found.append(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from evenhand.privacy.classes import in_words, span, summary
 from evenhand.privacy.statement import OWNERS_SHOWN, further_owners, promise, rounded_up, runs_words
 
 NAMES_SHOWN, NAME_LENGTH = 12, 60
@@ -128,14 +129,18 @@ def _owners(statement: Mapping[str, Any]) -> str:
     rows = "".join(
         f"<tr><td>{_text(row['name'], NAME_LENGTH)}</td><td>{row['records']}</td>"
         f"<td>{'nothing' if row['budget'] is None else format(row['budget'], 'g')}</td>"
-        f"<td>{rounded_up(row['epsilon'])}</td></tr>"
+        f"<td>{rounded_up(row['epsilon'])}</td><td>{row['rate']:.3g}</td><td>{span(row.get('bound'))}</td>"
+        f"<td>{span(row.get('noise_multiplier'))}</td></tr>"
         for row in owners[:OWNERS_SHOWN]
     )
-    more = "".join(f"<p>{_text(sentence)}</p>" for sentence in further_owners(owners))
+    further = further_owners(owners)
+    further += ["; ".join(in_words(summary(owners))) + "."] if further else []
+    more = "".join(f"<p>{_text(sentence)}</p>" for sentence in further)
     return (
         '<table class="owners"><thead><tr><th>Each record of owner</th><th>Records</th><th>Promised epsilon</th>'
         f"<th>Spent epsilon, at delta {guarantee['delta']:g}, {_text(guarantee['adjacency'])} "
-        f"{_text(guarantee['unit'])}</th></tr></thead><tbody>{rows}</tbody></table>{more}"
+        f"{_text(guarantee['unit'])}</th><th>Rate</th><th>Clip bound</th><th>Noise multiplier</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table>{more}"
     )
 
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-FROM_NOISE = ("model.safetensors", "metrics.jsonl", "model-card.md", "report.html")
+FROM_NOISE = (
+    "model.safetensors",
+    "model-last.safetensors",
+    "metrics.jsonl",
+    "model-card.md",
+    "report.html",
+    "owners.csv",
+)
 """Shareable because the noise stands between them and the training records; without it they are not."""
 FROM_FACTS = (
     "plan.json",

@@ -27,6 +27,8 @@ class Entry:
         costs: points that privacy costs each group against the non-private reference; empty without one.
         cost: the same over all records.
         cost_gap: the largest difference of cost between two groups.
+        owners: accuracy per owner, where owners of the held-out records are known.
+        budgets: promised and spent epsilon per owner, where owners have budgets of their own.
         training: accuracy, gradient norm and share clipped on TRAINING records per group: for research only.
     """
 
@@ -40,6 +42,8 @@ class Entry:
     costs: Mapping[str, Estimate] = field(default_factory=dict)
     cost: Estimate = NOTHING
     cost_gap: Estimate = NOTHING
+    owners: Mapping[str, Estimate] = field(default_factory=dict)
+    budgets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     training: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
 
     @property
@@ -50,6 +54,9 @@ class Entry:
     @property
     def promise(self) -> str:
         """The promise as charts and tables write it."""
+        if self.budgets:
+            promised = [budget for budget, _ in self.budgets.values()]
+            return f"budgets {min(promised):g} to {max(promised):g}"
         return "not private" if self.epsilon is None else f"epsilon {self.epsilon:g}"
 
     @property

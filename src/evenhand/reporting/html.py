@@ -23,6 +23,19 @@ _SMALL = 30  # held-out records below which a group's value says little
 
 
 @dataclass(frozen=True)
+class OwnerClass:
+    """What a step does to a record of one owner, and what was promised and spent; ready to print."""
+
+    name: str
+    records: int
+    promised: str
+    spent: str
+    rate: str
+    bound: str
+    noise: str
+
+
+@dataclass(frozen=True)
 class ReportData:
     """Everything that a page shows; nothing else is looked up, so what is here is what may be read.
 
@@ -41,6 +54,8 @@ class ReportData:
         research: whether the page contains values that are not private and must not be shared.
         delta: the delta that belongs to every epsilon on the page.
         owners: accuracy per owner of held-out records, where owners were given.
+        classes: what each owner class is exposed to, where there are several and not too many.
+        summary: the same of many classes as quantiles, in words.
     """
 
     title: str
@@ -57,6 +72,8 @@ class ReportData:
     research: bool = False
     delta: float | None = None
     owners: Mapping[str, Estimate] = field(default_factory=dict)
+    classes: Sequence[OwnerClass] = ()
+    summary: Sequence[str] = ()
 
     @property
     def terms(self) -> str:
@@ -185,6 +202,7 @@ def _owners(data: ReportData) -> str:
     title = "Share of held-out records answered correctly, per owner"
     chart = figure(lambda size: bars(rows, title=title, reference=("overall", data.overall), size=size))
     promised = {name: "none" if limit is None else f"{limit:g}" for name, limit in data.budgets.items()}
+    promised |= {found.name: found.promised for found in data.classes}
     cells = [[name, f"{100 * e.value:.1f}", _ends(e), f"{e.count:,}", promised.get(name, "")] for name, e in rows]
     head = ["owner", "correct, %", "95 % interval", "records", "promised epsilon"]
     numbers = table(head, cells, f"Epsilon {data.terms}.")
@@ -215,7 +233,21 @@ def _spent(data: ReportData) -> str:
         remarks.append(f"Not private, for records of {listed(unbounded)}: {open_end}")
     intro = "<p>What each step of the training spent of the promise made to each record, by owner.</p>"
     numbers = table(["owner", "steps", "spent epsilon", "promised"], rows, f"Epsilon {data.terms}.")
-    return section("Privacy spent", intro + chart + notes(remarks) + numbers)
+    return section("Privacy spent", intro + chart + notes(remarks) + numbers + _classes(data))
+
+
+def _classes(data: ReportData) -> str:
+    """What a step does to a record of each owner class."""
+    if data.summary:
+        words = "".join(f"<li>{escape(line)}</li>" for line in data.summary)
+        intro = f"Over all owner classes ({escape(data.terms)}); owners.csv in the run folder has them all:"
+        return f"<p>{intro}</p><ul>{words}</ul>"
+    if not data.classes:
+        return ""
+    head = ["owner", "records", "promised epsilon", "spent epsilon", "sampling rate", "clip bound", "noise multiplier"]
+    cells = [[c.name, f"{c.records:,}", c.promised, c.spent, c.rate, c.bound, c.noise] for c in data.classes]
+    caption = f"What a step does to a record of each owner. Epsilon {data.terms}."
+    return f'<div class="wide">{table(head, cells, caption, folded=False)}</div>'
 
 
 def _promise(data: ReportData) -> str:

@@ -14,6 +14,7 @@ from evenhand.reporting.elements import again, chooser, document, figure, made_w
 from evenhand.reporting.entries import Entry, finding, points
 from evenhand.reporting.frames import Estimate
 from evenhand.reporting.inside import inside
+from evenhand.reporting.owning import per_owner
 from evenhand.reporting.text import bound, escape, label, tiny
 
 _DRAWN, _LISTED, _PROMISES = 120, 2000, 6  # marks and table cells of all promises together, and promises: page size
@@ -56,8 +57,8 @@ class ComparisonData:
     @property
     def promises(self) -> list[str]:
         """What was promised, strictest first."""
-        found = sorted({entry.epsilon for entry in self.private if entry.epsilon is not None})
-        return [f"epsilon {epsilon:g}" for epsilon in found]
+        ordered = sorted(self.private, key=lambda entry: entry.epsilon or 0.0)
+        return list(dict.fromkeys(entry.promise for entry in ordered))
 
     @property
     def costed(self) -> bool:
@@ -196,6 +197,11 @@ def _payers(data: ComparisonData, promise: str, chosen: Sequence[Entry], shown: 
     return f"<details{opened}>{heading}{chart}{numbers}</details>"
 
 
+def _owners(data: ComparisonData) -> str:
+    body = per_owner(data.private, data.terms)
+    return section("Who keeps which promise", body) if body else ""
+
+
 def _ladder(data: ComparisonData) -> str:
     done = [entry for entry in data.entries if entry.seeds and entry.worst.measured]
     if not done:
@@ -272,7 +278,7 @@ def _made(data: ComparisonData) -> str:
     return made_with(data.facts) + again(data.reproduce)
 
 
-_SECTIONS = (_top, _who, _ladder, _table, _inside, _promise, _made)
+_SECTIONS = (_top, _who, _owners, _ladder, _table, _inside, _promise, _made)
 
 
 def _research(yes: bool) -> str:

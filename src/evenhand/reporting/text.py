@@ -17,6 +17,7 @@ _SPACES = re.compile("[\t\n\r\v\f\x85\u2028\u2029]")
 _MARKS = re.compile("[\u061c\u200e\u200f\ufeff]")
 _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _MARKUP = re.compile(r"[\\`*_\[\]<>|#]")
+_RISKY = ("=", "+", "-", "@", "\t", "\r")
 _WIDTHS = {**dict.fromkeys(" iljftrI.,:;'|!()[]-", 0.4), **dict.fromkeys("mwMW@%<>=+~^#&", 1.0)}
 
 
@@ -50,6 +51,17 @@ def unmarked(text: object) -> str:
         \<b\>\*x\*\|
     """
     return _MARKUP.sub(r"\\\g<0>", clean(text))
+
+
+def cell(text: object) -> str:
+    """Clean text for a spreadsheet: what it would run as a formula gets an apostrophe.
+
+    Examples:
+        >>> cell("=1+1"), cell("plain")
+        ("'=1+1", 'plain')
+    """
+    shown = clean(text)
+    return f"'{shown}" if shown.startswith(_RISKY) else shown
 
 
 def label(name: object, limit: int | None = None) -> str:

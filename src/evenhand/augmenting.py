@@ -1,0 +1,166 @@
+"""Random views of records: plain functions on a batch of images, and K views of a record averaged BEFORE clipping.
+
+However many views it has, a record has one loss (their mean), one gradient and one bound, so views cost no privacy. The
+draws are public randomness from torch's own generator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from evenhand import _validate
+from evenhand.errors import UnsupportedModelError, UsageError
+
+Augment = Callable[[Any], Any]
+
+
+def random_flip(inputs: Tensor) -> Tensor:
+    """Each image mirrored left to right or not, by its own coin. The last dimension is the width.
+
+    Examples:
+      >>> flipped = random_flip(torch.tensor([[[1.0, 2.0]]] * 50))
+      >>> sorted({tuple(row) for row in flipped.flatten(1).tolist()})
+      [(1.0, 2.0), (2.0, 1.0)]
+    """
+    heads = torch.rand(len(inputs), device=inputs.device) < 0.5
+    return torch.where(heads.view(-1, *[1] * (inputs.dim() - 1)), inputs.flip(-1), inputs)
+
+
+def random_shift(inputs: Tensor, pixels: int = 4) -> Tensor:
+    """Each image moved by up to ``pixels`` in both directions, by its own draw; zeros come in at the edge.
+
+    The last two dimensions are height and width: (B, H, W) or (B, C, H, W).
+
+    Examples:
+      >>> random_shift(torch.ones(2, 3, 8, 8), pixels=2).shape
+      torch.Size([2, 3, 8, 8])
+    """
+    _validate.whole(pixels, "pixels", low=0)
+    size, (height, width) = len(inputs), inputs.shape[-2:]
+    images = functional.pad(inputs.reshape(size, -1, height, width), (pixels,) * 4)
+    moves = (torch.rand(2, size, 1, device=inputs.device) * (2 * pixels + 1)).long().clamp(max=2 * pixels)
+    down = moves[0] + torch.arange(height, device=inputs.device)
+    across = moves[1] + torch.arange(width, device=inputs.device)
+    record = torch.arange(size, device=inputs.device).view(-1, 1, 1)
+    moved = images.permute(0, 2, 3, 1)[record, down.unsqueeze(2), across.unsqueeze(1)]
+    return moved.permute(0, 3, 1, 2).reshape(inputs.shape)
+
+
+@dataclass(frozen=True)
+class Views:
+    """``count`` random views of every record, made by ``augment``, in the second dimension (one view: none is added).
+
+    Examples:
+      >>> Views(random_flip, 3)(torch.zeros(5, 1, 8, 8)).shape
+      torch.Size([5, 3, 1, 8, 8])
+    """
+
+    augment: Augment
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.whole(self.count, "views")
+        if not callable(self.augment):
+            raise UsageError("augment must be a function that returns a random view of every record of a batch.")
+
+    def __call__(self, inputs: Any) -> Any:
+        """The views of a batch; an empty one is left alone."""
+        size = _size(inputs)
+        if not size:
+            return inputs
+        views = [self.augment(inputs) for _ in range(self.count)]
+        if any(_size(view) != size for view in views):
+            raise UsageError("augment must return one view per record: as many rows as it was given, in their order.")
+        if self.count == 1:
+            return views[0]
+        trees = [tree_flatten(view) for view in views]
+        stacked = [
+            torch.stack(leaves, 1) if isinstance(leaves[0], Tensor) else leaves[0]
+            for leaves in zip(*(leaves for leaves, _ in trees), strict=True)
+        ]
+        return tree_unflatten(stacked, trees[0][1])
+
+    def check(self, inputs: Any) -> None:
+        """Raise unless a record's view stays the same, for the same draws, when the others' values change.
+
+        Mixing records (mixup, cutmix) would put one record into another's gradient, where no bound holds it.
+        """
+        for seed in range(4):
+            with _drawing(seed):
+                before = self.augment(inputs)
+            for kept in range(_size(inputs)):
+                company = tree_map_only(Tensor, partial(_others_changed, kept=kept), inputs)
+                with _drawing(seed):
+                    after = self.augment(company)
+                if not all(_same(a[kept], b[kept]) for a, b in zip(_tensors(before), _tensors(after), strict=True)):
+                    raise UnsupportedModelError(
+                        "The view of a record changed when the other records did, so its gradient is not its own. "
+                        "Augment every record by itself (no mixup), with draws from torch's global generator."
+                    )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint notes, so that a resumed run cannot forget its views."""
+        return {"views": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the run was started with as many views."""
+        if state["views"] != self.count:
+            raise UsageError(f"The run was started with views={state['views']}: resume it with as many.")
+
+
+def views_of(augment: Augment | None, views: int) -> Views | None:
+    """Both settings as one; nothing if nothing is augmented.
+
+    Examples:
+      >>> views_of(None, 1) is None, views_of(random_flip, 4).count
+      (True, 4)
+    """
+    if augment is None and views != 1:
+        raise UsageError("views=K needs augment=: without it all views of a record would be the same.")
+    return None if augment is None else Views(augment, views)
+
+
+def _size(inputs: Any) -> int:
+    return next((len(leaf) for leaf in _tensors(inputs)), 0)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim()]
+
+
+def _others_changed(leaf: Tensor, kept: int) -> Tensor:
+    """The other rows upside down in order and, where values are continuous, halved."""
+    changed = leaf.flip(0)
+    changed = changed * 0.5 if leaf.is_floating_point() else changed
+    changed[kept] = leaf[kept]
+    return changed
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """Inside, everybody's global generator starts from ``seed``; afterwards it goes on as if nothing had been."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is meant
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002

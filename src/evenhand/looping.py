@@ -1,0 +1,143 @@
+"""The loop around the private step: rates, evaluation, checkpoints, a stop that loses nothing, and the release."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from evenhand import evaluation
+from evenhand.averaging import Average
+from evenhand.data.wrapping import Data
+from evenhand.integrations.loggers import Broadcast, released
+from evenhand.interrupting import Interrupted, signals
+from evenhand.optimizing import Schedule
+from evenhand.private import Kept, Private
+from evenhand.progress import Progress
+from evenhand.results import Run
+from evenhand.runs import write_durably
+
+CHECKPOINT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What goes along with the steps and is saved with them: the rate's schedule and the average of the weights."""
+
+    schedule: Schedule | None = None
+    average: Average | None = None
+
+    @property
+    def kept(self) -> dict[str, Kept]:
+        """By the names of ``fit``'s arguments."""
+        found = {"scheduler": self.schedule, "average": self.average}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def catch_up(self, position: int) -> None:
+        """Pass over the rates of steps that were lost."""
+        if self.schedule is not None:
+            self.schedule.catch_up(position)
+
+    def before(self, position: int) -> None:
+        """Set the rate for this position of the plan."""
+        if self.schedule is not None:
+            self.schedule.go_to(position)
+
+    def after(self) -> None:
+        """Take in what the step made of the weights."""
+        if self.average is not None:
+            self.average.update()
+
+    def shown(self) -> AbstractContextManager[None]:
+        """Inside, the model is the one that will be released."""
+        return nullcontext() if self.average is None else self.average.shown()
+
+
+def run(
+    private: Private,
+    data: Data,
+    test: Data | None,
+    aside: Aside,
+    telling: Broadcast,
+    progress: bool | None,
+    before: Callable[[], None] = lambda: None,
+) -> Run:
+    """All remaining steps, with evaluation, checkpoints and the release; ``before`` runs before anything is spent."""
+    data = data.on(next(private.model.parameters()).device)
+    with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
+        before()
+        saved = time.monotonic()
+        shown.started(lost=_lost(private))
+        aside.catch_up(private.position)
+        for batch in private.batches(data):
+            aside.before(private.position)
+            losses = private.step(batch)
+            aside.after()
+            shown.step(private.position, losses)
+            if _epoch_ends(private):
+                _log(private, losses, len(batch))
+                if test is not None:
+                    _evaluate(private, test, aside, telling)
+            if received and private.at_block_end:
+                private.checkpoint()
+                raise Interrupted(
+                    received[0],
+                    f"Stopped after step {private.position} of {private.plan.steps}; nothing is lost. "
+                    f"Continue with: evenhand resume {private.folder.path}",
+                )
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                private.checkpoint()
+                saved = time.monotonic()
+        private.checkpoint()
+        if test is not None and not _evaluated(private):
+            _evaluate(private, test, aside, telling)
+        private.release(aside.average)
+    finished = Run(private.folder, private.model)
+    if test is not None:
+        finished.report().save(private.folder.path / "report.html")
+    write_durably(private.folder.path / "model-card.md", finished.card().encode())
+    return finished
+
+
+def _epoch(private: Private) -> float:
+    return private.position * private.plan.expected_batch / private.plan.facts.records
+
+
+def _epoch_ends(private: Private) -> bool:
+    per_step = private.plan.expected_batch / private.plan.facts.records
+    return int(_epoch(private) + 1e-9) > int(_epoch(private) - per_step + 1e-9) or private.remaining == 0
+
+
+def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast) -> None:
+    with aside.shown():
+        line = evaluation.row(private.model, test, private.position, _epoch(private))
+    with private.folder.metrics_file.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    if telling:
+        charged = private.plan.spent_by_owner(private.folder.ledger().reserved)
+        telling.log(private.position, released(line, max((e for e in charged if e is not None), default=None)))
+
+
+def _evaluated(private: Private) -> bool:
+    return any(line["step"] == private.position for line in private.folder.metrics())
+
+
+def _log(private: Private, losses: Tensor, records: int) -> None:
+    """Raw training values, for the trainer's eyes only."""
+    line = {
+        "step": private.position,
+        "loss": losses.mean().item() if records else None,
+        "records": records,
+        "left_out": private.left_out,
+    }
+    with (private.folder.private / "training.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _lost(private: Private) -> int:
+    marker = json.loads((private.folder.private / "checkpoint.json").read_text())
+    return private.position - int(marker["position"])

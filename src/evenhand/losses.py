@@ -1,0 +1,198 @@
+"""Losses with one value per record, by name: a mean over the batch would let one record change the others' gradients.
+
+A loss is a frozen dataclass that is called as ``loss(outputs, targets)``. What lies within a record (several labels,
+places of a sequence) is averaged within it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from evenhand import _validate
+from evenhand.errors import UsageError
+
+if TYPE_CHECKING:
+    from evenhand.data import Data
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """``-log p`` of the true class; ``smoothing`` mixes that with the mean over all classes (label smoothing).
+
+    Examples:
+      >>> CrossEntropy()(torch.zeros(2, 4), torch.tensor([0, 3]))
+      tensor([1.3863, 1.3863])
+    """
+
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.number(self.smoothing, "smoothing", low=0, high=1, open_low=False)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One value per record."""
+        return _within(functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.smoothing))
+
+
+@dataclass(frozen=True)
+class Focal:
+    """``-alpha (1 - p)^gamma log p`` of the true class: records that fit well count less (Lin et al. 2017).
+
+    With ``gamma`` 0 this is cross-entropy times ``alpha``.
+
+    Examples:
+      >>> Focal(gamma=2)(torch.zeros(1, 2), torch.tensor([0]))  # 0.25 * log 2
+      tensor([0.1733])
+    """
+
+    gamma: float = 2.0
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.number(self.gamma, "gamma", low=0, open_low=False)
+        _validate.number(self.alpha, "alpha", low=0)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One value per record."""
+        unlikely = functional.cross_entropy(outputs, targets, reduction="none")
+        # 1 - p as -expm1(log p) keeps its digits where p is close to 1; the floor keeps the power differentiable there.
+        rest = (-torch.expm1(-unlikely)).clamp(min=torch.finfo(unlikely.dtype).tiny)
+        return _within(self.alpha * rest**self.gamma * unlikely)
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Binary cross-entropy of logits, averaged over a record's outputs.
+
+    Targets are 0 or 1 for every output (one or several labels), or class numbers: then every class against the rest.
+
+    Examples:
+      >>> Binary()(torch.zeros(2, 3), torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]))
+      tensor([0.6931, 0.6931])
+    """
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One value per record."""
+        if not targets.is_floating_point() and outputs.dim() == 2 and outputs.shape[1] > 1 and targets.dim() == 1:
+            wanted = (targets.unsqueeze(1) == torch.arange(outputs.shape[1], device=targets.device)).to(outputs.dtype)
+        else:
+            wanted = targets.to(outputs.dtype).reshape(outputs.shape)
+        return _within(functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none"))
+
+
+@dataclass(frozen=True)
+class MeanSquared:
+    """Squared error, averaged over a record's outputs.
+
+    Examples:
+      >>> MeanSquared()(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0]))
+      tensor([1., 4.])
+    """
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One value per record."""
+        return _within((outputs.reshape(targets.shape) - targets).square())
+
+
+@dataclass(frozen=True)
+class ClassWeighted:
+    """Another loss times a fixed weight of the record's class.
+
+    Weights are public numbers that you choose; taken from the private labels they would leak. A weighted MEAN, which
+    divides by the weights in the batch, couples records and is not offered.
+
+    Examples:
+      >>> ClassWeighted([1, 10])(torch.zeros(2, 2), torch.tensor([0, 1]))
+      tensor([0.6931, 6.9315])
+    """
+
+    weights: Sequence[float]
+    loss: str | Loss = field(default="cross_entropy")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weights, list | tuple) or not self.weights:
+            raise UsageError("weights must be a list with one number per class, for example weights=[1,5].")
+        object.__setattr__(self, "weights", tuple(_validate.number(w, "weights", low=0) for w in self.weights))
+        object.__setattr__(self, "loss", named(self.loss))
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One value per record."""
+        if outputs.dim() != 2 or outputs.shape[1] != len(self.weights):
+            raise UsageError(
+                f"There are {len(self.weights)} class weights, but the model has other outputs: give one weight per "
+                "class, in the order of the labels."
+            )
+        values = named(self.loss)(outputs, targets)
+        return torch.tensor(self.weights, dtype=values.dtype, device=values.device)[targets] * values
+
+
+LOSSES: dict[str, type[CrossEntropy | Focal | Binary | MeanSquared | ClassWeighted]] = {
+    "cross_entropy": CrossEntropy,
+    "focal": Focal,
+    "binary": Binary,
+    "mse": MeanSquared,
+    "class_weighted": ClassWeighted,
+}
+
+
+def named(loss: str | Loss) -> Loss:
+    """The loss that a name with settings stands for; a function is returned as it is.
+
+    Examples:
+      >>> named("focal:gamma=1,alpha=0.5")
+      Focal(gamma=1, alpha=0.5)
+      >>> named("class_weighted:weights=[1,5],loss=focal")
+      ClassWeighted(weights=(1.0, 5.0), loss=Focal(gamma=2.0, alpha=1.0))
+    """
+    if not isinstance(loss, str):
+        return loss
+    name, _, rest = loss.partition(":")
+    kind = LOSSES[_validate.known(name, LOSSES, "loss")]
+    settings: dict[str, Any] = {}
+    for entry in re.split(r",(?![^\[]*\])", rest) if rest else []:
+        key, equals, value = entry.partition("=")
+        if not equals:
+            raise UsageError(f"A loss takes NAME:KEY=VALUE,KEY=VALUE, for example focal:gamma=2; {name!r} has more.")
+        settings[_validate.known(key, [f.name for f in fields(kind)], f"setting of the loss {name}")] = _value(value)
+    missing = [f.name for f in fields(kind) if f.name == "weights" and f.name not in settings]
+    if missing:
+        raise UsageError(f"The loss {name} needs weights: {name}:weights=[1,5] for two classes.")
+    return kind(**settings)
+
+
+def default_loss(data: Data) -> Loss:
+    """Cross-entropy for classes, mean squared error for real numbers.
+
+    Examples:
+      >>> import evenhand as eh
+      >>> default_loss(eh.data.digits()[0])
+      CrossEntropy(smoothing=0.0)
+    """
+    _, targets = data.fetch(torch.arange(1))
+    return MeanSquared() if targets.is_floating_point() else CrossEntropy()
+
+
+def _within(values: Tensor) -> Tensor:
+    """The mean of what lies within a record."""
+    return values if values.dim() == 1 else values.flatten(1).mean(1)
+
+
+def _value(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError("A setting of a loss must be a finite number.")
+    return value

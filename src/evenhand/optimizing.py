@@ -1,0 +1,180 @@
+"""Optimizers and learning-rate schedules by name, or your own: they see private gradients only.
+
+A schedule is a torch ``LRScheduler``, stepped once per step of the plan. After a crash it goes on where the plan goes
+on: steps that were lost stay lost.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import math
+import pickle
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
+
+from evenhand import _validate
+from evenhand.errors import UsageError
+
+Optimizer: TypeAlias = torch.optim.Optimizer
+OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+SchedulerFactory: TypeAlias = Callable[..., LRScheduler]
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adamax": torch.optim.Adamax,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
+MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
+"""The optimizers that have one, with our default."""
+
+
+def _linear(optimizer: Optimizer, steps: int) -> LRScheduler:
+    return LambdaLR(optimizer, lambda position: max(0, steps - position) / steps)
+
+
+def _cosine(optimizer: Optimizer, steps: int) -> LRScheduler:
+    return CosineAnnealingLR(optimizer, T_max=steps)
+
+
+def _one_cycle(optimizer: Optimizer, steps: int) -> LRScheduler:
+    group = optimizer.param_groups[0]
+    moving = "betas" in group or group.get("momentum", 0) > 0
+    return OneCycleLR(optimizer, max_lr=group["lr"], total_steps=max(steps, 2), cycle_momentum=moving)
+
+
+def _thirds(optimizer: Optimizer, steps: int) -> LRScheduler:
+    return StepLR(optimizer, step_size=math.ceil(steps / 3), gamma=0.1)
+
+
+SCHEDULES: dict[str, SchedulerFactory | None] = {
+    "constant": None,
+    "linear": _linear,
+    "cosine": _cosine,
+    "one-cycle": _one_cycle,
+    "step": _thirds,
+}
+"""By name: as given; falling to zero in a line; along half a cosine; up and down; a tenth after each third."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How weights follow the private gradients; the default is SGD with momentum, its rate falling linearly to zero.
+
+    Examples:
+      >>> held, schedule = Descent("adam", lr=0.01, scheduler="cosine").build(nn.Linear(2, 1), steps=10)
+      >>> type(held).__name__, type(schedule.scheduler).__name__
+      ('Adam', 'CosineAnnealingLR')
+    """
+
+    optimizer: str | OptimizerFactory = "sgd"
+    lr: float = 0.2
+    momentum: float | None = None
+    weight_decay: float | None = None
+    scheduler: str | SchedulerFactory = "linear"
+
+    def __post_init__(self) -> None:
+        _validate.number(self.lr, "lr", low=0)
+        if isinstance(self.optimizer, str):
+            _validate.known(self.optimizer, OPTIMIZERS, "optimizer")
+        elif self.momentum is not None or self.weight_decay is not None:
+            raise UsageError("Give momentum and weight_decay to your own optimizer: here they would be ignored.")
+        if isinstance(self.scheduler, str):
+            _validate.known(self.scheduler, SCHEDULES, "learning-rate schedule")
+        if self.momentum is not None:
+            _validate.number(self.momentum, "momentum", low=0, high=1, open_low=False)
+            if self.optimizer not in MOMENTUM:
+                raise UsageError(f"The optimizer {self.optimizer!r} has no momentum: use {' or '.join(MOMENTUM)}.")
+        if self.weight_decay is not None:
+            _validate.number(self.weight_decay, "weight_decay", low=0, open_low=False)
+
+    def build(self, model: nn.Module, steps: int) -> tuple[Optimizer, Schedule | None]:
+        """Optimizer over the trained parameters, and the schedule of a plan with so many steps."""
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trainable:
+            raise UsageError("The model has no trainable parameter: unfreeze one with requires_grad_(True).")
+        held = self.optimizer(trainable) if callable(self.optimizer) else self._named(self.optimizer, trainable)
+        factory = SCHEDULES[self.scheduler] if isinstance(self.scheduler, str) else self.scheduler
+        return held, None if factory is None else Schedule(_made(factory, held, steps), steps)
+
+    def _named(self, name: str, trainable: list[nn.Parameter]) -> Optimizer:
+        settings: dict[str, Any] = {"lr": self.lr}
+        if name in MOMENTUM:
+            settings["momentum"] = MOMENTUM[name] if self.momentum is None else self.momentum
+        if self.weight_decay is not None:
+            settings["weight_decay"] = self.weight_decay
+        return OPTIMIZERS[name](trainable, **settings)
+
+
+def _made(factory: SchedulerFactory, optimizer: Optimizer, steps: int) -> LRScheduler:
+    """Call the factory with the optimizer, and with the number of steps if it has a second argument without default."""
+    needed = [
+        parameter
+        for parameter in inspect.signature(factory).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    made = factory(optimizer, steps) if len(needed) > 1 else factory(optimizer)
+    if isinstance(made, ReduceLROnPlateau):
+        raise UsageError(
+            "ReduceLROnPlateau follows a metric, and none is private here: use a schedule that follows the steps."
+        )
+    if not isinstance(made, LRScheduler) or made.optimizer is not optimizer:
+        raise UsageError(
+            "scheduler must be a name or a function that takes the optimizer and returns its torch LRScheduler, for "
+            "example lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)."
+        )
+    _check_restorable(made.state_dict())
+    return made
+
+
+def _check_restorable(state: Mapping[str, Any]) -> None:
+    """A checkpoint is read without executing anything, so it can hold plain values only."""
+    written = io.BytesIO()
+    torch.save(dict(state), written)
+    written.seek(0)
+    try:
+        torch.load(written, weights_only=True)
+    except pickle.UnpicklingError:
+        raise UsageError(
+            "The state of this scheduler holds objects that a checkpoint cannot hold, so the run could not be resumed: "
+            "use one of torch's own schedulers."
+        ) from None
+
+
+class Schedule:
+    """A torch scheduler that knows its place in the plan."""
+
+    def __init__(self, scheduler: LRScheduler, steps: int) -> None:
+        self.scheduler, self._steps, self._position = scheduler, steps, 0
+
+    def go_to(self, position: int) -> None:
+        """Step until the rate is that of this position of the plan; the last rate stays after the last step."""
+        while self._position < min(position, self._steps - 1):
+            self.scheduler.step()
+            self._position += 1
+
+    def catch_up(self, position: int) -> None:
+        """The same at the start of a segment, where steps that were lost have no update of their own."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self.go_to(position)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+        return {"position": self._position, "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._position = int(state["position"])
+        self.scheduler.load_state_dict(dict(state["scheduler"]))

@@ -1,0 +1,233 @@
+"""A model in private training: it draws batches, steps, records, saves and releases. Made by ``attach``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from evenhand import checkpoints, guards
+from evenhand.averaging import Average
+from evenhand.data.fingerprint import fingerprint
+from evenhand.data.sampling import PoissonSampler, draw
+from evenhand.data.wrapping import Data, wrap
+from evenhand.datasets import DatasetLedger
+from evenhand.errors import BatchReuseError, PlanMismatchError
+from evenhand.privacy.ledger import Ledger
+from evenhand.recording import Recorder
+from evenhand.runs import Folder, sha256, write_json
+from evenhand.step import Mechanism, early_weights, private_gradient
+from evenhand.types import Batch
+
+_tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))
+
+
+class Kept(Protocol):
+    """What is saved and restored with a run beside model and optimizer: a learning-rate schedule, an average."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values only."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+class Private:
+    """A model in private training: draws batches, steps, records. Made by ``attach``; close it, or use ``with``.
+
+    It belongs to one process and cannot be copied: a copy would draw the same noise again.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        mechanism: Mechanism,
+        watch: guards.Watch,
+        folder: Folder,
+        ledger: Ledger,
+        memory: Mapping[str, Any],
+        compose: bool,
+        kept: Mapping[str, Kept],
+    ) -> None:
+        self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
+        self._mechanism, self._watch, self._ledger, self._recorder = mechanism, watch, ledger, Recorder(ledger)
+        self.memory: Mapping[str, Any] = memory
+        self.left_out = 0
+        self._position = ledger.reserved
+        self._drawn: Batch | None = None
+        self._compose, self._kept = compose, kept
+        self._token, self._process, self._lock = next(_tokens), os.getpid(), threading.RLock()
+
+    @property
+    def position(self) -> int:
+        """Number of the next step of the plan."""
+        return self._position
+
+    @property
+    def remaining(self) -> int:
+        """Steps of the plan that have neither run nor been lost."""
+        return self.plan.steps - self._position
+
+    @property
+    def at_block_end(self) -> bool:
+        """Whether every charged step has run, so that stopping here loses nothing."""
+        return self._position >= self._ledger.reserved
+
+    def batches(self, data: Any) -> Iterator[Batch]:
+        """The rows of every remaining step, drawn by the plan's own sampler; feed each to ``step`` exactly once.
+
+        A step is charged, on disk, before its rows are drawn.
+        """
+        wrapped = wrap(data)
+        self._check(wrapped)
+        sampler = PoissonSampler(wrapped.owner, self.plan.rates, self._mechanism.stream)
+        while self.remaining:
+            with self._alone():
+                if self._drawn is not None:
+                    raise BatchReuseError(
+                        f"The batch of step {self._position} was drawn but not stepped. Skipping batches changes the "
+                        "sampling that is accounted: call step(batch) for every batch, also empty ones."
+                    )
+                if self.at_block_end:
+                    self._recorder.charge(self.remaining)
+                self._drawn = draw(wrapped, sampler, self._position, self._token)
+            yield self._drawn
+
+    def step(self, batch: Batch) -> Tensor:
+        """Compute, add noise, update; the step was charged when its batch was drawn. Returns losses: NOT private.
+
+        Inputs and targets may have been augmented in place; who was sampled is taken from the draw.
+        """
+        with self._alone():
+            drawn = self._expected(batch)
+            started = time.perf_counter()
+            if batch is not drawn:
+                guards.check_rows(batch.inputs, batch.targets, len(drawn))
+            early = early_weights(self._mechanism, drawn, self.memory)
+            result = self._watch.run(batch.inputs, batch.targets, early)
+            if self._watch.changed_elsewhere():
+                self._ledger.foreign(self._position)
+            released = private_gradient(self._mechanism, result, drawn, self.memory)
+            self._position += 1  # from here on the noise of this position is out: it must never serve a second gradient
+            self._drawn = None
+            self.memory = released.memory
+            self._recorder.add(released.commit, time.perf_counter() - started)
+            if self.at_block_end:
+                self._recorder.flush()
+            self._update(released.gradient)
+            self._watch.updated()
+            self.left_out += released.left_out
+            return result.loss
+
+    def checkpoint(self) -> None:
+        """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types."""
+        self._watch.refuse_spoilt()
+        self._recorder.flush()
+        self._ledger.sync()
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "memory": dict(self.memory),
+            "kept": {name: kept.state_dict() for name, kept in self._kept.items()},
+            "position": self._position,
+            "plan": self.plan.digest,
+            "ledger_head": self._ledger.head,
+        }
+        checkpoints.save(self.folder, state)
+
+    def release(self, average: Average | None = None) -> None:
+        """Write the model and its statement. The ledger records the file's hash.
+
+        With an average that is the model from here on, and the last weights are released beside it.
+        """
+        self._watch.refuse_spoilt()
+        files = [self.folder.model_file]
+        if average is not None:
+            files.append(self.folder.last_model_file)
+            self._save(files[-1])
+            average.apply()
+        self._save(files[0])
+        self._recorder.flush()
+        for file in files:
+            self._ledger.release(sha256(file))
+        self.folder.write_statement()
+
+    def _save(self, file: Path) -> None:
+        from safetensors.torch import save_model
+
+        beside = file.with_suffix(".part")
+        save_model(self.model, str(beside))
+        os.replace(beside, file)
+
+    def close(self) -> None:
+        """Write the last commits and let go of the ledger. Safe to call twice."""
+        try:
+            self._recorder.flush()
+        finally:
+            self._ledger.close()
+
+    def __enter__(self) -> Private:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Private:
+        raise BatchReuseError("A private run cannot be copied: the copy would draw the same noise again.")
+
+    def __deepcopy__(self, _: object) -> Private:
+        return self.__copy__()
+
+    def __reduce__(self) -> str:
+        raise BatchReuseError("A private run cannot be pickled: the copy would draw the same noise again.")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread of the process that made it: a fork or a race would let noise serve twice."""
+        if os.getpid() != self._process:
+            raise BatchReuseError(
+                "This run belongs to another process: a fork would draw the same noise again. Resume it."
+            )
+        with self._lock:
+            yield
+
+    def _expected(self, batch: Batch) -> Batch:
+        if not isinstance(batch, Batch) or batch.token != self._token:
+            raise BatchReuseError(
+                "This batch was not drawn by this run: iterate over private.batches(data), since only those "
+                "rows are sampled as the accountant counts them."
+            )
+        if self._drawn is None or batch.position != self._position:
+            raise BatchReuseError(
+                f"The batch of step {batch.position} was used already: every batch is stepped exactly once."
+            )
+        return self._drawn
+
+    def _check(self, data: Data) -> None:
+        if data.facts != self.plan.facts:
+            raise PlanMismatchError(
+                "The plan was made for data with other public facts (records, owners, groups, labels or "
+                "input shape): make the plan from these data's .facts, nothing was spent."
+            )
+        self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
+        if not self.folder.composition_file.exists():
+            counted = DatasetLedger(fingerprint(data)).enter(self.plan) if self._compose else {"runs": None}
+            write_json(self.folder.composition_file, counted)
+
+    def _update(self, gradient: Mapping[str, Tensor]) -> None:
+        trainable = self._watch.trainable
+        for name, value in gradient.items():
+            trainable[name].grad = value.to(trainable[name].dtype)
+        self.optimizer.step()
+        for parameter in trainable.values():
+            parameter.grad = None
