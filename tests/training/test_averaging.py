@@ -19,6 +19,8 @@ from evenhand.private import Private
 from evenhand.runs import sha256
 from evenhand.verification import verify
 
+LAST = "model-last.safetensors"
+
 
 @pytest.fixture
 def iterates(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
@@ -51,7 +53,7 @@ def test_the_average_is_released_with_the_last_weights_beside_it(
     run = eh.fit(nn.Linear(3, 2), tiny, epsilon=3.0, epochs=3, average=average, out=tmp_path)
     assert len(iterates) == run.plan.steps + 1
     expected = by_hand(iterates, 0.9, warm_up=not isinstance(average, EMA))
-    released, last = load_file(tmp_path / "model.safetensors"), load_file(tmp_path / "model-last.safetensors")
+    released, last = load_file(tmp_path / "model.safetensors"), load_file(tmp_path / LAST)
     torch.testing.assert_close(released["weight"], expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(last["weight"], iterates[-1])
     assert torch.equal(run.model.weight, released["weight"])
@@ -59,7 +61,7 @@ def test_the_average_is_released_with_the_last_weights_beside_it(
     reading = run.folder.ledger()
     assert set(reading.released) == {
         sha256(tmp_path / "model.safetensors"),
-        sha256(tmp_path / "model-last.safetensors"),
+        sha256(tmp_path / LAST),
     }
     assert reading.foreign == (), "showing the average must not count as a change of the weights"
     assert verify(tmp_path)["ok"], verify(tmp_path)["problems"]
@@ -72,7 +74,7 @@ def test_the_average_is_what_is_evaluated(iterates: list[Tensor], tiny: Data, tm
     found = run.evaluations[-1]["log_loss"]
     average = nn.functional.cross_entropy(run.model(inputs), targets).item()
     last = nn.Linear(3, 2)
-    last.load_state_dict(load_file(tmp_path / "model-last.safetensors"))
+    last.load_state_dict(load_file(tmp_path / LAST))
     assert found == pytest.approx(average, rel=1e-5)
     assert found != pytest.approx(nn.functional.cross_entropy(last(inputs), targets).item(), rel=1e-3)
     assert run.folder.ledger().foreign == ()
@@ -86,7 +88,7 @@ def test_averaging_changes_neither_noise_nor_training(tiny: Data, tmp_path: Path
         eh.fit(nn.Linear(3, 2), tiny, average=average, **options)
         weights.append(load_file(tmp_path / name / ("model.safetensors" if average is None else LAST))["weight"])
     assert torch.equal(*weights)
-    assert not (tmp_path / "without" / "model-last.safetensors").exists()
+    assert not (tmp_path / "without" / LAST).exists()
 
 
 def test_an_average_survives_a_stop_and_a_resume(
@@ -175,5 +177,5 @@ def test_the_command_line_averages(tmp_path: Path) -> None:
     out = tmp_path / "run"
     short = ("train", "--data", "digits", "--model", "linear", "--epsilon", "3", "--epochs", "1", "--out", out)
     assert result(*short, "--average", "0.8")["epsilon"] <= 3
-    assert (out / "model-last.safetensors").exists()
+    assert (out / LAST).exists()
     assert result("verify", out)["ok"]
