@@ -204,6 +204,15 @@ def sad(bound: float = 1.0, n: int = 3, noise: float = 0.8, length: float = 0.9,
     return Method(rules.Clip(), schedule=Phases(n=n, noise=noise, length=length, growth=growth, bound=bound))
 
 
+@_recipe(references.TIAN)
+def ino_psac(
+    bound: float = 1.0, r: float = 0.1, length: float = 0.5, n: int = 3, noise: float = 0.8, growth: float = 1.2
+) -> Method:
+    """A combination of ours: ino_sample over psac, in the phases of sad."""
+    schedule = Phases(n=n, noise=noise, growth=growth, bound=bound)
+    return Method(rules.Ordered(over=rules.Psac(r=r), length=length), schedule=schedule, sampling="owner")
+
+
 @_recipe()
 def sgd() -> Method:
     """No clipping, no noise: for comparison."""

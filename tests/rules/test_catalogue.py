@@ -28,7 +28,8 @@ FACTS = Facts(2000, (("strict", 800), ("open", 1200)), groups=("a", "b", "c"), l
 OWNERS = Budgets({"strict": 1.0, "open": 4.0}, 1e-5)
 NAMES = [recipe.name for recipe in catalogue()]
 PUBLISHED = ["dpsgd", "auto_s", "nsgd", "psac", "global", "global_adapt", "global_adapt_v2", "dpsgd_f", "naive"]
-PUBLISHED += ["idp_sample", "idp_scale", "ino_sample", "ino_scale", "auto_dpsgd_l", "auto_dpsgd_s", "sad", "sgd"]
+PUBLISHED += ["idp_sample", "idp_scale", "ino_sample", "ino_scale", "auto_dpsgd_l", "auto_dpsgd_s", "sad"]
+PUBLISHED += ["ino_psac", "sgd"]
 LOST = Method(Clip(), (Exceedance(share=0.1),))
 OWN = [
     Method(Ordered(over=Psac(r=0.05)), schedule=Phases(bound=0.5), sampling="owner"),
