@@ -22,7 +22,7 @@ class Ahead:
     """The numbers of a stream, those of the next step made by another thread while this one trains.
 
     Noise is addressed by step and position, so working ahead cannot change it. With one core there is nothing to gain.
-    What is returned is overwritten by the next call but one.
+    What is returned is overwritten by the next call.
 
     >>> stream = Stream.insecure(0, 0)
     >>> bool((Ahead(stream).normals("gradient", 3, 40_000) == stream.normals("gradient", 3, 40_000)).all())
@@ -33,17 +33,17 @@ class Ahead:
         self._stream = stream
         self._worker = ThreadPoolExecutor(1, "evenhand-noise") if _cores() > 1 else None
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None
-        self._desks = [Desk(), Desk()]
+        self._own, self._desks = Desk(), [Desk(), Desk()]  # the other thread works on desks only
 
     def normals(self, domain: Domain, step: int, count: int, offset: int = 0) -> NDArray[np.float64]:
         """As the stream gives them."""
         if self._worker is None or domain != "gradient" or offset or count < AHEAD_FROM:
-            return self._stream.normals(domain, step, count, offset, self._desks[0] if count < AHEAD_FROM else None)
+            return self._stream.normals(domain, step, count, offset, self._own)
         ready, self._next = self._next, None
         if ready is not None and ready[:2] == (step, count):
             numbers = ready[2].result()
         else:
-            numbers = self._stream.normals(domain, step, count)
+            numbers = self._stream.normals(domain, step, count, desk=self._own)
         self._desks.reverse()
         made = self._worker.submit(self._stream.normals, domain, step + 1, count, 0, self._desks[0])
         self._next = (step + 1, count, made)

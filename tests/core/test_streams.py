@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from evenhand.releasing import Ahead
 from evenhand.streams import Stream
 
 STREAM = Stream.insecure(seed=7, segment=0)
@@ -55,3 +56,13 @@ def test_fresh_keys_never_repeat_and_stay_secret() -> None:
     streams = [Stream.fresh() for _ in range(200)]
     assert len({stream.fingerprint for stream in streams}) == 200
     assert streams[0].key.hex() not in repr(streams[0])
+
+
+def test_working_ahead_gives_the_numbers_of_the_stream_beside_small_requests() -> None:
+    """A question of few numbers, asked while the other thread makes those of the next step, must not touch them."""
+    ahead, count = Ahead(STREAM), 60_000
+    for step in range(12):
+        small = ahead.normals("queries", step, 7, 3).copy()
+        large = ahead.normals("gradient", step, count).copy()
+        assert np.array_equal(small, STREAM.normals("queries", step, 7, 3))
+        assert np.array_equal(large, STREAM.normals("gradient", step, count))
