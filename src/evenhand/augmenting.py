@@ -1,7 +1,8 @@
 """Random views of records: plain functions on a batch of images, and K views of a record averaged BEFORE clipping.
 
 However many views it has, a record has one loss (their mean), one gradient and one bound, so views cost no privacy. The
-draws are public randomness from torch's own generator.
+draws come from torch's generator, which a private step seeds with a secret of its own: were they known, one record more
+would shift the draws of all others.
 """
 
 from __future__ import annotations

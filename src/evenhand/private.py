@@ -21,6 +21,7 @@ from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.data.wrapping import Data, wrap
 from evenhand.datasets import DatasetLedger
 from evenhand.errors import BatchReuseError, PlanMismatchError
+from evenhand.gradients.randomness import seeded
 from evenhand.privacy.ledger import Ledger
 from evenhand.recording import Recorder
 from evenhand.runs import Folder, sha256, write_json
@@ -114,7 +115,8 @@ class Private:
             if batch is not drawn:
                 guards.check_rows(batch.inputs, batch.targets, len(drawn))
             early = early_weights(self._mechanism, drawn, self.memory)
-            result = self._watch.run(batch.inputs, batch.targets, early)
+            with seeded(self.model, self._mechanism.stream.seed(self._position)):
+                result = self._watch.run(batch.inputs, batch.targets, early)
             if self._watch.changed_elsewhere():
                 self._ledger.foreign(self._position)
             released = private_gradient(self._mechanism, result, drawn, self.memory)

@@ -287,7 +287,7 @@ def noise_std(
     It is large enough that every class k sees at least its planned multiplier noise / scale_k. With many classes one
     covered sensitivity stands for all of them, per unit of scale.
     """
-    covered = noise.charged(sensitivity.cpu(), spacing, dimension, batch)
+    covered = noise.charged(sensitivity.cpu(), spacing, dimension, batch, float(sensitivity.max()))
     ratio = float((covered / scales).max())
     listed = tuple(covered.tolist()) if len(covered) <= _LISTED_CLASSES else (ratio,)
     return listed, level.noise * ratio

@@ -147,3 +147,11 @@ def test_a_calibrated_plan_and_its_commits_give_the_promised_epsilon() -> None:
         commit = run(torch.randn(3, 2), found, batch=rows(3, position)).commit
         accountant.compose(PoissonSampledDpEvent(0.1, GaussianDpEvent(commit.std / commit.sensitivity[0])))
     assert accountant.get_epsilon(1e-3) <= 2.0 * (1 + 1e-3)
+
+
+def test_a_class_of_small_bound_is_charged_for_the_rounding_of_the_large_ones() -> None:
+    found = made(scales=(0.001, 1.0))
+    small, large = run(torch.zeros(0, 4), found).commit.sensitivity
+    own, summed = found.levels[0].bound * 0.001, found.levels[0].bound * found.expected_batch * 2.0**-24
+    assert small >= own + summed
+    assert large < found.levels[0].bound * (1 + 2 * noises.rounding(found.expected_batch))

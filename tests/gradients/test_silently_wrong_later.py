@@ -216,3 +216,20 @@ def test_forward_replaced_on_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.run(*batch())
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: functional.linear(x, self.weight**2, self.bias))
     exact_or_refused(engine, model, *batch())
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-9])
+def test_gradients_too_small_to_compare_are_not_believed(scale: float) -> None:
+    """Sorted records whose norms are below what rounding leaves of a comparison."""
+
+    def by_value(m: Any, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return m.l(x[order])[order.argsort()]
+
+    model = Custom(by_value, l=lin()).float()
+    x, y = torch.randn(8, 4) * torch.arange(1, 9).view(-1, 1), torch.randint(3, (8,))
+    engine = Engine(model, lambda out, target: scale * cross_entropy(out, target))
+    for _ in range(3):
+        result = engine.run(x, y)
+        alone = [engine.run(x[i : i + 1], y[i : i + 1]).norm for i in range(8)]
+        torch.testing.assert_close(result.norm, torch.cat(alone), rtol=1e-4, atol=0.0)

@@ -196,3 +196,28 @@ def test_views_do_not_change_the_noise(tiny: Data, tmp_path: Path) -> None:
     assert found[0][1:] == found[1][1:]
     assert len(announced) == 2
     assert min(announced) > 0
+
+
+def test_the_draws_of_a_step_do_not_follow_the_seed_that_everybody_knows(tmp_path: Path) -> None:
+    """Known draws would couple records: one record more shifts those of all others."""
+    seen: list[torch.Tensor] = []
+
+    class Watching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training and len(x) > 4:
+                seen.append(torch.rand(4))
+            out: torch.Tensor = self.inner(x)
+            return out
+
+    data = eh.data.wrap(torch.randn(200, 3), torch.randint(2, (200,)), labels=["0", "1"])
+    for name in ("a", "b"):
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        eh.fit(Watching(), data, epsilon=3.0, epochs=1, batch_size=100, compose=False, out=tmp_path / name)
+        torch.set_rng_state(before)
+    drawn = {tuple(values.tolist()) for values in seen}
+    assert len(drawn) == len(seen) > 2

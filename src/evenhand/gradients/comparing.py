@@ -31,7 +31,8 @@ class Comparison:
 
         Kernels take the first dimension of a layer's input for the records in their order. A layer fed with
         (time, batch, features), or with records that the model has sorted, would pass for that by coincidence.
-        None if a record that is not finite, or the only one, kept the comparison from telling.
+        None if nothing can be told: a record that is not finite, the only one, or gradients so small that they are
+        rounding in the parameters' precision.
         """
         if size == 1:  # the same record several times cannot show an order
             return None
@@ -47,11 +48,11 @@ class Comparison:
                 norm = row_norms(gradients)
                 slip = torch.zeros_like(norm) if kept.slip is None else kept.slip
                 finite = torch.isfinite(norm) & torch.isfinite(kept.norm) & torch.isfinite(slip)
-                slack = tolerance * norm + 10 * slip + floor
-                if bool((((kept.norm - norm).abs() > slack) & finite).any()):
+                apart, slack = (kept.norm - norm).abs(), tolerance * norm + 10 * slip
+                if bool(((apart > slack + floor) & finite).any()):
                     return False
-                conclusive &= bool(finite.all())
-                if conclusive and not _same_sum(kept, gradients, slack):
+                conclusive &= bool((finite & (apart <= slack)).all())
+                if conclusive and not _same_sum(kept, gradients, slack + floor):
                     return False
         return True if conclusive else None
 

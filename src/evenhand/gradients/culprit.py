@@ -55,7 +55,7 @@ def _watch(model: nn.Module, inputs: Any, place: int) -> list[_Seen]:
 
     def rows(tree: Any) -> list[Tensor]:
         tensors = [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.dim() and t.shape[0] % size == 0]
-        return [t.detach().clone().view(size, -1)[place] for t in tensors if t.shape[0]]
+        return [t.detach().clone().reshape(size, -1)[place] for t in tensors if t.shape[0]]
 
     handles = []
     for name, module in model.named_modules():

@@ -61,7 +61,7 @@ class Gates:
     def lengths(self, gauge: Gauge) -> list[Tensor]:
         """One column for all parameters by Gram matrices; else one for each bias and one for the weights."""
         if self._columns and self._products is None:
-            return [self._by_gram()]
+            return [gauge(self._by_gram().unsqueeze(1))]
         lengths = [] if self._sums is None else [gauge(self._sums)] * len(self._biases)
         return lengths if self._products is None else [*lengths, *self._products.lengths(gauge)]
 

@@ -121,7 +121,7 @@ class _Added:
         """From what is kept, or each view with the weight of its record."""
         if self._kept is None:
             return self._rows.weighted_sum(weights.repeat_interleave(self._views))
-        return {name: (weights @ rows.flatten(1)).view(rows.shape[1:]) for name, rows in self._kept.items()}
+        return {name: (weights @ rows.reshape(len(rows), -1)).view(rows.shape[1:]) for name, rows in self._kept.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """All records."""

@@ -17,7 +17,7 @@ GRID_BITS = 30
 def rounding(expected_batch: float) -> float:
     """Relative float32 error of norms (1e-5, the engine's bar) and of a sum over the batch (half an ulp a record).
 
-    Charged as extra sensitivity. Errors of a sum grow with the batch; measured, they stay about ten times below this.
+    Charged as extra sensitivity. The error of a sum grows with the batch and with the largest class's bound.
 
     >>> rounding(256) < 3e-5
     True
@@ -39,7 +39,15 @@ def slack(spacing: float, dimension: int) -> float:
     return spacing * math.sqrt(dimension)
 
 
-def charged(sensitivity: S, spacing: float, dimension: int, expected_batch: float) -> S:
-    """The sensitivity (a number or a column of them) that the noise must cover: float rounding and the grid added."""
-    covered: S = sensitivity * (1 + rounding(expected_batch)) + slack(spacing, dimension)
+def charged(sensitivity: S, spacing: float, dimension: int, expected_batch: float, largest: float | None = None) -> S:
+    """The sensitivity (a number or a column of them) that the noise must cover: float rounding and the grid added.
+
+    ``largest`` is that of any owner class: a record of a small bound also changes how the large ones are rounded.
+
+    >>> charged(0.01, 0.0, 1, 1024, largest=1.0) > charged(0.01, 0.0, 1, 1024)
+    True
+    """
+    most = sensitivity if largest is None else largest
+    summed = rounding(expected_batch) - rounding(0)
+    covered: S = sensitivity * (1 + rounding(0)) + most * summed + slack(spacing, dimension)
     return covered

@@ -104,7 +104,8 @@ class ReferenceStep:
 
     def covered(self, sensitivity: Tensor, spacing: float, size: int, plan: Plan) -> tuple[float, ...]:
         """The sensitivity per class that goes on the ledger: the rule's, and what rounding can add."""
-        return tuple(noise.charged(float(value), spacing, size, plan.expected_batch) for value in sensitivity)
+        largest = float(sensitivity.max())
+        return tuple(noise.charged(float(value), spacing, size, plan.expected_batch, largest) for value in sensitivity)
 
     def std(self, level: PlannedLevel, covered: tuple[float, ...], plan: Plan) -> float:
         """Enough noise for the class that needs most."""
