@@ -193,7 +193,7 @@ def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: Stat
 def _declared(mechanism: Mechanism, state: State) -> Tensor:
     """The rule's sensitivity per class; anything that is not a bound is refused before it can serve as one."""
     sensitivity = mechanism.rule.sensitivity(state)
-    if sensitivity is state.bound:
+    if sensitivity is state.bound and state.bound._version == 0:  # the plan's own, written by nobody
         return sensitivity
     bounded_rule = mechanism.plan.guarantee != "not private"
     if (

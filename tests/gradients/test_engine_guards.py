@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -233,3 +234,12 @@ def test_bf16_autocast_keeps_norms_and_sums_in_float32() -> None:
         result = per_sample(model, lambda o, t: LOSS(o.float(), t), x, y)
     torch.testing.assert_close(result.norm, exact.norm, rtol=0.05, atol=0.01)
     torch.testing.assert_close(one_by_one(result), result.norm, rtol=1e-5, atol=1e-6)
+
+
+def test_comparisons_leave_the_generator_of_python_alone() -> None:
+    random.seed(3)
+    state = random.getstate()
+    engine, (x, y) = Engine(net(), LOSS), batch(8)
+    for _ in range(4):
+        engine.run(x, y)
+    assert random.getstate() == state
