@@ -1,0 +1,158 @@
+"""The picture on every method's page, computed from the method itself with its default settings.
+
+python docs/_plots.py          writes docs/methods/plots/NAME.svg for every method
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evenhand import methods
+from evenhand.composition import Method
+from evenhand.planning import plan
+from evenhand.plans import Plan
+from evenhand.privacy.budgets import Budgets, Privacy
+from evenhand.reporting.svg import lines
+from evenhand.types import Facts, Public, State, Stats
+
+FOLDER = Path(__file__).parent / "methods" / "plots"
+Series = dict[str, list[tuple[float, float]]]
+NORMS = torch.linspace(0.0, 8.0, 161, dtype=torch.float64)[1:]
+EPSILON, DELTA, RECORDS, EPOCHS, BATCH = 3.0, 1e-5, 60_000, 30, 512
+OWNED = Facts(RECORDS, tuple((f"owner {k}", RECORDS // 8) for k in range(1, 9)))
+GROUPS = ("usual group", "other group")
+ANSWERS = {
+    "group_counts": torch.tensor([100.0, 40.0, 300.0, 10.0], dtype=torch.float64),
+    "group_sizes": torch.tensor([400.0, 50.0], dtype=torch.float64),
+}
+"""Example answers of the side queries for a batch of about 450: 400 usual records, 50 of the other group."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What to draw: lines by name, and the words around them."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Series
+    highlight: str | None = None
+
+    def drawn(self) -> str:
+        """The picture as an SVG file."""
+        return lines(
+            self.series, title=self.title, x_label=self.x_label, y_label=self.y_label, highlight=self.highlight
+        )
+
+
+def contribution(
+    name: str, variants: Mapping[str, Mapping[str, Any]] | None = None, settings: Mapping[str, Any] | None = None
+) -> Plot:
+    """How long a record's weighted gradient is, by the length of its gradient; DP-SGD beside it."""
+    method = methods.method(name, settings)
+    series = {words: _lengths(method, **dict(state)) for words, state in (variants or {name: {}}).items()}
+    if name not in ("dpsgd", "sgd"):
+        series["dpsgd"] = _lengths(methods.method("dpsgd"))
+    title = f"What a record adds to the sum under {name}, by the length of its gradient (clip bound 1)"
+    return Plot(title, "length of the record's gradient", "length of what it adds", series, next(iter(series)))
+
+
+def _lengths(method: Method, group: int = 0, epoch: int = 0, **memory: float) -> list[tuple[float, float]]:
+    count = len(NORMS)
+    zero = torch.zeros(count, dtype=torch.long)
+    rows = Stats(NORMS, NORMS, zero + group, zero, torch.arange(count))
+    facts = Facts(RECORDS, (("all", RECORDS),), groups=GROUPS)
+    public = Public(batch=450.0, steps_per_epoch=1.0, groups=2)
+    state = State(epoch, torch.ones(1, dtype=torch.float64), ANSWERS, {**method.rule.initial(facts), **memory}, public)
+    length = method.rule.weight(rows, state) * NORMS  # type: ignore[attr-defined]
+    return list(zip(NORMS.tolist(), length.tolist(), strict=True))
+
+
+def importance(name: str) -> Plot:
+    """The weight of a record by its place in the order of losses, for records that are all clipped to the bound."""
+    method = methods.method(name)
+    count = 100
+    zero = torch.zeros(count, dtype=torch.long)
+    norm = torch.full((count,), 4.0, dtype=torch.float64)
+    rows = Stats(norm, torch.arange(count, 0, -1, dtype=torch.float64), zero, zero, torch.arange(count))
+    state = State(
+        0,
+        torch.ones(1, dtype=torch.float64),
+        public=Public(batch=float(count), expected=torch.tensor([float(count)], dtype=torch.float64)),
+    )
+    length = (method.rule.weights(rows, state) * norm).tolist()  # type: ignore[attr-defined]
+    series = {name: [(float(place), value) for place, value in enumerate(length, 1)]}
+    series["without the order"] = [(1.0, 1.0), (float(count), 1.0)]
+    title = (
+        f"What a record adds to the sum under {name}, by its place from the highest loss to the lowest (100 records)"
+    )
+    return Plot(title, "place by loss, highest first", "length of what it adds", series, name)
+
+
+def by_budget(name: str, what: str, column: Callable[[Plan], Sequence[float]]) -> Plot:
+    """What an owner with a larger budget gets, from a plan for eight owners of equal size."""
+    budgets = Budgets({owner: float(k) for k, owner in enumerate(OWNED.owner_names, 1)}, DELTA)
+    made = plan(methods.method(name), budgets, data=OWNED, epochs=EPOCHS, batch_size=BATCH)
+    alike = plan(methods.method("dpsgd"), budgets, data=OWNED, epochs=EPOCHS, batch_size=BATCH)
+    series = {
+        words: [(float(k), value) for k, value in enumerate(column(found), 1)]
+        for words, found in ((name, made), ("dpsgd", alike))
+    }
+    title = f"{what} of owners with budgets 1 to 8 under {name} (60,000 records, 30 epochs)"
+    return Plot(title, "budget of the owner (epsilon)", what, series, name)
+
+
+def over_time(name: str, what: str = "noise multiplier") -> Plot:
+    """The noise of every step when the whole schedule spends epsilon 3; the constant noise of DP-SGD beside it."""
+    series = {words: _noise(methods.method(words)) for words in (name, "dpsgd")}
+    title = f"Noise of {name} over the training at epsilon {EPSILON:g}, delta {DELTA:g}, unit one record, add/remove"
+    return Plot(title, "epoch", what, series, name)
+
+
+def _noise(method: Method) -> list[tuple[float, float]]:
+    facts = Facts(RECORDS, (("all", RECORDS),))
+    made = plan(method, Privacy(EPSILON, DELTA), data=facts, epochs=EPOCHS, batch_size=BATCH)
+    points, start = [], 0
+    for level in made.levels:
+        ends = (start * EPOCHS / made.steps, (start + level.count) * EPOCHS / made.steps)
+        points += [(epoch, level.noise) for epoch in ends]
+        start += level.count
+    return points
+
+
+_GROUPED = {words: {"group": place} for place, words in enumerate(GROUPS)}
+PLOTS: dict[str, Callable[[], Plot]] = {
+    "sgd": lambda: contribution("sgd"),
+    "dpsgd": lambda: contribution("dpsgd"),
+    "auto_s": lambda: contribution("auto_s"),
+    "nsgd": lambda: contribution("nsgd"),
+    "psac": lambda: contribution("psac"),
+    "global": lambda: contribution("global", {"threshold 4": {}}, {"threshold": 4.0}),
+    "global_adapt": lambda: contribution("global_adapt", {f"Z = {z}": {"threshold": float(z)} for z in (8, 4, 2)}),
+    "global_adapt_v2": lambda: contribution("global_adapt_v2", {f"epoch {e}": {"epoch": e} for e in (0, 10, 20)}),
+    "dpsgd_f": lambda: contribution("dpsgd_f", _GROUPED),
+    "naive": lambda: contribution("naive", _GROUPED),
+    "idp_sample": lambda: by_budget("idp_sample", "sampling rate", lambda made: made.rates),
+    "idp_scale": lambda: by_budget("idp_scale", "clip bound", lambda made: made.scales),
+    "ino_sample": lambda: importance("ino_sample"),
+    "ino_scale": lambda: importance("ino_scale"),
+    "ino_psac": lambda: importance("ino_psac"),
+    "auto_dpsgd_l": lambda: over_time("auto_dpsgd_l"),
+    "auto_dpsgd_s": lambda: over_time("auto_dpsgd_s"),
+    "sad": lambda: over_time("sad"),
+}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in PLOTS.items():
+        (FOLDER / f"{name}.svg").write_text(make().drawn() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
