@@ -47,9 +47,10 @@ def sgd(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> It
 def ours(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float, lean: bool = False) -> Iterator[Step]:
     """`Private.step` as `attach` gives it, ledger and guards included; drawing the batch is not timed.
 
-    Every record has the sampling rate 1, so that all steps are of the same size.
+    Every record has the sampling rate 1, so that all steps are of the same size and a batch needs no copy.
     """
-    data = replace(eh.data.wrap(x, y, labels=list(range(int(y.max()) + 1))), fetch=lambda rows: (x[rows], y[rows]))
+    wrapped = eh.data.wrap(x, y, labels=list(range(int(y.max()) + 1)))
+    data = replace(wrapped, fetch=lambda rows: (x[: len(rows)], y[: len(rows)]))
     plan = eh.plan("dpsgd", eh.FixedNoise(1.0, 1e-5), data=data.facts, epochs=STEPS, batch_size=len(x))
     plan = replace(plan, levels=tuple(replace(level, noise=noise, bound=BOUND) for level in plan.levels))
     optimizer = torch.optim.SGD(model.parameters(), rate)

@@ -18,6 +18,7 @@ from evenhand.augmenting import Views
 from evenhand.errors import BatchReuseError, DataError, EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients import Layout, MicroBatches, probe
 from evenhand.gradients.microbatches import Early
+from evenhand.gradients.precision import full
 from evenhand.gradients.records import batch_size
 from evenhand.gradients.views import Viewed, mean_loss
 from evenhand.types import Pass
@@ -71,8 +72,10 @@ class Watch:
         self._model, self._loss = seen(model, loss, views)
         self._batches = MicroBatches(self._model, self._loss, lean=self._compute.lean, limit=self._compute.micro_batch)
         self._engine = self._batches.engine
+        self._engine.watcher = self._look
         self._rows: tuple[Any, Any] | None = None
         self._probed: Layout | None = None
+        self._before: list[tuple[Layout, Marks]] = []
         self._weights: Marks | None = None
         self._spoilt = ""
 
@@ -95,10 +98,7 @@ class Watch:
         """
         if self._rows is None:
             raise BatchReuseError("Iterate over private.batches(data) first.")
-        layout = self._engine.layout()
-        if layout is not self._probed:
-            self.probe(self._rows)
-        before = layout.state()
+        self._before = []
         try:
             inputs = inputs if self._views is None else self._views(inputs)
             with self._compute.casting(self._model):
@@ -107,12 +107,21 @@ class Watch:
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise without_values(error) from None
-        if layout.state() != before:
-            self._spoilt = self._spoilt or written(layout, before)
+        for layout, before in self._before:
+            if layout.state() != before:
+                self._spoilt = self._spoilt or written(layout, before)
         self.refuse_spoilt()
         if self._compute.precision == "float32":
             return result
         return replace(result, weighted_sum=lambda weights: self._summed(result, weights))
+
+    def _look(self, layout: Layout) -> None:
+        """What the engine calls before every pass, with the model in its own hands."""
+        if layout is not self._probed and self._rows is not None:
+            with full():
+                self.probe(self._rows)
+        if not self._before:
+            self._before.append((layout, layout.state()))
 
     def _summed(self, result: Pass, weights: Tensor) -> dict[str, Tensor]:
         """Parts that are run again must be run as before."""

@@ -14,21 +14,26 @@ from torch import Tensor
 
 BLOCK = 1024
 """Normals that are made together: first all that come from a cosine, then those from the sine."""
-AT_ONCE = 16
+AT_ONCE = 32
 """Blocks that are made together: what they need fits the cache, and torch keeps to one thread."""
+_ZEROS = memoryview(bytes(1 << 16))
 
 
 def box_muller(words: Tensor, out: Tensor, at_once: int) -> None:
-    """Normals from random bits, both of shape (blocks, 2, n): words (r, a) -> radius * (cos, sin). Overwrites words."""
+    """Normals from random bits, both of shape (blocks, 2, n): words (r, a) -> radius * (cos, sin).
+
+    Overwrites the words; ``out`` may be the same memory, since a part's words are read before its normals are written.
+    """
     start = 0
     while start < words.size(0):
         stop = min(start + at_once, words.size(0))
-        signed = words[start:stop].bitwise_right_shift_(11)  # 53 bits in [-2^52, 2^52)
-        radius = signed[:, 0].double().add_(4503599627370497.0).mul_(1.1102230246251565e-16)  # exact, in (0, 1]
+        both = words[start:stop].double()  # 53 bits or more of 64 in [-2^63, 2^63]
+        radius, angle, made = both[:, 0], both[:, 1], out[start:stop]
+        radius.add_(9223372036854777856.0).mul_(5.421010862427522e-20)  # + 2^63 + 2048: from 2^-53 to 1
         radius.log_().mul_(-2.0).sqrt_()
-        angle = signed[:, 1].double().mul_(6.283185307179586 * 1.1102230246251565e-16)
-        torch.mul(torch.cos(angle), radius, out=out[start:stop, 0])
-        torch.mul(angle.sin_(), radius, out=out[start:stop, 1])
+        angle.mul_(6.283185307179586 * 5.421010862427522e-20)
+        torch.cos(angle, out=made[:, 0]).mul_(radius)
+        torch.sin(angle, out=made[:, 1]).mul_(radius)
         start = stop
 
 
@@ -44,9 +49,10 @@ def _compiled() -> Callable[[Tensor, Tensor, int], None]:
 class Desk:
     """Memory in which normals are made; kept from step to step it saves asking for it, for one thread at a time.
 
+    Bits and the normals made of them take turns in the same memory.
+
     >>> desk = Desk()
-    >>> zeros, bits = desk.bits(2)
-    >>> bits[: len(zeros)] = os.urandom(len(zeros))
+    >>> desk.fill(2, lambda zeros, bits: bits[: len(zeros)].__setitem__(slice(None), os.urandom(len(zeros))))
     >>> desk.normals(2).shape
     (2048,)
     """
@@ -54,16 +60,20 @@ class Desk:
     def __init__(self) -> None:
         self._held = 0
 
-    def bits(self, blocks: int) -> tuple[memoryview, memoryview]:
-        """Zeros to encrypt, and where the bits of so many blocks of normals go (with room to spare)."""
+    def fill(self, blocks: int, encrypt: Callable[[memoryview, memoryview], object]) -> None:
+        """Have the bits of so many blocks written: ``encrypt`` gets zeros and where their ciphertext goes.
+
+        It is called several times, for one part after the other; where it writes there is room for a block more.
+        """
         size = 8 * BLOCK * blocks
         if self._held < blocks:
             raw = bytearray(size + 15)
             words = torch.frombuffer(raw, dtype=torch.int64, count=BLOCK * blocks)
-            self._held, self._zeros, self._raw = blocks, memoryview(bytes(size)), memoryview(raw)
+            self._held, self._raw = blocks, memoryview(raw)
             self._words = words.view(blocks, 2, BLOCK // 2)
-            self._out = torch.empty(blocks, 2, BLOCK // 2, dtype=torch.float64)
-        return self._zeros[:size], self._raw
+            self._out = self._words.view(torch.float64)
+        for start in range(0, size, len(_ZEROS)):
+            encrypt(_ZEROS[: size - start], self._raw[start:])
 
     def normals(self, blocks: int) -> NDArray[np.float64]:
         """The normals made of those bits; overwritten by the next."""

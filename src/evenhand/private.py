@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from evenhand import checkpoints, guards
 from evenhand.averaging import Average
-from evenhand.data.fingerprint import fingerprint
 from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.data.wrapping import Data, wrap
 from evenhand.datasets import DatasetLedger
@@ -39,6 +37,23 @@ class Kept(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
+
+
+class _Alone:
+    """One thread of the process that made it: a fork or a race would let noise serve twice."""
+
+    def __init__(self, run: Private) -> None:
+        self._run, self._lock = run, threading.RLock()
+
+    def __enter__(self) -> None:
+        if os.getpid() != self._run._process:
+            raise BatchReuseError(
+                "This run belongs to another process: a fork would draw the same noise again. Resume it."
+            )
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
 
 
 class Private:
@@ -67,7 +82,7 @@ class Private:
         self._position = ledger.reserved
         self._drawn: Batch | None = None
         self._compose, self._kept = compose, kept
-        self._token, self._process, self._lock = next(_tokens), os.getpid(), threading.RLock()
+        self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
 
     @property
     def position(self) -> int:
@@ -93,7 +108,7 @@ class Private:
         self._check(wrapped)
         sampler = PoissonSampler(wrapped.owner, self.plan.rates, self._mechanism.stream)
         while self.remaining:
-            with self._alone():
+            with self._alone:
                 if self._drawn is not None:
                     raise BatchReuseError(
                         f"The batch of step {self._position} was drawn but not stepped. Skipping batches changes the "
@@ -109,7 +124,7 @@ class Private:
 
         Inputs and targets may have been augmented in place; who was sampled is taken from the draw.
         """
-        with self._alone():
+        with self._alone:
             drawn = self._expected(batch)
             started = time.perf_counter()
             if batch is not drawn:
@@ -117,8 +132,7 @@ class Private:
             early = early_weights(self._mechanism, drawn, self.memory)
             with seeded(self.model, self._mechanism.stream.seed(self._position)):
                 result = self._watch.run(batch.inputs, batch.targets, early)
-            if self._watch.changed_elsewhere():
-                self._ledger.foreign(self._position)
+            self._note_foreign()
             released = private_gradient(self._mechanism, result, drawn, self.memory)
             self._position += 1  # from here on the noise of this position is out: it must never serve a second gradient
             self._drawn = None
@@ -134,6 +148,7 @@ class Private:
     def checkpoint(self) -> None:
         """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types."""
         self._watch.refuse_spoilt()
+        self._note_foreign()
         self._recorder.flush()
         self._ledger.sync()
         state = {
@@ -147,12 +162,17 @@ class Private:
         }
         checkpoints.save(self.folder, state)
 
+    def told(self) -> None:
+        """Record that figures of the present weights leave the process: to a logger, before it gets them."""
+        self._ledger.told(self._position)
+
     def release(self, average: Average | None = None) -> None:
         """Write the model and its statement. The ledger records the file's hash.
 
         With an average that is the model from here on, and the last weights are released beside it.
         """
         self._watch.refuse_spoilt()
+        self._note_foreign()
         files = [self.folder.model_file]
         if average is not None:
             files.append(self.folder.last_model_file)
@@ -163,6 +183,11 @@ class Private:
         for file in files:
             self._ledger.release(sha256(file))
         self.folder.write_statement()
+
+    def _note_foreign(self) -> None:
+        """Tell the ledger if somebody else wrote the weights since the last step."""
+        if self._watch.changed_elsewhere():
+            self._ledger.foreign(self._position)
 
     def _save(self, file: Path) -> None:
         from safetensors.torch import save_model
@@ -193,16 +218,6 @@ class Private:
     def __reduce__(self) -> str:
         raise BatchReuseError("A private run cannot be pickled: the copy would draw the same noise again.")
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One thread of the process that made it: a fork or a race would let noise serve twice."""
-        if os.getpid() != self._process:
-            raise BatchReuseError(
-                "This run belongs to another process: a fork would draw the same noise again. Resume it."
-            )
-        with self._lock:
-            yield
-
     def _expected(self, batch: Batch) -> Batch:
         if not isinstance(batch, Batch) or batch.token != self._token:
             raise BatchReuseError(
@@ -223,7 +238,7 @@ class Private:
             )
         self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
         if not self.folder.composition_file.exists():
-            counted = DatasetLedger(fingerprint(data)).enter(self.plan) if self._compose else {"runs": None}
+            counted = DatasetLedger.of(data).enter(self.plan) if self._compose else {"runs": None}
             write_json(self.folder.composition_file, counted)
 
     def _update(self, gradient: Mapping[str, Tensor]) -> None:

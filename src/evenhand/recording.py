@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
+from typing import Any
 
 from evenhand.privacy.ledger import BLOCK, Commit, Ledger
 
@@ -20,6 +21,8 @@ class Recorder:
         self.ledger = ledger
         self._times: list[float] = []
         self._commits: list[Commit] = []
+        self._counts: list[int] = []
+        self._used: tuple[Any, ...] = ()
 
     def charge(self, remaining: int) -> None:
         """Put the next block on disk: one step at first, then one power of two for the whole segment.
@@ -33,15 +36,19 @@ class Recorder:
 
     def add(self, commit: Commit, seconds: float) -> None:
         """Note what a step used and how long it took."""
-        self._times = [*self._times, seconds][:TIMED]
-        last = self._commits[-1] if self._commits else None
-        if last is not None and replace(commit, first=last.first, count=last.count) == last:
-            self._commits[-1] = replace(last, count=last.count + 1)
+        if len(self._times) < TIMED:
+            self._times.append(seconds)
+        used = commit.sensitivity, commit.std, commit.queries
+        if used == self._used and self._commits:
+            self._counts[-1] += commit.count
         else:
+            self._used = used
             self._commits.append(commit)
+            self._counts.append(commit.count)
 
     def flush(self) -> None:
         """Hand what was noted to the ledger."""
         if self._commits:
-            self.ledger.commit(self._commits)
-            self._commits = []
+            noted = zip(self._commits, self._counts, strict=True)
+            self.ledger.commit([replace(commit, count=count) for commit, count in noted])
+            self._commits, self._counts = [], []

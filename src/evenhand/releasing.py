@@ -10,12 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.normals import Desk
+from evenhand.normals import AT_ONCE, BLOCK, Desk
 from evenhand.streams import Domain, Stream
 
 CHUNK = 1 << 16
+SMALL_CHUNK = 1 << 15
+"""Numbers that are made and added at a time where memory counts."""
 AHEAD_FROM = 1 << 15
 """Fewer numbers than this are made faster than they could be handed over by another thread."""
+FEW = AT_ONCE * BLOCK // 2
+"""Up to so many numbers a step, those of several steps are made together, which costs little more than for one."""
 
 
 class Ahead:
@@ -33,21 +37,37 @@ class Ahead:
         self._stream = stream
         self._worker = ThreadPoolExecutor(1, "evenhand-noise") if _cores() > 1 else None
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None
-        self._own, self._desks = Desk(), [Desk(), Desk()]  # the other thread works on desks only
+        self.desk, self._desks = Desk(), [Desk(), Desk()]  # the other thread works on desks only
+        self._several, self._made = Desk(), dict[tuple[int, int], NDArray[np.float64]]()
+
+    def works(self, count: int) -> bool:
+        """Whether so many numbers are made before their step; otherwise ``release_within`` is the quickest."""
+        return count <= FEW or (self._worker is not None and count >= AHEAD_FROM)
 
     def normals(self, domain: Domain, step: int, count: int, offset: int = 0) -> NDArray[np.float64]:
         """As the stream gives them."""
-        if self._worker is None or domain != "gradient" or offset or count < AHEAD_FROM:
-            return self._stream.normals(domain, step, count, offset, self._own)
+        if domain != "gradient" or offset or not self.works(count):
+            return self._stream.normals(domain, step, count, offset, self.desk)
+        if count <= FEW or self._worker is None:
+            return self._few(step, count)
         ready, self._next = self._next, None
         if ready is not None and ready[:2] == (step, count):
             numbers = ready[2].result()
         else:
-            numbers = self._stream.normals(domain, step, count, desk=self._own)
+            numbers = self._stream.normals(domain, step, count, desk=self.desk)
         self._desks.reverse()
         made = self._worker.submit(self._stream.normals, domain, step + 1, count, 0, self._desks[0])
         self._next = (step + 1, count, made)
         return numbers
+
+    def _few(self, step: int, count: int) -> NDArray[np.float64]:
+        """Those of a small model's gradient. What is handed out may be overwritten, so each is handed out once."""
+        if (step, count) not in self._made:
+            steps = AT_ONCE // max(1, -(-count // BLOCK))
+            self._made = {}
+            rows = self._stream.normals_of("gradient", step, steps, count, self._several)
+            self._made = {(step + i, count): row for i, row in enumerate(rows)}
+        return self._made.pop((step, count))
 
 
 def release(
@@ -60,10 +80,10 @@ def release(
     offset: int = 0,
     divisor: float = 1.0,
 ) -> Tensor:
-    """``total`` rounded to the grid plus N(0, std^2) rounded to the grid, then divided; float64.
+    """``total`` rounded to the grid, plus N(0, std^2), rounded to the grid again, then divided; float64.
 
-    Both are whole multiples of ``spacing`` (a power of two) and their sum is exact in float64, so the low-order bits of
-    what comes out carry no trace of the datum; the division only sees the sum.
+    What is released is a whole multiple of ``spacing`` (a power of two), so its low-order bits carry no trace of the
+    datum; the second rounding and the division see the noisy sum only.
 
     >>> release(torch.zeros(2), 0.0, 0.25, Stream.fresh(), "gradient", 0) + 0.0
     tensor([0., 0.], dtype=torch.float64)
@@ -72,10 +92,42 @@ def release(
     noisy = torch.empty(len(flat), dtype=torch.float64)
     normals = torch.from_numpy(source.normals(domain, step, len(flat), offset))
     for start in range(0, len(flat), CHUNK):
-        part, noise = noisy[start : start + CHUNK], normals[start : start + CHUNK]
-        part.copy_(flat[start : start + CHUNK]).mul_(1 / spacing).round_()
-        part.add_(noise.mul_(std / spacing).round_()).mul_(spacing / divisor)
+        noise = normals[start : start + CHUNK]
+        _add(flat[start : start + CHUNK], noise, std, spacing, divisor, out=noisy[start : start + CHUNK])
     return noisy.view(total.shape).to(total.device)
+
+
+def release_within(
+    total: Tensor,
+    std: float,
+    spacing: float,
+    stream: Stream,
+    domain: Domain,
+    step: int,
+    divisor: float,
+    desk: Desk | None = None,
+) -> Tensor:
+    """As ``release``, in the memory of ``total`` (one dimension) and a small chunk more.
+
+    What comes out are the same numbers, rounded once more to the precision of ``total``, which is overwritten.
+
+    >>> noisy = release_within(torch.zeros(3), 1.0, 2**-20, Stream.insecure(0, 0), "gradient", 5, 2.0)
+    >>> same = release(torch.zeros(3), 1.0, 2**-20, Stream.insecure(0, 0), "gradient", 5, divisor=2.0)
+    >>> noisy.dtype, bool((noisy == same.float()).all())
+    (torch.float32, True)
+    """
+    desk, room = desk or Desk(), torch.empty(min(len(total), SMALL_CHUNK), dtype=torch.float64)
+    for start in range(0, len(total), SMALL_CHUNK):
+        part = total[start : start + SMALL_CHUNK]
+        noise = torch.from_numpy(stream.normals(domain, step, len(part), start, desk))
+        part.copy_(_add(part, noise, std, spacing, divisor, out=room[: len(part)]))
+    return total
+
+
+def _add(total: Tensor, noise: Tensor, std: float, spacing: float, divisor: float, out: Tensor) -> Tensor:
+    """On the grid in float64 before the noise is added, and again afterwards."""
+    out.copy_(total).mul_(1 / spacing).round_()
+    return out.add_(noise, alpha=std / spacing).round_().mul_(spacing / divisor)
 
 
 def _cores() -> int:

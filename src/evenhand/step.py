@@ -7,7 +7,7 @@ before (law 4); what comes back is safe to hand to any optimizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from evenhand.errors import UnsupportedModelError
+from evenhand.gradients.measuring import numbers
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
 from evenhand.queries import Query
-from evenhand.releasing import Ahead, release
-from evenhand.rules import BatchRule, Rule, SampleRule
+from evenhand.releasing import Ahead, release, release_within
+from evenhand.rules import Rule, SampleRule
 from evenhand.streams import Stream
 from evenhand.types import Batch, Pass, Public, State, Stats
+from evenhand.weighing import by_row, weights_of
 
 if TYPE_CHECKING:
     from evenhand.gradients.microbatches import Early
 
 _LARGEST_WEIGHT = 1e30
-_OURS = ("evenhand.rules.", "evenhand.queries.")
 _LISTED_CLASSES = 16
 """With more owner classes a commit holds one number for all of them, which each class's scale multiplies."""
 
@@ -44,6 +44,7 @@ class Mechanism:
     rule: Rule
     queries: tuple[Query, ...]
     stream: Stream
+    lean: bool = False
 
     @cached_property
     def normals(self) -> Ahead:
@@ -51,14 +52,28 @@ class Mechanism:
         return Ahead(self.stream)
 
     @cached_property
-    def usual_noise(self) -> dict[tuple[PlannedLevel, int], tuple[float, tuple[float, ...], float]]:
-        """Grid, covered sensitivities and standard deviation where a rule's sensitivity is its bound."""
+    def usual_noise(self) -> dict[tuple[float, float, int], tuple[float, tuple[float, ...], float]]:
+        """Grid, covered sensitivities and standard deviation where a rule's sensitivity is its bound.
+
+        They depend on the level's noise and bound, and on how many numbers are released.
+        """
         return {}
 
     @cached_property
     def scales(self) -> Tensor:
         """What multiplies the clip bound, per owner class."""
         return torch.tensor(self.plan.scales, dtype=torch.float64)
+
+    def bound(self, level: PlannedLevel, device: torch.device) -> Tensor:
+        """The clip bound per owner class. Rules get a copy, since they could write into it unnoticed."""
+        usual = self._bounds.get(level.bound)
+        if usual is None:
+            usual = self._bounds[level.bound] = self.scales * level.bound
+        return usual if device.type == "cpu" else usual.to(device)
+
+    @cached_property
+    def _bounds(self) -> dict[float, Tensor]:
+        return {}
 
     @cached_property
     def public(self) -> Public:
@@ -98,12 +113,14 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
     plan = mechanism.plan
     level = plan.level_at(batch.position)
     stats, finite = _stats(result, batch)
-    bound = (mechanism.scales * level.bound).to(stats.norm.device)
-    state = State(step=batch.position, bound=bound, memory=memory, public=mechanism.public)
-    answers, asked = _answers(mechanism, level, stats, state)
-    state = replace(state, answers=answers)
-    sensitivity = _declared(mechanism, state)
-    weights = bounded(_weights(mechanism.rule, stats, state), stats, sensitivity)
+    bound = mechanism.bound(level, stats.norm.device)
+    state = State(step=batch.position, bound=bound.clone(), memory=memory, public=mechanism.public)
+    asked: tuple[tuple[float, float], ...] = ()
+    if mechanism.queries:
+        answers, asked = _answers(mechanism, level, stats, state)
+        state = replace(state, answers=answers)
+    sensitivity = _declared(mechanism, state, bound)
+    weights = bounded(weights_of(mechanism.rule, stats, state), stats, sensitivity)
     if finite is not None:
         weights = torch.zeros_like(result.norm, dtype=torch.float64).masked_scatter_(finite, weights)
     total = result.weighted_sum(weights)
@@ -129,9 +146,10 @@ def early_weights(mechanism: Mechanism, batch: Batch, memory: Mapping[str, Any])
     def weights(norm: Tensor, loss: Tensor, rows: slice) -> Tensor:
         part = replace(batch, group=batch.group[rows], owner=batch.owner[rows], record=batch.record[rows])
         stats, finite = _stats(Pass(loss, norm, lambda _: {}), part)
-        bound = (mechanism.scales * mechanism.plan.level_at(batch.position).bound).to(norm.device)
-        state = State(step=batch.position, bound=bound, memory=memory, public=mechanism.public)
-        found = bounded(_weights(rule, stats, state), stats, _declared(mechanism, state))
+        bound = mechanism.bound(mechanism.plan.level_at(batch.position), norm.device)
+        state = State(step=batch.position, bound=bound.clone(), memory=memory, public=mechanism.public)
+        sensitivity = _declared(mechanism, state, bound)
+        found = bounded(weights_of(rule, stats, state), stats, sensitivity)
         return found if finite is None else found.new_zeros(len(norm)).masked_scatter_(finite, found)
 
     return weights
@@ -152,49 +170,28 @@ def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
 
     A weight that is not finite becomes 0, and none exceeds what float32 can carry.
     """
-    norm, given = stats.norm.numpy(force=True), weights.numpy(force=True).astype(np.float64)
-    most = sensitivity.numpy(force=True)[stats.owner.numpy(force=True)]
-    usable = np.isfinite(given) & (norm > 0)
-    with np.errstate(over="ignore"):
-        cap = np.divide(most, norm, out=np.zeros_like(norm), where=usable)
-    allowed = np.minimum(np.where(usable, given, 0.0), cap).clip(0.0, _LARGEST_WEIGHT)
-    return torch.from_numpy(allowed).to(weights.device)
+    norm, given = numbers(stats.norm), numbers(weights).astype(np.float64, copy=False)
+    most = numbers(sensitivity)[numbers(stats.owner)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if norm.size and norm.min() > 0.0 and math.isfinite(given.sum()):
+            cap = most / norm
+        else:
+            usable = np.isfinite(given) & (norm > 0)
+            cap, given = np.divide(most, norm, out=np.zeros_like(norm), where=usable), np.where(usable, given, 0.0)
+    allowed = np.minimum(given, cap)
+    np.minimum(allowed, _LARGEST_WEIGHT, out=allowed)
+    found = torch.from_numpy(np.maximum(allowed, 0.0, out=allowed))
+    return found if weights.is_cpu else found.to(weights.device)
 
 
-def _weights(rule: Rule, stats: Stats, state: State) -> Tensor:
-    """A sample rule sees one row at a time, so that it cannot couple records even by mistake."""
-    if isinstance(rule, SampleRule):
-        weights = by_row(rule.weight, stats, state)
-    elif isinstance(rule, BatchRule):
-        weights = rule.weights(stats, state)
-    else:
-        raise UnsupportedModelError(
-            f"{type(rule).__name__} is neither a SampleRule nor a BatchRule: derive it from one."
-        )
-    if weights.shape != stats.norm.shape:
-        raise UnsupportedModelError(f"The rule {rule.name!r} must give one weight per record.")
-    return weights
+def _declared(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:
+    """The rule's sensitivity per class; anything that is not a bound is refused before it can serve as one.
 
-
-def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: State) -> Tensor:
-    """``function`` applied to each row on its own (vmap).
-
-    Our own rules and queries are applied to whole columns, which is quicker: the conformance kit holds them to giving
-    the same numbers either way. A user's code gets the guarantee from vmap itself.
+    It is ``bound``, the plan's own, or a copy: the rule holds neither, so it cannot change them later.
     """
-    if type(getattr(function, "__self__", None)).__module__.startswith(_OURS):
-        return function(stats, state)
-    columns: tuple[Tensor, ...] = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
-    if not len(stats.norm):  # vmap needs a row: a made-up one tells the shape of none
-        columns = tuple(column.new_ones(1) * 0 for column in columns)
-    return vmap(lambda *row: function(Stats(*row), state))(*columns)[: len(stats.norm)]
-
-
-def _declared(mechanism: Mechanism, state: State) -> Tensor:
-    """The rule's sensitivity per class; anything that is not a bound is refused before it can serve as one."""
     sensitivity = mechanism.rule.sensitivity(state)
-    if sensitivity is state.bound and state.bound._version == 0:  # the plan's own, written by nobody
-        return sensitivity
+    if sensitivity is state.bound and torch.equal(sensitivity, bound):
+        return bound
     bounded_rule = mechanism.plan.guarantee != "not private"
     if (
         sensitivity.shape != state.bound.shape
@@ -205,7 +202,7 @@ def _declared(mechanism: Mechanism, state: State) -> Tensor:
             f"The rule {mechanism.rule.name!r} declares no finite positive sensitivity per owner class: "
             "nothing was released."
         )
-    return sensitivity
+    return sensitivity.clone()
 
 
 def _stats(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:
@@ -213,8 +210,10 @@ def _stats(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:
 
     A row that is not finite is absent: it contributes to nothing.
     """
-    norm, loss = result.norm.to(torch.float64), result.loss.to(torch.float64)
-    columns = norm, loss, *(column.to(norm.device) for column in (batch.group, batch.owner, batch.record))
+    norm, loss = result.norm.double(), result.loss.double()
+    columns: tuple[Tensor, ...] = (norm, loss, batch.group, batch.owner, batch.record)
+    if not (norm.is_cpu and batch.owner.is_cpu):
+        columns = norm, loss, *(column.to(norm.device) for column in columns[2:])
     if result.finite:
         return Stats(*columns), None
     finite = torch.isfinite(norm) & torch.isfinite(loss)
@@ -262,15 +261,21 @@ def _released(
         return _shaped(flat / plan.expected_batch, total), (), 0.0
     if not math.isfinite(float(flat.sum())):
         raise UnsupportedModelError("The bounded sum of gradients is not finite: nothing was released.")
-    usual = sensitivity is bound and bound._version == 0  # and nobody wrote into it
-    if usual and (level, len(flat)) in mechanism.usual_noise:
-        spacing, covered, std = mechanism.usual_noise[level, len(flat)]
-    else:
+    usual = sensitivity is bound
+    key = level.noise, level.bound, flat.numel()
+    known = mechanism.usual_noise.get(key) if usual else None
+    if known is None:
         spacing = noise.grid(float(sensitivity.max()))
-        covered, std = noise_std(level, sensitivity, mechanism.scales, spacing, len(flat), plan.expected_batch)
-    if usual:
-        mechanism.usual_noise[level, len(flat)] = spacing, covered, std
-    noisy = release(flat, std, spacing, mechanism.normals, "gradient", step, divisor=plan.expected_batch)
+        known = spacing, *noise_std(level, sensitivity, mechanism.scales, spacing, len(flat), plan.expected_batch)
+        if usual:
+            mechanism.usual_noise[key] = known
+    spacing, covered, std = known
+    ahead = mechanism.normals
+    if mechanism.lean or not ahead.works(flat.numel()):
+        batch, desk = plan.expected_batch, None if mechanism.lean else ahead.desk
+        noisy = release_within(flat, std, spacing, mechanism.stream, "gradient", step, batch, desk)
+    else:
+        noisy = release(flat, std, spacing, mechanism.normals, "gradient", step, divisor=plan.expected_batch)
     return _shaped(noisy, total), covered, std
 
 

@@ -6,6 +6,7 @@ ledger holds its hash, so a key that is used twice shows.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 Domain = Literal["sampling", "gradient", "queries", "layers"]
 _DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4}
+_SEEDS = 64
+"""Seeds that are made at a time."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,13 @@ class Stream:
           >>> Stream.insecure(0, 0).seed(1) == Stream.insecure(0, 0).seed(1) != Stream.insecure(0, 0).seed(2)
           True
         """
-        return int.from_bytes(self._encryptor("layers", step, 0).update(bytes(16))[:8], "big") >> 1
+        first = step - step % _SEEDS
+        held = self.__dict__.get("_seeds")
+        if held is None or held[0] != first:
+            held = first, self._first_blocks("layers", range(first, first + _SEEDS))
+            self.__dict__["_seeds"] = held
+        place = 16 * (step - first)
+        return int.from_bytes(held[1][place : place + 8], "big") >> 1
 
     def normals(
         self, domain: Domain, step: int, count: int, offset: int = 0, desk: Desk | None = None
@@ -80,14 +89,59 @@ class Stream:
 
         first, last = offset // BLOCK, -(-(offset + count) // BLOCK)
         desk = desk or Desk()
-        zeros, raw = desk.bits(last - first)
-        self._encryptor(domain, step, first * (BLOCK // 2)).update_into(zeros, raw)
+        desk.fill(last - first, self._encryptor(domain, step, first * (BLOCK // 2)).update_into)
         out = desk.normals(last - first)
         begin = offset - first * BLOCK
         return out[begin : begin + count]
 
-    def _encryptor(self, domain: Domain, step: int, block: int) -> Any:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    def normals_of(self, domain: Domain, step: int, steps: int, count: int, desk: Desk) -> NDArray[np.float64]:
+        """The first ``count`` standard normals of several steps, one row per step: what ``normals`` gives for each.
 
-        address = bytes([_DOMAINS[domain]]) + step.to_bytes(7, "big") + block.to_bytes(8, "big")
-        return Cipher(algorithms.AES(self.key), modes.CTR(address)).encryptor()
+        Examples:
+          >>> from evenhand.normals import Desk
+          >>> stream = Stream.insecure(0, 0)
+          >>> both = stream.normals_of("gradient", 5, 2, 3, Desk())
+          >>> bool((both[1] == stream.normals("gradient", 6, 3)).all())
+          True
+        """
+        from evenhand.normals import BLOCK
+
+        blocks = -(-count // BLOCK)
+        encryptors = [self._encryptor(domain, step + i, 0) for i in range(steps)]
+        left = [8 * BLOCK * blocks] * steps
+
+        def encrypt(zeros: memoryview, bits: memoryview) -> None:
+            while len(zeros):
+                own = steps - len(left)
+                part = min(left[0], len(zeros))
+                encryptors[own].update_into(zeros[:part], bits)
+                zeros, bits = zeros[part:], bits[part:]
+                left[0] -= part
+                if not left[0]:
+                    left.pop(0)
+
+        desk.fill(steps * blocks, encrypt)
+        return desk.normals(steps * blocks).reshape(steps, -1)[:, :count]
+
+    def _first_blocks(self, domain: Domain, steps: range) -> bytes:
+        """The first block of the key stream of several steps: in counter mode that is the address, encrypted."""
+        aes, modes, cipher = _cipher()
+        addresses = b"".join(_address(domain, step, 0) for step in steps)
+        found: bytes = cipher(aes(self.key), modes.ECB()).encryptor().update(addresses)
+        return found
+
+    def _encryptor(self, domain: Domain, step: int, block: int) -> Any:
+        aes, modes, cipher = _cipher()
+        return cipher(aes(self.key), modes.CTR(_address(domain, step, block))).encryptor()
+
+
+def _address(domain: Domain, step: int, block: int) -> bytes:
+    return bytes([_DOMAINS[domain]]) + step.to_bytes(7, "big") + block.to_bytes(8, "big")
+
+
+@functools.cache
+def _cipher() -> tuple[Any, Any, Any]:
+    """The library's parts, imported when they are first needed."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    return algorithms.AES, modes, Cipher

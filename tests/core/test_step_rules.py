@@ -17,7 +17,7 @@ from evenhand.methods import Method
 from evenhand.planning import plan
 from evenhand.privacy.budgets import FixedNoise
 from evenhand.queries import Query
-from evenhand.rules import Clip, SampleRule
+from evenhand.rules import BatchRule, Clip, SampleRule
 from evenhand.step import Mechanism, bounded, private_gradient, rehearse
 from evenhand.streams import Stream
 from evenhand.types import Facts, State, Stats
@@ -62,6 +62,28 @@ def test_a_rogue_rule_cannot_move_the_sum_by_more_than_its_bound() -> None:
         assert found.norm() <= 1 + 1e-6
     tiny = torch.tensor([[0.0, 0.0], [1e-42, 0.0], [0.3, 0.4]])
     assert torch.isfinite(run(tiny, almost_noiseless(), Rogue(float("inf"))).gradient["p"]).all()
+
+
+class Writing(BatchRule):
+    """Writes into the bound behind torch's back once it was asked for its sensitivity."""
+
+    name = "writing"
+
+    def sensitivity(self, state: State) -> Tensor:
+        return state.bound
+
+    def weights(self, stats: Stats, state: State) -> Tensor:
+        state.bound.numpy()[:] *= 100.0
+        return torch.full_like(stats.norm, 50.0)
+
+
+def test_a_rule_cannot_raise_the_bound_behind_the_ledger() -> None:
+    mechanism = Mechanism(almost_noiseless(), Writing(), (), Stream.insecure(0, 0))
+    one = vectors(torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    for step in range(3):
+        found = private_gradient(mechanism, one, rows(1, step), {})
+        assert found.gradient["p"].norm() * 10 <= 1 + 1e-6
+        assert found.commit.sensitivity[0] == pytest.approx(1, rel=1e-4)
 
 
 @dataclass(frozen=True)

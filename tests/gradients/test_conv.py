@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evenhand.gradients import conv, patches, per_sample, pixel_gram
 from evenhand.gradients.kernels import Share, kernel_for
 from evenhand.gradients.measuring import Gauge
-from evenhand.gradients.patches import Geometry, KernelRows, Patches, WholePatches
+from evenhand.gradients.patches import ChannelsLast, Geometry, KernelRows, Patches
 from evenhand.gradients.reference import reference, row_norms
 from evenhand.gradients.rooms import Room
 from evenhand.types import Pass
@@ -23,10 +23,10 @@ DOUBLE = torch.float64
 LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 FORMS = {
     "kernel rows": (False, False, KernelRows),
-    "whole patches": (False, False, WholePatches),
+    "channels last": (False, False, ChannelsLast),
     "gram": (True, False, KernelRows),
     "lean kernel rows": (False, True, KernelRows),
-    "lean whole patches": (False, True, WholePatches),
+    "lean channels last": (False, True, ChannelsLast),
     "lean gram": (True, True, KernelRows),
 }
 Oracle = Callable[..., Pass]
@@ -39,8 +39,8 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
     gram, lean, kind = FORMS[request.param]
 
     def chosen(geometry: Geometry, x: Tensor, grad: Tensor, groups: int, room: Room) -> Patches:
-        if kind is WholePatches and groups == 1:
-            return WholePatches(geometry, x, grad, room)
+        if kind is ChannelsLast and groups == 1:
+            return ChannelsLast(geometry, x, grad, room)
         return KernelRows(geometry, x, grad, groups, room)
 
     monkeypatch.setattr(conv, "ghost_is_cheaper", lambda *args, **kwargs: gram)
@@ -79,6 +79,8 @@ def check(layer: nn.Module, x: Tensor, lean: bool, tolerance: float = 1e-9) -> S
         with torch.no_grad():
             own = tuple(t[:size] for t in saved)
             torch.testing.assert_close(kernel.input_gradient(layer, part, own, grad), dx, **close)
+            early = kernel.share(layer, part, own, grad, frozenset(expected), room).reach(Gauge())
+            assert early is None or bool((early >= norm * (1 - 1e-6)).all())
             share, gauge = kernel.share(layer, part, own, grad, frozenset(expected), room), Gauge()
             lengths = torch.stack([column.to(DOUBLE) for column in share.lengths(gauge)]).norm(dim=0)
             torch.testing.assert_close(lengths, norm.to(DOUBLE), **close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from test_conv import check
 from torch import Tensor, nn
 
 from evenhand.gradients import norms, per_sample
+from evenhand.gradients.measuring import CarefulGauge
 from evenhand.gradients.reference import reference, row_norms
+from evenhand.gradients.rooms import Room
 from evenhand.types import Pass
 
 DOUBLE = torch.float64
@@ -118,3 +121,39 @@ def test_sums_that_cancel(kind: str, mean: float, rest: float) -> None:
         x, y = x.mT.contiguous(), y.mT.contiguous()
     exact = row_norms(reference(layer, summed, x, y, DOUBLE)[1])
     torch.testing.assert_close(per_sample(layer, summed, x, y).norm, exact, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.5, 100.0])
+def test_sums_left_by_the_backward(mean: float) -> None:
+    """Channels without a gradient, or with one that float32 cannot square, have their lengths taken again."""
+    layer, kernel, names = shaken(nn.GroupNorm(3, 6)), norms.GroupNormKernel(), frozenset({"weight", "bias"})
+    x, grad = mean + torch.randn(4, 6, 5, 5), torch.randn(4, 6, 5, 5)
+    grad[1, 2], grad[2, 3] = 0.0, 1e-30
+    with torch.no_grad():
+        saved = kernel.forward(layer, x)[1]
+        dx, left = kernel.backward(layer, x, saved, grad)
+        assert bool(left) == (mean < 100)
+        torch.testing.assert_close(dx, kernel.input_gradient(layer, x, saved, grad))
+        ours, alone = (kernel.share(layer, x, s, grad, names, Room(False)) for s in ((*saved, *left), saved))
+        for name, rows in alone.instantiate().items():
+            torch.testing.assert_close(ours.instantiate()[name], rows)
+        torch.testing.assert_close(ours.reach(CarefulGauge()), alone.reach(CarefulGauge()))
+
+
+@pytest.mark.parametrize("rest", [0.0, 1e-6, 1e-4, 1e-2])
+def test_cancelling_sums_left_by_the_backward(rest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs * targets).flatten(1).sum(1)
+
+    def watched(*args: Any) -> Any:
+        left.append(backward(*args))
+        return left[-1]
+
+    left: list[Any] = []
+    backward = norms.GroupNormKernel.backward
+    monkeypatch.setattr(norms.GroupNormKernel, "backward", watched)
+    layer, x, y = nn.GroupNorm(3, 6), torch.randn(4, 6, 30).repeat(1, 1, 2), torch.randn(4, 6, 30)
+    y = torch.cat([y, -y * (1 + rest * torch.randn(4, 1, 1))], dim=2)
+    exact = row_norms(reference(layer, summed, x, y, DOUBLE)[1])
+    torch.testing.assert_close(per_sample(layer, summed, x.requires_grad_(), y).norm, exact, rtol=1e-5, atol=1e-12)
+    assert any(extra for _, extra in left)

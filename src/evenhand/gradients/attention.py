@@ -70,6 +70,22 @@ class _Projections:
         return found
 
 
+class _Joint:
+    """The share of three projections of one input, packed as their parameters are."""
+
+    def __init__(self, whole: Outer):
+        self._whole, self.terms = whole, whole.terms
+        self.lengths, self.reach = whole.lengths, whole.reach
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """By the names of the packed parameters."""
+        return {f"in_proj_{name}": value for name, value in self._whole.weighted_sum(weights).items()}
+
+    def instantiate(self) -> dict[str, Tensor]:
+        """By the names of the packed parameters."""
+        return {f"in_proj_{name}": value for name, value in self._whole.instantiate().items()}
+
+
 class _InProjection:
     """Queries, keys and values from one input, from two (keys and values share theirs) or from three."""
 
@@ -89,7 +105,11 @@ class _InProjection:
         grads: tuple[Tensor, ...],
         needed: tuple[bool, ...],
     ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]:
-        """``grad @ weight``, added up over the projections of an input."""
+        """``grad @ weight``, added up over the projections of an input; at once where they have one input."""
+        if len(inputs) == 1 and module.in_proj_weight is not None:
+            joint = torch.cat(grads, dim=-1)
+            dx = joint @ module.in_proj_weight.to(joint.dtype) if needed[0] else None
+            return (dx,), (joint, inputs[0].detach())
         found: list[Tensor | None] = [None] * len(inputs)
         for i, (grad, weight) in enumerate(zip(grads, _weights(module), strict=True)):
             place = min(i, len(inputs) - 1)
@@ -102,8 +122,10 @@ class _InProjection:
 
     def share(
         self, module: nn.MultiheadAttention, kept: tuple[Tensor, ...], trainable: frozenset[str], room: Room
-    ) -> _Projections:
-        """A sum of outer products for each projection."""
+    ) -> _Projections | _Joint:
+        """A sum of outer products, or one for each projection."""
+        if len(kept) == 2:
+            return _Joint(Outer(kept[1], kept[0], frozenset(n.split("_")[2] for n in trainable), room))
         parts = {}
         for name, grad, x in zip("qkv", kept[:3], _threefold(kept[3:]), strict=True):
             own = frozenset(n.split("_")[2] for n in trainable if n[0] in ("i", name))

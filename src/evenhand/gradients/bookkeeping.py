@@ -34,11 +34,13 @@ class _Group:
 
     def measure(self, gauge: Gauge) -> tuple[list[Tensor], Tensor | None]:
         """Lengths whose squares add up, and how far rounding may have moved the gradient."""
-        eps = torch.finfo(self.dtype).eps
         if len(self.shares) == 1:
             share = self.shares[0]
             lengths, reach = share.lengths(gauge), share.reach(gauge)
-            return lengths, None if reach is None else reach.double() * (roundings(share.terms) * eps)
+            if reach is None:
+                return lengths, None
+            return lengths, reach.double() * (roundings(share.terms) * torch.finfo(self.dtype).eps)
+        eps = torch.finfo(self.dtype).eps
         reaches = [share.reach(gauge) for share in self.shares]
         extents = [
             torch.stack([part.double() for part in s.lengths(gauge)]).norm(dim=0) if r is None else r.double()
@@ -106,9 +108,7 @@ class Bookkeeping:
             if slip is not None:
                 slips.append(slip)
                 sizes.append(lengths[0] if len(lengths) == 1 else torch.stack(lengths).norm(dim=0))
-        self.norm = (
-            torch.linalg.vector_norm(torch.stack(every).double(), dim=0) if every else torch.zeros_like(self.loss)
-        )
+        self.norm = gauge.joint(every) if every else torch.zeros_like(self.loss)
         self.slip: Tensor | None = None
         if slips:
             moved = torch.stack(slips)
@@ -169,9 +169,8 @@ def _joined(calls: list[Call]) -> list[Call]:
 
 def _connected(calls: list[Call]) -> list[list[int]]:
     """Indices of calls grouped so that no parameter occurs in two groups."""
-    if len({id(p) for call in calls for p in call.site.parameters.values()}) == sum(
-        len(call.site.parameters) for call in calls
-    ):
+    every = [id(p) for call in calls for p in call.site.parameters.values()]
+    if len(set(every)) == len(every):
         return [[i] for i in range(len(calls))]
     groups: list[tuple[set[int], list[int]]] = []
     for i, call in enumerate(calls):

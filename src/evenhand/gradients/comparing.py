@@ -13,7 +13,7 @@ from evenhand.gradients.bookkeeping import Bookkeeping
 from evenhand.gradients.precision import lowered
 from evenhand.gradients.randomness import means, preserved
 from evenhand.gradients.records import LossFn, buffers_restored, take
-from evenhand.gradients.reference import plain_reference, precise_reference, row_norms
+from evenhand.gradients.reference import norms_and_sum, plain_norms
 from evenhand.gradients.serving import Layout
 from evenhand.gradients.structure import Trainable
 
@@ -46,15 +46,14 @@ class Comparison:
                 kept = self._taped(x, y, len(rows))
                 if kept is None:
                     return False
-                gradients = precise_reference(self._model, self._loss_fn, x, y)[1]
-                norm = row_norms(gradients)
+                norm, total = norms_and_sum(self._model, self._loss_fn, x, y)
                 slip = torch.zeros_like(norm) if kept.slip is None else kept.slip
                 finite = torch.isfinite(norm) & torch.isfinite(kept.norm) & torch.isfinite(slip)
                 apart, slack = (kept.norm - norm).abs(), tolerance * norm + 10 * slip
                 if bool(((apart > slack + floor) & finite).any()):
                     return False
                 conclusive &= bool((finite & (apart <= slack)).all())
-                if conclusive and not _same_sum(kept, gradients, slack + floor):
+                if conclusive and not _same_sum(kept, total, slack + floor):
                     return False
         return True if conclusive else None
 
@@ -72,7 +71,7 @@ class Comparison:
                 kept = self._taped(x, y, len(rows))
                 if kept is None:
                     return None
-                plain = row_norms(plain_reference(self._model, self._loss_fn, x, y)[1])
+                plain = plain_norms(self._model, self._loss_fn, x, y)
                 if not bool(((kept.norm - plain).abs() <= self._tolerance() * plain).all()):
                     break
             else:
@@ -90,11 +89,11 @@ def _some(size: int) -> Tensor:
     return torch.tensor([0, 1, 1] if size == 2 else _CHOICE.sample(range(size), min(size - 1, 4)))
 
 
-def _same_sum(kept: Bookkeeping, gradients: dict[str, Tensor], slack: Tensor) -> bool:
+def _same_sum(kept: Bookkeeping, total: dict[str, Tensor], slack: Tensor) -> bool:
     """Whether the sum over all records is that of their own gradients."""
     with torch.no_grad():
         sums = kept.weighted_sum(torch.ones_like(kept.norm), None)
-    apart = [(sums[name].double() - rows.double().sum(0)).norm() for name, rows in gradients.items() if name in sums]
+    apart = [(sums[name].double() - own).norm() for name, own in total.items() if name in sums]
     return not apart or bool(torch.stack(apart).norm() <= slack.sum())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -58,7 +58,7 @@ class _Convolved:
         self._weighs, self._biased = "weight" in trainable, "bias" in trainable
         self._keep = room.keeps(len(x) * self._shape.numel(), x)
         self._ghost = ghost_is_cheaper(self._geometry, x.shape[1], grad.shape[1], self._groups, self._keep)
-        self._kept: Tensor | None = None
+        self._kept: list[Tensor] | None = None
         self._reach: Tensor | None = None
         self._sums: Tensor | None = None
 
@@ -73,27 +73,31 @@ class _Convolved:
         return [*lengths, gauge(norms.unsqueeze(1))]
 
     def _by_product(self, gauge: Gauge) -> list[Tensor]:
-        patches = self._patches()
-        count, size = patches.shape[0], len(self.x)
-        parts = patches.parts()
-        if self._keep:
-            self._kept = self._products(patches, parts)
-            return list(gauge(self._kept.view(count * size, -1)).view(count, size).unbind())
-        lengths = []
-        for rows in parts:
-            n = rows.stop - rows.start
-            out = self._room.empty("products", (count, n * self._groups, *patches.row), self.x)
-            lengths.append(gauge.passing(patches.multiply(rows, out).view(count * n, -1)).view(count, n))
+        """Everything about a few records while they are in the cache."""
+        measure = gauge if self._keep else gauge.passing
+        kept, lengths, inputs, outputs = [], [], [], []
+        for rows, product in self._products(self._keep):
+            flat = product.view(len(product) * (rows.stop - rows.start), -1)
+            lengths.append(measure(flat).view(len(product), -1))
+            inputs.append(gauge(self.x[rows]))
+            outputs.append(gauge(self.grad[rows]))
+            kept.append(product)
+        self._kept = kept if self._keep else None
+        self._reach = self._bound(torch.cat(inputs), torch.cat(outputs))
         return list(torch.cat(lengths, dim=1).unbind())
 
     def _patches(self) -> Patches:
         return patches_of(self._geometry, self.x, self.grad, self._groups, self._room)
 
-    def _products(self, patches: Patches, parts: list[slice]) -> Tensor:
-        products = self._room.empty("products", patches.shape, self.x)
+    def _products(self, apart: bool) -> Iterator[tuple[slice, Tensor]]:
+        """Gradients (kernel rows, n * groups, ...) of a few records at a time, each in its own memory or all in one."""
+        patches = self._patches()
+        parts = patches.parts()
+        row = math.prod(patches.shape(1))
+        room = self._room.empty("products", ((len(self.x) if apart else parts[0].stop) * row,), self.x)
         for rows in parts:
-            patches.multiply(rows, products[:, rows.start * self._groups : rows.stop * self._groups])
-        return products
+            start, shape = rows.start if apart else 0, patches.shape(rows.stop - rows.start)
+            yield rows, patches.multiply(rows, room[start * row : start * row + math.prod(shape)].view(shape))
 
     def _bias(self) -> Tensor:
         if self._sums is None:
@@ -104,11 +108,13 @@ class _Convolved:
         """By Cauchy-Schwarz over the pixels: measured 1.0 to 1.4 times the sum itself."""
         if self._reach is not None:
             return self._reach
-        reach = gauge(self.grad).double()
         if not self._weighs:
-            return reach * math.sqrt(self.terms)
-        energy = gauge(self.x).double().square_().mul_(self._geometry.overlap)
-        return reach * (energy + self.terms).sqrt_()
+            return gauge(self.grad).double() * math.sqrt(self.terms)
+        return self._bound(gauge(self.x), gauge(self.grad))
+
+    def _bound(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        energy = inputs.double().square_().mul_(self._geometry.overlap)
+        return outputs.double() * (energy + self.terms).sqrt_()
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """From the kept gradients, or by torch's own weight gradient."""
@@ -119,9 +125,20 @@ class _Convolved:
             sums["bias"] = weights @ self._bias()
         return sums
 
-    def _combined(self, weights: Tensor, kept: Tensor) -> Tensor:
-        rows = torch.matmul(weights, kept.view(len(kept), len(weights), -1))
-        return self._patches().weight(rows.unsqueeze(1))[0]
+    def _combined(self, weights: Tensor, kept: list[Tensor]) -> Tensor:
+        """A product of all records at once where each is apart, else part by part."""
+        patches = self._patches()
+        count = patches.shape(1)[0]
+        if len(kept) == len(weights):
+            whole = kept[0].as_strided((len(weights), kept[0].numel()), (kept[0].numel(), 1))
+            return patches.weight((weights @ whole).view(count, 1, -1))[0]
+        total, first = weights.new_zeros(count, 1, math.prod(patches.shape(1)) // count), 0
+        for products in kept:
+            part = products.view(count, -1, total.shape[2])
+            own = weights[first : first + part.shape[1]]
+            total.baddbmm_(own.expand(count, 1, -1), part)
+            first += len(own)
+        return patches.weight(total)[0]
 
     def _convolution(self, weights: Tensor) -> Tensor:
         column = weights.view(-1, *[1] * (self.grad.dim() - 1))
@@ -141,8 +158,8 @@ class _Convolved:
         rows = {}
         if self._weighs:
             patches = self._patches()
-            products = self._products(patches, patches.parts())
-            rows["weight"] = patches.weight(products.view(len(products), len(self.x), -1))
+            parts = [patches.weight(p.view(len(p), r.stop - r.start, -1)) for r, p in self._products(apart=True)]
+            rows["weight"] = torch.cat(parts)
         if self._biased:
             rows["bias"] = self._bias()
         return rows
@@ -150,15 +167,36 @@ class _Convolved:
 
 def _seen(x: Tensor, geometry: Geometry, room: Room) -> tuple[Tensor, Geometry]:
     """The input without what a kernel of size one steps over."""
-    alone = [steps[:2] == (1, 0) for steps in zip(geometry.kernel, geometry.before, geometry.stride, strict=True)]
-    steps = [step if single else 1 for single, step in zip(alone, geometry.stride, strict=True)]
+    steps = _skips(geometry.kernel, geometry.before, geometry.stride)
     if math.prod(steps) == 1:
         return x, geometry
-    spans = zip(steps, geometry.out, geometry.size, strict=True)
-    view = x[:, :, *[slice(0, (out - 1) * step + 1 if step > 1 else size, step) for step, out, size in spans]]
+    view = x[:, :, *_hit(steps, geometry.out, geometry.size)]
     stride = tuple(own // step for own, step in zip(geometry.stride, steps, strict=True))
     seen = room.empty("seen", view.shape, x).copy_(view)
     return seen, replace(geometry, size=tuple(view.shape[2:]), stride=stride)
+
+
+def _unseen(module: Conv, x: Tensor, grad: Tensor, pads: Pads) -> Tensor:
+    """Gradient of the input; what a kernel of size one steps over has none and is not computed."""
+    steps = _skips(module.kernel_size, [before for before, _ in pads], module.stride)
+    if math.prod(steps) == 1:
+        return _backward(module, x, grad, module.stride, pads, 0)
+    places = _hit(steps, grad.shape[2:], x.shape[2:])
+    stride = [own // step for own, step in zip(module.stride, steps, strict=True)]
+    whole = torch.zeros_like(x, dtype=grad.dtype)
+    whole[:, :, *places] = _backward(module, x[:, :, *places].to(grad.dtype), grad, stride, pads, 0)
+    return whole
+
+
+def _skips(kernel: Sequence[int], before: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """Steps of the dimensions where the kernel has size one and nothing is added, one for the others."""
+    rows = zip(kernel, before, stride, strict=True)
+    return [step if (size, added) == (1, 0) else 1 for size, added, step in rows]
+
+
+def _hit(steps: Sequence[int], out: Sequence[int], size: Sequence[int]) -> list[slice]:
+    spans = zip(steps, out, size, strict=True)
+    return [slice(0, (count - 1) * step + 1 if step > 1 else length, step) for step, count, length in spans]
 
 
 def _backward(module: Conv, x: Tensor, grad: Tensor, stride: Sequence[int], pads: Pads, which: int) -> Tensor:
@@ -229,7 +267,7 @@ class ConvKernel:
     def input_gradient(self, module: Conv, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
         """By the transposed convolution, and back through padding that is not zero."""
         padded, pads = _surrounded(module, x)
-        gradient = _backward(module, padded, grad, module.stride, pads, 0)
+        gradient = _unseen(module, padded, grad, pads)
         if padded is x:
             return gradient
         with torch.enable_grad():

@@ -7,27 +7,30 @@ computed again in float64 (``reference.py``). A row that is not finite even then
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients.bookkeeping import Bookkeeping
 from evenhand.gradients.comparing import Comparison
-from evenhand.gradients.direct import Uses, uses
+from evenhand.gradients.direct import uses
 from evenhand.gradients.fallback import Fallback, Instances
 from evenhand.gradients.finishing import Finished, zero
 from evenhand.gradients.habits import Habits
 from evenhand.gradients.locking import exclusive
-from evenhand.gradients.precision import full
+from evenhand.gradients.precision import plain
 from evenhand.gradients.randomness import RandomState
 from evenhand.gradients.records import LossFn, batch_size, call, losses, versions
 from evenhand.gradients.rooms import Room
 from evenhand.gradients.serving import Layout, Served
-from evenhand.gradients.structure import Trainable, modules_of
+from evenhand.gradients.structure import modules_of
 from evenhand.gradients.tape import Tape
 from evenhand.gradients.views import Viewed
 from evenhand.types import Pass
@@ -65,6 +68,7 @@ class Engine:
 
     Guarantee: norms and sums are those of the records' own gradients, to rounding; a model for which that cannot be had
     raises `UnsupportedModelError`. The model keeps no trace of the pass: no attribute, gradient, hook or changed mode.
+    A ``watcher`` is shown the model's layout before every pass.
 
     >>> engine = Engine(torch.nn.Linear(2, 3), torch.nn.CrossEntropyLoss(reduction="none"))
     >>> engine.run(torch.randn(4, 2), torch.tensor([0, 1, 2, 0])).norm.shape
@@ -78,9 +82,11 @@ class Engine:
         self._layout: Layout | None = None
         self._served: dict[tuple[bool, tuple[str, ...]], Habits | None] = {}
         self._used: set[str] = set()
+        self._satisfied: Layout | None = None
         self._rooms: list[Room] = []
         self._newest = 0
         self._since = 0
+        self.watcher: Callable[[Layout], None] | None = None
 
     def forget(self) -> None:
         """Give back the memory that is kept from batch to batch."""
@@ -117,11 +123,13 @@ class Engine:
         with exclusive(identities := self._identities()):
             layout = self._current()
             if layout.identities == identities:
+                if self.watcher is not None:
+                    self.watcher(layout)
                 return self._run(layout, inputs, targets, size)
         return self.run(inputs, targets)
 
     def _run(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Pass:
-        with torch.enable_grad():
+        with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
             trainable = layout.trainable
             if not trainable:
                 raise UsageError("the model has no trainable parameter; call requires_grad_(True) on what is to learn")
@@ -129,29 +137,28 @@ class Engine:
                 nothing = torch.zeros(0, dtype=torch.float64, device=next(iter(trainable.values())).device)
                 return Pass(nothing, nothing.clone(), lambda weights: {name: zero(p) for name, p in trainable.items()})
             before = versions(inputs)
-            self._newest += 1
+            self._newest = number = self._newest + 1
             raw = self._differentiate(layout, inputs, targets, size)
             if versions(inputs) != before:
                 raise UnsupportedModelError(
                     "forward changes its inputs in place, and rows that are computed again would see changed ones; "
                     "write x = x * 0.5 rather than x *= 0.5 (or x.mul_(0.5)) for what comes from the batch"
                 )
-            return self._finished(layout, raw, inputs, targets)
+            newest = lambda: self._newest == number  # noqa: E731
+            return Finished(layout, self._loss_fn, raw, inputs, targets, newest).result()
 
     def _differentiate(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Bookkeeping | Instances:
-        trainable = layout.trainable
-        key = (self._model.training, tuple(trainable))
-        habits = self._served.get(key, Habits())
+        key = (self._model.training, tuple(layout.trainable))
+        known = key in self._served
+        habits = self._served[key] if known else Habits()
         if habits is not None:
-            known = key in self._served
             before = None if known else RandomState(self._model)
-            compared = Comparison(self._model, self._loss_fn, layout, partial(self._few, layout, habits))
             verified: bool | None = True
             if not known:
                 self._since = 1
-                verified = compared.agree(inputs, targets, size)
+                verified = self._comparison(layout, habits).agree(inputs, targets, size)
             elif self._due():
-                right = compared.still_agree(inputs, targets, size)
+                right = self._comparison(layout, habits).still_agree(inputs, targets, size)
                 if right is None:
                     self._served[key] = None
                     return self._fallback.run(inputs, targets)
@@ -160,8 +167,8 @@ class Engine:
             if habits.learning:
                 habits = replace(habits, learning=False) if verified else Habits(learning=False)
             served = layout.served if verified else []
-            kept = self._taped(trainable, served, inputs, targets, size, self._rooms, habits)
-            self._demand_use(trainable)
+            kept = self._taped(layout, served, inputs, targets, size, self._rooms, habits)
+            self._demand_use(layout)
             if verified is not None:
                 self._served[key] = None if kept is None else habits
             if kept is not None:
@@ -170,60 +177,65 @@ class Engine:
                 before.restore()
         return self._fallback.run(inputs, targets)
 
+    def _comparison(self, layout: Layout, habits: Habits) -> Comparison:
+        return Comparison(self._model, self._loss_fn, layout, partial(self._few, layout, habits))
+
     def _due(self) -> bool:
         """Whether kernels are compared with autograd again: at batches 2, 4, 8 ... and every 4096th."""
         self._since += 1
         return self._since & (self._since - 1) == 0 or self._since % 4096 == 0
 
     def _few(self, layout: Layout, habits: Habits, inputs: Any, targets: Any, size: int) -> Bookkeeping | None:
-        return self._taped(layout.trainable, layout.served, inputs, targets, size, [], habits)
+        return self._taped(layout, layout.served, inputs, targets, size, [], habits)
 
     def _taped(
-        self,
-        trainable: Trainable,
-        served: Served,
-        inputs: Any,
-        targets: Any,
-        size: int,
-        rooms: list[Room],
-        habits: Habits,
+        self, layout: Layout, served: Served, inputs: Any, targets: Any, size: int, rooms: list[Room], habits: Habits
     ) -> Bookkeeping | None:
         """Norms and sums by kernels, or None if a parameter was also used in a way that is not served."""
-        rows = size * self._views
-        tape, direct, rest = Tape(rows, habits), Uses(rows), trainable
-        with tape.recording(served):
+        rows, rest = size * self._views, layout.trainable
+        answers: Sequence[Tensor | None] = ()
+        with Tape(rows, habits, served) as tape:
             loss = losses(self._loss_fn, call(self._model, inputs), targets, size)
-            tape.forward_done = True
-            gradients: tuple[Tensor | None, ...] = (None,) * (len(trainable) + 1)
+            wanted = tape.forward_done()
             if loss.requires_grad:
+                direct = None
                 if habits.learning or habits.ways:
-                    direct = uses(loss, trainable, rows, None if habits.learning else habits.ways)
+                    direct = uses(loss, rest, rows, None if habits.learning else habits.ways)
                     habits.ways.update(use.key for use in direct.found)
-                    rest = {name: p for name, p in trainable.items() if id(p) not in direct.covered}
-                wanted: list[Any] = [tape.anchor, *rest.values(), *direct.edges]
-                gradients = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)
-                tape.calls += direct.calls(gradients[1 + len(rest) :])
+                    rest = {name: p for name, p in rest.items() if id(p) not in direct.covered}
+                asked = [*rest.values(), *(direct.edges if direct else ()), *wanted]
+                answers = _gradients(loss, asked)
+                tape.backward_done(answers[len(asked) - len(wanted) :])
+                if direct is not None:
+                    tape.calls += direct.calls(answers[len(rest) : len(asked) - len(wanted)])
                 if self._views > 1:
                     tape.calls = [replace(call, views=self._views) for call in tape.calls]
-        past = {name for name, gradient in zip(rest, gradients[1:], strict=False) if gradient is not None}
-        names = {id(p): name for name, p in trainable.items()}
-        if not trainable.keys() <= self._used:
-            self._used |= past | {names[id(p)] for c in tape.calls for p in c.site.parameters.values()}
+        past = [name for name, gradient in zip(rest, answers, strict=False) if gradient is not None]
+        if self._satisfied is not layout:
+            names = layout.names
+            self._used.update(past, [names[id(p)] for c in tape.calls for p in c.site.parameters.values()])
         if past or tape.bypassed:
             return None
-        rooms.extend(Room(self._lean) for _ in range(len(tape.calls) - len(rooms)))
-        with torch.no_grad(), full():
-            return Bookkeeping(loss.detach().double(), tape.calls, names, rooms)
+        rooms.extend([Room(self._lean) for _ in range(len(tape.calls) - len(rooms))])
+        with plain():
+            return Bookkeeping(loss.detach().double(), tape.calls, layout.names, rooms)
 
-    def _demand_use(self, trainable: Trainable) -> None:
-        if not trainable.keys() <= self._used:
-            missing = sorted(trainable.keys() - self._used)
+    def _demand_use(self, layout: Layout) -> None:
+        if self._satisfied is layout:
+            return
+        missing = sorted(layout.trainable.keys() - self._used)
+        if missing:
             raise UnsupportedModelError(
                 f"the loss does not depend on the trainable parameter {missing[0]!r}"
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
                 + "; freeze what is not trained with requires_grad_(False)"
             )
+        self._satisfied = layout
 
-    def _finished(self, layout: Layout, raw: Bookkeeping | Instances, inputs: Any, targets: Any) -> Pass:
-        number = self._newest
-        return Finished(layout, self._loss_fn, raw, inputs, targets, lambda: self._newest == number).result()
+
+def _gradients(loss: Tensor, asked: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """As ``torch.autograd.grad`` of the sum, which looks at its arguments for a good part of a small model's step."""
+    found: tuple[Tensor | None, ...] = Variable._execution_engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, tuple(asked), allow_unreachable=True, accumulate_grad=False
+    )
+    return found

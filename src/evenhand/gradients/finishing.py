@@ -13,15 +13,13 @@ from evenhand.errors import UsageError
 from evenhand.gradients.bookkeeping import Bookkeeping
 from evenhand.gradients.fallback import Instances
 from evenhand.gradients.locking import exclusive
-from evenhand.gradients.measuring import ROW_LIMIT, within, working_dtype
-from evenhand.gradients.precision import full
+from evenhand.gradients.measuring import ROW_LIMIT, finite, within, working_dtype
+from evenhand.gradients.precision import plain
 from evenhand.gradients.randomness import preserved
 from evenhand.gradients.records import LossFn, take
 from evenhand.gradients.reference import reference
 from evenhand.gradients.serving import Layout
 from evenhand.types import Pass
-
-LARGEST = torch.finfo(torch.float64).max
 
 
 class Finished:
@@ -41,9 +39,11 @@ class Finished:
         self.loss, self.norm = raw.loss.double(), raw.norm
         self._usable: Tensor | None = None
         self._rescued: tuple[Tensor, Tensor, Instances] | None = None
+        usual = finite(self.loss)
+        if usual and isinstance(raw, Bookkeeping) and raw.clean:
+            return
         limit = ROW_LIMIT if any(p.dtype != torch.float64 for p in self._trainable.values()) else 1e150
-        clean = isinstance(raw, Bookkeeping) and raw.clean
-        if (clean or within(self.norm, 0.0, limit)) and within(self.loss, -LARGEST, LARGEST):
+        if usual and within(self.norm, 0.0, limit):
             return
         extreme = ~(self.norm <= limit) | ~torch.isfinite(self.loss)
         self._usable = ~extreme
@@ -62,10 +62,10 @@ class Finished:
             except RuntimeError:  # code that insists on float32: the rows count as not finite and contribute nothing
                 self.norm = self.norm.masked_fill(extreme, torch.nan)
                 return
-        finite = torch.isfinite(rescued.loss) & torch.isfinite(rescued.norm)
+        good = torch.isfinite(rescued.loss) & torch.isfinite(rescued.norm)
         self.loss[rows] = rescued.loss
-        self.norm[rows] = torch.where(finite | ~torch.isfinite(rescued.norm), rescued.norm, torch.nan)
-        self._rescued = (rows, finite, rescued)
+        self.norm[rows] = torch.where(good | ~torch.isfinite(rescued.norm), rescued.norm, torch.nan)
+        self._rescued = (rows, good, rescued)
 
     def result(self) -> Pass:
         """The pass that rules and the step see."""
@@ -81,17 +81,17 @@ class Finished:
                 "this pass was superseded: its engine has run another batch in the same memory; ask for the weighted "
                 "sum before the next run, or use per_sample, which keeps its own"
             )
-        weights = weights.detach().to(self.norm.device)
-        if not within(weights, -LARGEST, LARGEST) and bool(
-            (~torch.isfinite(weights) & torch.isfinite(self.norm)).any()
-        ):
+        weights = weights.detach()
+        if not (weights.is_cpu and self.norm.is_cpu):
+            weights = weights.to(self.norm.device)
+        if not finite(weights) and bool((~torch.isfinite(weights) & torch.isfinite(self.norm)).any()):
             raise UsageError("a weight of a row with a finite norm is not finite; a rule must give every row a number")
         swaps = isinstance(self._raw, Instances) or self._rescued is not None
-        with exclusive(self._layout.identities) if swaps else nullcontext(), torch.no_grad(), full():
+        with exclusive(self._layout.identities) if swaps else nullcontext(), plain():
             total = self._raw.weighted_sum(weights, self._usable)
             if self._rescued is not None:
-                rows, finite, rescued = self._rescued
-                for name, part in rescued.weighted_sum(weights[rows].double(), finite).items():
+                rows, good, rescued = self._rescued
+                for name, part in rescued.weighted_sum(weights[rows].double(), good).items():
                     total[name] = (total[name] + part if name in total else part).to(
                         working_dtype(self._trainable[name].dtype)
                     )

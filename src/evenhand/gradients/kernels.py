@@ -48,7 +48,9 @@ M = TypeVar("M", bound=nn.Module, contravariant=True)
 class Kernel(Protocol[M]):
     """How one layer type with one input and one output is served.
 
-    All methods run without autograd; the first dimension of every tensor is the batch.
+    All methods run without autograd; the first dimension of every tensor is the batch. A kernel may also have
+    ``native`` (see ``native.py``), ``join`` (see ``LinearKernel``), and ``backward``, which gives the input gradient
+    and tensors for ``share`` at once (see ``GroupNormKernel``).
     """
 
     def serves(self, module: M) -> bool:

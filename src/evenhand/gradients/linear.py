@@ -65,6 +65,7 @@ class Outer:
         self._keep = room.keeps(len(x) * parameters, x)
         again = (0.8 * time + 40 if self._keep else 2 * time + 20) * parameters
         self._ghost = 4 * time * time * (x.shape[2] + grad.shape[2] + 50) < again
+        self._flipped = x.shape[2] > 3 * grad.shape[2]  # long rows are slow to write
         self._kept: Tensor | None = None
         self._reach: Tensor | None = None
         self._summed: Tensor | None = None
@@ -95,16 +96,17 @@ class Outer:
         return squares.clamp_(min=0.0).sqrt_()
 
     def _by_product(self, gauge: Gauge) -> Tensor:
-        size, shape = len(self.x), (self.grad.shape[2], self.x.shape[2])
-        if self._keep:
-            self._kept = self._room.empty("products", (size, *shape), self.x)
-            return gauge(torch.bmm(self.grad.mT, self.x, out=self._kept))
+        size, sides = len(self.x), (self.grad, self.x)
+        left, right = reversed(sides) if self._flipped else sides
+        shape = (left.shape[2], right.shape[2])
         parts = chunks(size, shape[0] * shape[1], CHUNK)
-        buffer = self._room.empty("products", (parts[0].stop, *shape), self.x)
+        buffer = self._room.empty("products", (size if self._keep else parts[0].stop, *shape), self.x)
+        measure = gauge if self._keep else gauge.passing
         lengths = []
         for rows in parts:
-            out = buffer[: rows.stop - rows.start]
-            lengths.append(gauge.passing(torch.bmm(self.grad[rows].mT, self.x[rows], out=out)))
+            out = buffer[rows] if self._keep else buffer[: rows.stop - rows.start]
+            lengths.append(measure(torch.bmm(left[rows].mT, right[rows], out=out)))
+        self._kept = buffer if self._keep else None
         return torch.cat(lengths)
 
     def reach(self, gauge: Gauge) -> Tensor:
@@ -120,7 +122,8 @@ class Outer:
         """From the kept products, or by one matrix product over records and time."""
         sums = {}
         if "weight" in self.trainable and self._kept is not None:
-            sums["weight"] = (weights @ self._kept.flatten(1)).view(self._kept.shape[1:])
+            total = (weights @ self._kept.flatten(1)).view(self._kept.shape[1:])
+            sums["weight"] = total.t().contiguous() if self._flipped else total
         elif "weight" in self.trainable:
             scaled = torch.mul(
                 self.grad, weights.view(-1, 1, 1), out=self._room.empty("scaled", self.grad.shape, self.grad)
@@ -155,6 +158,13 @@ class LinearKernel:
     def forward(self, module: nn.Linear, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """As the layer itself."""
         return functional.linear(x, module.weight, module.bias), ()
+
+    def native(self, module: nn.Linear, x: Tensor) -> Tensor:
+        """The same on detached weights, one of which requires a gradient that nobody asks for."""
+        weight, bias = module.weight.detach(), module._parameters["bias"]
+        if bias is None:
+            return functional.linear(x, weight.requires_grad_())
+        return functional.linear(x, weight, bias.detach().requires_grad_())
 
     def input_gradient(self, module: nn.Linear, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
         """``grad @ weight``."""

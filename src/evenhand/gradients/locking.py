@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-_condition = threading.Condition(threading.Lock())
+_lock = threading.Lock()
+_condition = threading.Condition(_lock)
 _held: dict[int, list[frozenset[int]]] = {}
 _waiting = 0
 
@@ -29,15 +30,19 @@ class exclusive:  # noqa: N801 - used like a function; a class is quicker than a
 
     def __enter__(self) -> None:
         global _waiting
-        with _condition:
+        with _lock:
             if len(_held) > (self._thread in _held):
                 _waiting += 1
                 _condition.wait_for(self._free)
                 _waiting -= 1
-            _held.setdefault(self._thread, []).append(self._mine)
+            stack = _held.get(self._thread)
+            if stack is None:
+                _held[self._thread] = [self._mine]
+            else:
+                stack.append(self._mine)
 
     def __exit__(self, *exc: object) -> None:
-        with _condition:
+        with _lock:
             stack = _held[self._thread]
             stack.pop()
             if not stack:

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from evenhand.errors import UsageError
 from evenhand.gradients.engine import Engine
+from evenhand.gradients.locking import exclusive
 from evenhand.gradients.measuring import chunks
 from evenhand.gradients.randomness import RandomState
 from evenhand.gradients.records import LossFn, batch_size, take
+from evenhand.gradients.weighing import part_of, saved_bytes
 from evenhand.types import Pass
 
 Early: TypeAlias = Callable[[Tensor, Tensor, slice], Tensor]
@@ -26,6 +28,11 @@ class MicroBatches:
     can tell the weights of a part at once, and they are the ones asked for in the end, nothing is computed twice;
     otherwise every part is run again for its sum, with the same random numbers.
 
+    A ``lean`` engine without a limit splits large batches by itself wherever ``early`` is given, so that layers hold
+    what they saw of a quarter of the records at a time. Rules that need the whole batch get no such parts: their
+    weights come after all norms, so every layer's input and output gradient is held until then, or computed twice,
+    which is what a limit asks for.
+
     >>> engine = MicroBatches(nn.Linear(2, 1), lambda out, y: out[:, 0] * y, limit=2)
     >>> result = engine.run(torch.ones(5, 2), torch.arange(5.0))
     >>> result.weighted_sum(torch.ones(5))["bias"]
@@ -34,21 +41,23 @@ class MicroBatches:
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, *, lean: bool = False, limit: int | None = None):
         self.engine = Engine(model, loss_fn, lean=lean)
-        self._model, self.limit = model, limit
+        self._model, self._loss_fn, self._lean, self.limit = model, loss_fn, lean, limit
+        self._each: int | None = None
 
     def run(self, inputs: Any, targets: Any, early: Early | None = None) -> Pass:
         """As `Engine.run`; running out of memory halves the parts and starts this batch again."""
         size = batch_size(inputs, targets)
         state = RandomState(self._model)
         while True:
+            most = self._most(inputs, targets, size) if early is not None else self.limit or size
             try:
-                if self.limit is None or size <= self.limit:
+                if size <= most:
                     return self.engine.run(inputs, targets)
-                return _Parts(self.engine, self._model, inputs, targets, size, self.limit, early).result()
+                return _Parts(self.engine, self._model, inputs, targets, size, most, early).result()
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
-                largest = min(size, self.limit or size)
+                largest = min(size, most)
                 if largest <= 1:
                     raise UsageError(
                         "one record alone does not fit the memory: use a smaller model, smaller inputs, or lean=True"
@@ -58,6 +67,16 @@ class MicroBatches:
             state.restore()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+    def _most(self, inputs: Any, targets: Any, size: int) -> int:
+        """How many records go through the model at once if their weights are known at once."""
+        if self.limit is not None or not self._lean or not size:
+            return self.limit or size
+        if self._each is None:
+            layout = self.engine.layout()  # refuses what must not run, before anything of it does
+            with exclusive(layout.identities):
+                self._each = saved_bytes(self._model, self._loss_fn, inputs, targets)
+        return part_of(size, self._each)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -89,7 +108,8 @@ class _Parts:
             norms.append(part.norm)
             if early is not None:
                 weights.append(early(part.norm, part.loss, rows))
-                self._add(self._sum, part.weighted_sum(weights[-1]))
+                _add(self._sum, part.weighted_sum(weights[-1]))
+            del part  # and what its layers saw, before the next comes
         self._loss, self._norm = torch.cat(losses), torch.cat(norms)
         self._weights = torch.cat(weights) if weights else None
         self._versions = [p._version for p in model.parameters()]
@@ -100,6 +120,7 @@ class _Parts:
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """The sum that was made along the way, or that of a second run over all parts."""
         if self._weights is not None and torch.equal(weights, self._weights.to(weights.dtype)):
+            self._weights = None  # the sum is handed over, and may be written
             return self._sum
         if [p._version for p in self._model.parameters()] != self._versions:
             raise UsageError("parameters were changed after the pass; ask for the weighted sum before the update")
@@ -109,12 +130,17 @@ class _Parts:
             for rows, state in self._parts:
                 state.restore()
                 part = self._engine.run(take(self._inputs, rows), take(self._targets, rows))
-                self._add(total, part.weighted_sum(weights[rows]))
+                _add(total, part.weighted_sum(weights[rows]))
+                del part
         finally:
             now.restore()
         return total
 
-    @staticmethod
-    def _add(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:
-        for name, value in part.items():
-            total[name] = total[name] + value if name in total else value
+
+def _add(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:
+    """Adds in place; nobody else holds the sums."""
+    if not total:
+        total.update(part)
+        return
+    for name in total:
+        total[name] += part.pop(name)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenhand.gradients.kernels import Instantiated, register_kernel
-from evenhand.gradients.measuring import Gauge, chunks, working_dtype
+from evenhand.gradients.measuring import ROW_LIMIT, Gauge, chunks, working_dtype
 from evenhand.gradients.rooms import Room
 
 CHUNK = 1 << 17
@@ -171,6 +171,19 @@ class GroupNormKernel:
         )[0]
         return dx
 
+    def backward(
+        self, module: nn.GroupNorm, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Gradient of the input, and what `share` is saved with it: torch computes the sums over places on the way."""
+        mean, rstd = saved
+        full = x.dtype == grad.dtype == module.weight.dtype == torch.float32
+        if not full or not x.is_contiguous() or _far(x, mean, rstd):
+            return self.input_gradient(module, x, saved, grad), ()
+        grad = grad.contiguous()
+        dx, weight, bias = _apart(x, mean, rstd, grad, module.weight.repeat(len(x)), [True, True, True])
+        lengths = [torch.linalg.vector_norm(t.flatten(2), dim=2) for t in (grad, x)]
+        return dx.view_as(x), (weight, bias, *lengths)
+
     def share(
         self,
         module: nn.GroupNorm,
@@ -180,13 +193,13 @@ class GroupNormKernel:
         trainable: frozenset[str],
         room: Room,
     ) -> Instantiated:
-        """Sums over all places of a channel.
+        """Sums over all places of a channel, unless `backward` left them.
 
         Rows in doubt are computed again in float64, where statistics saved in float32 would spoil them.
         """
         again = x.dtype == torch.float64
-        mean, rstd = _grouped(x, self._groups(module), module.eps)[1] if again else saved
-        return _by_channel(x.contiguous(), mean, rstd, grad.contiguous(), trainable, room)
+        mean, rstd, *known = _grouped(x, self._groups(module), module.eps)[1] if again else saved
+        return _by_channel(x.contiguous(), mean, rstd, grad.contiguous(), trainable, room, known)
 
     def _groups(self, module: nn.GroupNorm) -> int:
         return module.num_groups
@@ -211,38 +224,64 @@ class InstanceNormKernel(GroupNormKernel):
         return module.num_features
 
 
-def _by_channel(
-    x: Tensor, mean: Tensor, rstd: Tensor, grad: Tensor, trainable: frozenset[str], room: Room
-) -> Instantiated:
-    """``sum grad * (x - mean) * rstd`` and ``sum grad`` over the places of a channel.
+def _far(x: Tensor, mean: Tensor, rstd: Tensor) -> bool:
+    return math.prod(x.shape[2:]) == 1 or not bool((mean * rstd).abs_().max() <= FAR)
+
+
+def _apart(
+    x: Tensor, mean: Tensor, rstd: Tensor, grad: Tensor, weight: Tensor, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of the input, ``sum grad * (x - mean) * rstd`` and ``sum grad`` over the places of a channel.
 
     Torch sums over the batch too; records that pose as channels of a single one are kept apart.
     """
+    size, channels, places = _sizes(x)
+    one = (1, size * channels, places)
+    dx, scales, shifts = torch.ops.aten.native_group_norm_backward(
+        grad.view(one), x.view(one), mean.view(1, -1), rstd.view(1, -1), weight, *one, mean.numel(), wanted
+    )
+    return dx, scales.view(size, channels), shifts.view(size, channels)
+
+
+def _by_channel(
+    x: Tensor, mean: Tensor, rstd: Tensor, grad: Tensor, trainable: frozenset[str], room: Room, known: Sequence[Tensor]
+) -> Instantiated:
+    """A record's sums over the places of each channel; ``known`` is what `GroupNormKernel.backward` left, or empty."""
     (size, channels, places), groups = _sizes(x), mean.shape[1]
     own = mean
-    if places == 1 or not bool((mean * rstd).abs().max() <= FAR):
-        out = room.empty("centred", (size, groups, x[0].numel() // groups), x)
-        x = torch.sub(x.view(out.shape), mean.unsqueeze(2), out=out).view_as(x)
-        mean = torch.zeros_like(mean)
-    one = (1, size * channels, places)
-    like, wanted = x.new_empty(size * channels), [False, True, True]  # only the shape of the weight is looked at
-    _, weight, bias = torch.ops.aten.native_group_norm_backward(
-        grad.view(one), x.view(one), mean.view(1, -1), rstd.view(1, -1), like, *one, size * groups, wanted
-    )
-    sums = {"weight": weight.view(size, channels), "bias": bias.view(size, channels)}
+    if known:
+        weight, bias = known[:2]
+    else:
+        if _far(x, mean, rstd):
+            out = room.empty("centred", (size, groups, x[0].numel() // groups), x)
+            x = torch.sub(x.view(out.shape), mean.unsqueeze(2), out=out).view_as(x)
+            mean = torch.zeros_like(mean)
+        like = x.new_empty(size * channels)  # only the shape of the weight is looked at
+        _, weight, bias = _apart(x, mean, rstd, grad, like, [False, True, True])
+    sums = {"weight": weight, "bias": bias}
 
     def reach(gauge: Gauge) -> Tensor:
         apart, root = (size, groups, -1), places**0.5
-        lengths = gauge(grad.view(-1, places)).view(apart)
+        lengths = (_carried(known[2], grad) if known else gauge(grad.view(-1, places))).view(apart)
         extents = [lengths * root] if "bias" in trainable else []
         if "weight" in trainable:
-            inputs = gauge(x.view(-1, places)).view(apart) + mean.abs().mul_(root).unsqueeze(2)
+            inputs = (_carried(known[3], x) if known else gauge(x.view(-1, places))).view(apart)
+            inputs = inputs + mean.abs().mul_(root).unsqueeze(2)
             rounded = own.abs().unsqueeze(2) * bias.view(apart).abs()  # the mean was rounded too
             extents.append((lengths * inputs + rounded) * rstd.unsqueeze(2))
         return _joined([gauge(extent.flatten(1)) for extent in extents])
 
     held = {name: rows for name, rows in sums.items() if name in trainable}
     return Instantiated(held, places, reach if places > 1 else None)
+
+
+def _carried(lengths: Tensor, rows: Tensor) -> Tensor:
+    """Lengths of the channels of all records, in float64 where float32 cannot carry them."""
+    odd = ~((lengths >= 1 / ROW_LIMIT) & (lengths <= ROW_LIMIT))
+    if not bool(odd.any()):
+        return lengths
+    again = torch.linalg.vector_norm(rows.flatten(2)[odd], dim=1, dtype=torch.float64)
+    return lengths.double().masked_scatter_(odd, again)
 
 
 def _grouped(

@@ -2,13 +2,14 @@
 
 Copying every patch costs more than multiplying where channels are many. So only the columns of a kernel row are copied,
 shifted for each kernel column; every kernel row then finds its patches in that one copy, at another offset. Where a
-kernel row is too narrow for a good matrix product the whole patch is a row. Where the output is narrow, so that such
-copies go by a few elements at a time, whole patches are copied channels last.
+kernel row is too narrow for a good matrix product the whole patch is a row. With the channels last, patches are copied
+in long runs and the product is the quickest one; with few channels the transposition costs more than that.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -21,8 +22,10 @@ CHUNK = 1 << 18
 """Elements of patches copied at a time, per thread: they stay in the cache until they are multiplied."""
 NARROW = 8
 """Kernel rows with fewer elements than this are not multiplied one by one."""
-SHORT = 8
-"""Output rows up to this long are better copied channels last, if there are at least as many channels."""
+WIDE = 96
+"""The same with the channels last."""
+MANY = 8
+"""Channels that are worth putting last."""
 
 
 @dataclass(frozen=True)
@@ -66,140 +69,180 @@ class Geometry:
         return replace(Geometry(**ones), before=(0, *self.before), after=(0, *self.after))
 
 
-class KernelRows:
-    """Input (B, C, *size) and output gradient (B, O, *out), multiplied a few records at a time.
+@dataclass(frozen=True)
+class _Plan:
+    """Views of the buffers for so many records: where the input goes, what is copied then, and each row's patches."""
 
-    Products have the shape (kernel rows, B * groups, elements of a kernel row, O / groups).
-    """
+    inside: Tensor
+    copies: list[tuple[Tensor, Tensor]]
+    patches: list[Tensor]
 
-    def __init__(self, geometry: Geometry, x: Tensor, grad: Tensor, groups: int, room: Room):
-        wide = x.shape[1] // groups * math.prod(geometry.kernel[1:]) >= NARROW
-        self._led = not wide and geometry.kernel[0] > 1
-        self._of = geometry.led() if self._led else geometry
-        self._x = x.unsqueeze(2) if self._led else x
-        self._grad, self._groups, self._room = grad, groups, room
-        self._kernel = geometry.kernel
-        first, rest = self._of.kernel[0], math.prod(self._of.kernel[1:])
-        self.row = (x.shape[1] // groups * rest, grad.shape[1] // groups)
-        self._inner = math.prod(self._of.out[1:])
-        stride, dilation = self._of.stride[0], self._of.dilation[0]
-        places = [divmod(i * dilation, stride) for i in range(first)]
-        self._phases = sorted({phase for _, phase in places})
-        self._height = places[-1][0] + self._of.out[0]
-        self._starts = [(self._phases.index(phase) * self._height + row) * self._inner for row, phase in places]
-        self._bare = rest == 1 and math.prod(self._of.stride) == 1
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Of the products of all records."""
-        return (len(self._starts), len(self._x) * self._groups, *self.row)
+class _Unfolded:
+    """Input and output gradient of a convolution, multiplied a few records at a time."""
+
+    def __init__(self, geometry: Geometry, led: bool, x: Tensor, grad: Tensor, room: Room):
+        self._of = geometry.led() if led else geometry
+        self._x, self._grad, self._room, self._kernel = x, grad, room, geometry.kernel
+        self._phases, self._height, self._starts = _offsets(self._of)
+        self._places, self._rest = math.prod(geometry.out), math.prod(self._of.kernel[1:])
+        self._bare = self._rest * math.prod(self._of.stride) == 1
+        self._direct = self._of.padded == self._of.size and x.is_contiguous()
+        self._plans: dict[int, _Plan] = {}
 
     def parts(self) -> list[slice]:
         """Records whose patches fit the cache together."""
-        elements = self._x.shape[1] * math.prod(self._of.kernel[1:]) * len(self._phases) * self._height * self._inner
+        elements = self._channels() * self._rest * len(self._phases) * self._height * math.prod(self._of.out[1:])
         return chunks(len(self._x), elements, CHUNK * torch.get_num_threads())
+
+    def _channels(self) -> int:
+        raise NotImplementedError
+
+    def _planned(self, x: Tensor) -> _Plan:
+        raise NotImplementedError
+
+    def _patches(self, rows: slice) -> list[Tensor]:
+        """The patches of each kernel row; the views of the buffers are made once for all parts of a size."""
+        x, size = self._x[rows], rows.stop - rows.start
+        if self._direct:
+            plan = self._planned(x)
+        else:
+            if size not in self._plans:
+                whole = self._room.empty("padded", self._padded(size), x)
+                if not self._plans and self._of.padded != self._of.size:
+                    whole.zero_()
+                self._plans[size] = self._planned(whole)
+            plan = self._plans[size]
+            plan.inside.copy_(x)
+        for target, source in plan.copies:
+            target.copy_(source)
+        return plan.patches
+
+    def _padded(self, size: int) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def _sources(self, x: Tensor, first: int) -> Iterator[tuple[int, int, list[int], list[int], int]]:
+        """For each phase of the stride: place, rows, steps within the kernel and between outputs, offset."""
+        of, steps = self._of, x.stride()[first:]
+        near = [step * dilation for step, dilation in zip(steps[1:], of.dilation[1:], strict=False)]
+        far = [step * stride for step, stride in zip(steps, of.stride, strict=False)]
+        for place, phase in enumerate(self._phases):
+            high = min(self._height, -(-(of.padded[0] - phase) // of.stride[0]))
+            yield place, high, near, far, int(x.storage_offset()) + phase * steps[0]
+
+
+class KernelRows(_Unfolded):
+    """Products have the shape (kernel rows, B * groups, elements of a kernel row, O / groups)."""
+
+    def __init__(self, geometry: Geometry, x: Tensor, grad: Tensor, groups: int, room: Room):
+        wide = x.shape[1] // groups * math.prod(geometry.kernel[1:]) >= NARROW
+        led = not wide and geometry.kernel[0] > 1
+        super().__init__(geometry, led, x.unsqueeze(2) if led else x, grad, room)
+        self._groups = groups
+        self._row = (x.shape[1] // groups * self._rest, grad.shape[1] // groups)
+
+    def _channels(self) -> int:
+        return self._x.shape[1]
+
+    def shape(self, size: int) -> tuple[int, int, int, int]:
+        """Of the products of so many records."""
+        return (len(self._starts), size * self._groups, *self._row)
 
     def multiply(self, rows: slice, out: Tensor) -> Tensor:
         """The products of some records, written to ``out``, which has their shape."""
-        count = (rows.stop - rows.start) * self._groups
-        patches = self._unfold(rows).view(count, self.row[0], -1)
-        grad = self._grad[rows].reshape(count, self.row[1], -1).mT
-        for start, product in zip(self._starts, out, strict=True):
-            torch.bmm(patches[:, :, start : start + grad.shape[1]], grad, out=product)
+        grad = self._grad[rows].reshape(-1, self._row[1], self._places).mT
+        for patches, product in zip(self._patches(rows), out, strict=True):
+            torch.bmm(patches, grad, out=product)
         return out
 
     def weight(self, products: Tensor) -> Tensor:
         """Products (kernel rows, n, groups, *row) in the order of the layer's weight: (n, O, C / groups, *kernel)."""
         lead = products.shape[1]
-        apart = products.view(len(products), lead, self._groups, -1, math.prod(self._of.kernel[1:]), self.row[1])
+        apart = products.view(len(products), lead, self._groups, -1, self._rest, self._row[1])
         ordered = apart.permute(1, 2, 5, 3, 0, 4)
-        return ordered.reshape(lead, self._groups * self.row[1], -1, *self._kernel)
+        return ordered.reshape(lead, self._groups * self._row[1], -1, *self._kernel)
 
-    def _unfold(self, rows: slice) -> Tensor:
+    def _padded(self, size: int) -> tuple[int, ...]:
+        return (size, self._x.shape[1], *self._of.padded)
+
+    def _planned(self, x: Tensor) -> _Plan:
         """Kernel rows side by side: (n, C, *kernel[1:], phases of the stride, rows of a phase, *out[1:])."""
-        of, x = self._of, self._pad(rows)
-        if self._bare and x.is_contiguous():
-            return x
-        inner, n = of.out[1:], len(x)
-        steps = x.stride()
-        near = [step * dilation for step, dilation in zip(steps[3:], of.dilation[1:], strict=True)]
-        far = [step * stride for step, stride in zip(steps[2:], of.stride, strict=True)]
-        shape = (n, x.shape[1], *of.kernel[1:], len(self._phases), self._height, *inner)
-        columns = self._room.empty("columns", shape, x)
-        axis = 1 + len(of.kernel)
-        for place, phase in enumerate(self._phases):
-            high = min(self._height, -(-(of.padded[0] - phase) // of.stride[0]))
-            view = (n, x.shape[1], *of.kernel[1:], high, *inner)
-            source = x.as_strided(view, (*steps[:2], *near, *far), x.storage_offset() + phase * steps[2])
-            columns.select(axis, place).narrow(axis, 0, high).copy_(source)
-        return columns
-
-    def _pad(self, rows: slice) -> Tensor:
-        """Some records of the input with zeros around them; the zeros are written once for all parts."""
-        of, x = self._of, self._x[rows]
-        if of.padded == of.size:
-            return x
-        padded = self._room.empty("padded", (len(x), x.shape[1], *of.padded), x)
-        if not rows.start:
-            padded.zero_()
-        inside = [slice(start, start + length) for start, length in zip(of.before, of.size, strict=True)]
-        padded[:, :, *inside] = x
-        return padded
+        of, columns, copies = self._of, x, []
+        if not self._bare:
+            shape, axis = (*x.shape[:2], *of.kernel[1:]), 1 + len(of.kernel)
+            columns = self._room.empty("columns", (*shape, len(self._phases), self._height, *of.out[1:]), x)
+            for place, high, near, far, offset in self._sources(x, 2):
+                source = x.as_strided((*shape, high, *of.out[1:]), (*x.stride()[:2], *near, *far), offset)
+                copies.append((columns.select(axis, place).narrow(axis, 0, high), source))
+        flat = columns.view(len(x) * self._groups, self._row[0], -1)
+        return _Plan(x[:, :, *_inside(of)], copies, [flat[:, :, s : s + self._places] for s in self._starts])
 
 
-class WholePatches:
-    """The same for few output pixels in a row and many channels: patches (places, kernel, channels), one product."""
+class ChannelsLast(_Unfolded):
+    """The same with the channels last: products have the shape (kernel rows, B, O, elements of a kernel row)."""
 
     def __init__(self, geometry: Geometry, x: Tensor, grad: Tensor, room: Room):
-        self._of, self._x, self._grad, self._room = geometry, x, grad, room
-        self.row = (x.shape[1] * math.prod(geometry.kernel), grad.shape[1])
+        led = x.shape[1] * math.prod(geometry.kernel[1:]) < WIDE and geometry.kernel[0] > 1
+        last = x.movedim(1, -1)
+        super().__init__(geometry, led, last.unsqueeze(1) if led else last, grad, room)
+        self._row = (grad.shape[1], x.shape[1] * self._rest)
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Of the products of all records."""
-        return (1, len(self._x), *self.row)
+    def _channels(self) -> int:
+        return self._x.shape[-1]
 
-    def parts(self) -> list[slice]:
-        """Records whose patches fit the cache together."""
-        return chunks(len(self._x), self.row[0] * math.prod(self._of.out), CHUNK * torch.get_num_threads())
+    def shape(self, size: int) -> tuple[int, int, int, int]:
+        """Of the products of so many records."""
+        return (len(self._starts), size, *self._row)
 
     def multiply(self, rows: slice, out: Tensor) -> Tensor:
         """The products of some records, written to ``out``, which has their shape."""
-        of, x = self._of, self._pad(rows)
-        steps = x.stride()
-        near = [step * dilation for step, dilation in zip(steps[1:], of.dilation, strict=False)]
-        far = [step * stride for step, stride in zip(steps[1:], of.stride, strict=False)]
-        view = x.as_strided(
-            (len(x), *of.out, *of.kernel, x.shape[-1]), (steps[0], *far, *near, steps[-1]), x.storage_offset()
-        )
-        patches = self._room.empty("columns", view.shape, x).copy_(view)
-        torch.bmm(patches.view(len(x), -1, self.row[0]).mT, self._grad[rows].flatten(2).mT, out=out[0])
+        grad = self._grad[rows].reshape(-1, self._row[0], self._places)
+        for patches, product in zip(self._patches(rows), out, strict=True):
+            torch.bmm(grad, patches, out=product)
         return out
 
     def weight(self, products: Tensor) -> Tensor:
-        """Products (1, n, *row) in the order of the layer's weight: (n, O, C, *kernel)."""
-        apart = products.view(products.shape[1], *self._of.kernel, -1, self.row[1])
-        return apart.movedim((-1, -2), (1, 2)).contiguous()
+        """Products (kernel rows, n, *row) in the order of the layer's weight: (n, O, C, *kernel)."""
+        apart = products.view(len(products), -1, self._row[0], *self._of.kernel[1:], self._x.shape[-1])
+        ordered = apart.movedim((1, 2, -1), (0, 1, 2))
+        return ordered.reshape(*ordered.shape[:3], *self._kernel)
 
-    def _pad(self, rows: slice) -> Tensor:
-        """Some records of the input, channels last, with zeros around them that are written once for all parts."""
-        of, x = self._of, self._x[rows].movedim(1, -1)
-        if of.padded == of.size and x.is_contiguous():
-            return x
-        padded = self._room.empty("padded", (len(x), *of.padded, x.shape[-1]), x)
-        if not rows.start:
-            padded.zero_()
-        inside = [slice(start, start + length) for start, length in zip(of.before, of.size, strict=True)]
-        padded[:, *inside] = x
-        return padded
+    def _padded(self, size: int) -> tuple[int, ...]:
+        return (size, *self._of.padded, self._x.shape[-1])
+
+    def _planned(self, x: Tensor) -> _Plan:
+        """Kernel rows side by side: (n, phases of the stride, rows of a phase, *out[1:], *kernel[1:], C)."""
+        of, columns, copies = self._of, x, []
+        if not self._bare:
+            tail = (*of.out[1:], *of.kernel[1:], x.shape[-1])
+            columns = self._room.empty("columns", (len(x), len(self._phases), self._height, *tail), x)
+            for place, high, near, far, offset in self._sources(x, 1):
+                source = x.as_strided(
+                    (len(x), high, *tail), (x.stride(0), *far, *near[: len(of.kernel) - 1], 1), offset
+                )
+                copies.append((columns[:, place, :high], source))
+        flat = columns.view(len(x), -1, self._row[1])
+        return _Plan(x[:, *_inside(of)], copies, [flat[:, s : s + self._places] for s in self._starts])
 
 
-Patches = KernelRows | WholePatches
+def _offsets(of: Geometry) -> tuple[list[int], int, list[int]]:
+    """Phases of the stride that the first dimension's kernel rows begin in, rows of a phase, and where each begins."""
+    places = [divmod(i * of.dilation[0], of.stride[0]) for i in range(of.kernel[0])]
+    phases = sorted({phase for _, phase in places})
+    height = places[-1][0] + of.out[0]
+    inner = math.prod(of.out[1:])
+    return phases, height, [(phases.index(phase) * height + row) * inner for row, phase in places]
+
+
+def _inside(of: Geometry) -> list[slice]:
+    return [slice(start, start + length) for start, length in zip(of.before, of.size, strict=True)]
+
+
+Patches = KernelRows | ChannelsLast
 
 
 def patches_of(geometry: Geometry, x: Tensor, grad: Tensor, groups: int, room: Room) -> Patches:
     """The quicker of the two ways to copy."""
-    short = geometry.out[-1] <= SHORT <= x.shape[1] and math.prod(geometry.kernel) > 1
-    if groups == 1 and short:
-        return WholePatches(geometry, x, grad, room)
+    if groups == 1 and x.shape[1] >= MANY:
+        return ChannelsLast(geometry, x, grad, room)
     return KernelRows(geometry, x, grad, groups, room)

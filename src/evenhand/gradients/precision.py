@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ def lowered() -> bool:
     >>> with torch.autocast("cpu", torch.bfloat16): lowered()
     True
     """
-    return any(torch.is_autocast_enabled(kind) for kind in _TYPES)
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def full() -> AbstractContextManager[None]:
@@ -26,6 +27,25 @@ def full() -> AbstractContextManager[None]:
     torch.float32
     """
     return _off() if lowered() else nullcontext()
+
+
+class plain:  # noqa: N801 - used like a function; a class is quicker than a generator
+    """Inside, there is neither autograd nor autocast.
+
+    >>> with torch.autocast("cpu", torch.bfloat16), plain(): torch.is_grad_enabled(), lowered()
+    (False, False)
+    """
+
+    def __enter__(self) -> None:
+        self._grad, self._autocast = torch.is_grad_enabled(), full() if lowered() else None
+        torch._C._set_grad_enabled(False)
+        if self._autocast is not None:
+            self._autocast.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        torch._C._set_grad_enabled(self._grad)
+        if self._autocast is not None:
+            self._autocast.__exit__(*exc)
 
 
 @contextmanager

@@ -6,8 +6,9 @@ statistics, a loss that averages over the batch, or state that forward writes fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +31,15 @@ from evenhand.gradients.records import (
     losses,
     take,
 )
-from evenhand.gradients.reference import precise_reference, row_norms
+from evenhand.gradients.reference import norms_and_sum
 from evenhand.gradients.refusals import refuse
 from evenhand.gradients.structure import modules_of
 
 RECORDS = 4
 COUPLING = 1e-6
 ENGINE = 1e-3
+Found: TypeAlias = tuple[Tensor, Sequence[Tensor | None]]
+"""Loss and gradients of one record."""
 
 
 def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
@@ -93,16 +96,17 @@ def _finite(inputs: Any, targets: Any) -> Tensor:
 
 def _check_state(model: nn.Module, inputs: Any, size: int) -> None:
     """Refuse buffers and parameters that forward sets to something that depends on the records."""
-    before = {name: tensor.clone() for name, tensor in _state(model)}
-    written: list[dict[str, Tensor]] = []
+    names = [name for name, _ in _state(model)]
+    first: dict[str, Tensor] = {}
     for rows in [take(inputs, slice(i, i + 1)) for i in range(size)] + [take(_altered(inputs), slice(0, 1))]:
         with buffers_restored(model):
             call(model, rows)
-            written.append({name: tensor.clone() for name, tensor in _state(model)})
-    for name in before:
-        if any(name in after and not _same(after[name], written[0][name], 0.0) for after in written):
+            after = dict(_state(model))
+            first = first or {name: tensor.clone() for name, tensor in after.items()}
+            changed = [name for name in names if name in after and not _same(after[name], first[name])]
+        if changed:
             raise UnsupportedModelError(
-                f"forward writes {name!r} from the data, which would be released without noise; use a layer "
+                f"forward writes {changed[0]!r} from the data, which would be released without noise; use a layer "
                 "that keeps no statistics of its inputs (such as nn.GroupNorm), or freeze the module with .eval()"
             )
 
@@ -130,22 +134,21 @@ class _Precise:
     """Loss and gradient of one record of a batch, in float64 where the model's code allows it."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, dtype: torch.dtype | None):
-        tensors = {name: t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
+        tensors = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
         self._dtype = dtype
-        tensors = tensors if dtype is None else cast(tensors, dtype)
+        tensors = {name: t.clone() if dtype is None else cast(t.clone(), dtype) for name, t in tensors.items()}
         self._leaves = [tensors[n].requires_grad_() for n, p in model.named_parameters() if p.requires_grad]
         self._state = {WithLoss.PREFIX + name: t for name, t in tensors.items()}
         self._both = WithLoss(model, loss_fn)
 
-    def __call__(self, inputs: Any, targets: Any, i: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, inputs: Any, targets: Any, i: int) -> Found:
         if self._dtype is not None:
             inputs, targets = cast(inputs, self._dtype), cast(targets, self._dtype)
         with preserved(self._both.model):
             loss = call_with(self._both, self._state, inputs, targets)[i]
         if not loss.requires_grad:
-            return loss, loss.new_zeros(1)
-        grads = torch.autograd.grad(loss, self._leaves, allow_unused=True)
-        return loss.detach(), torch.cat([g.flatten() for g in grads if g is not None] or [loss.new_zeros(1)])
+            return loss, ()
+        return loss.detach(), torch.autograd.grad(loss, self._leaves, allow_unused=True)
 
 
 def _check_company(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, size: int) -> None:
@@ -159,8 +162,7 @@ def _check_company(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any,
         among = [((inputs, targets), i), ((_company(inputs, i, size), _company(targets, i, size)), max(size - 1, 1))]
         expected = precise(alone[0], alone[1], 0)
         for batch, place in among:
-            found = precise(batch[0], batch[1], place)
-            if not all(_same(a, b, tolerance) for a, b in zip(expected, found, strict=True)):
+            if not _alike(expected, precise(batch[0], batch[1], place), tolerance):
                 culprit = first_coupled_module(model, alone[0], batch[0], place, ENGINE)
                 raise UnsupportedModelError(_coupled(culprit))
 
@@ -180,7 +182,7 @@ def _coupled(culprit: str | None) -> str:
 def _check_engine(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
     """The engine against plain autograd, record by record: catches kernels that compute something else."""
     result = Engine(model, loss_fn).run(inputs, targets)
-    norm = row_norms(precise_reference(model, loss_fn, inputs, targets)[1])
+    norm = norms_and_sum(model, loss_fn, inputs, targets)[0]
     rows = torch.isfinite(norm) & torch.isfinite(result.norm)
     floor = norm_floor({name: p for name, p in model.named_parameters() if p.requires_grad})
     if bool(((result.norm - norm).abs() > ENGINE * norm + floor)[rows].any()):
@@ -190,13 +192,31 @@ def _check_engine(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) 
         )
 
 
-def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Equal up to a relative error of the whole tensor; not-a-number equals itself."""
-    if a.shape != b.shape:
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal; not-a-number equals itself."""
+    if a.shape != b.shape or torch.equal(a, b) or not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+def _alike(some: Found, others: Found, tolerance: float) -> bool:
+    """Whether losses, and gradients over all parameters, are equal up to a relative error."""
+    return _near([some[0]], [others[0]], tolerance) and _near(some[1], others[1], tolerance)
+
+
+def _near(some: Sequence[Tensor | None], others: Sequence[Tensor | None], tolerance: float) -> bool:
+    """Equal up to a relative error of all tensors together, without joining them; what is not finite has its place."""
+    if [None if a is None else a.shape for a in some] != [None if b is None else b.shape for b in others]:
         return False
-    if tolerance == 0.0 or not a.is_floating_point():
-        return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) if a.is_floating_point() else torch.equal(a, b)
-    if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
-        return False
-    a, b = (torch.where(torch.isfinite(t), t, 0.0).double() for t in (a, b))
-    return float((a - b).norm()) <= tolerance * (float(b.norm()) + 1e-6)
+    apart = size = 0.0
+    for a, b in zip(some, others, strict=True):
+        if a is None or b is None:
+            continue
+        finite = torch.isfinite(a)
+        if not torch.equal(finite, torch.isfinite(b)):
+            return False
+        if not bool(finite.all()):
+            a, b = torch.where(finite, a, 0.0), torch.where(finite, b, 0.0)
+        apart = math.hypot(apart, float((a.double() - b.double()).norm()))
+        size = math.hypot(size, float(b.double().norm()))
+    return apart <= tolerance * (size + 1e-6)

@@ -22,9 +22,11 @@ def batch_size(inputs: Any, targets: Any) -> int:
     >>> batch_size({"x": torch.zeros(3, 2), "flag": True}, torch.zeros(3))
     3
     """
-    both = (inputs, targets)
-    leaves = both if isinstance(inputs, Tensor) and isinstance(targets, Tensor) else tree_leaves(both)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+        first, second = inputs.shape, targets.shape
+        if first and second and first[0] == second[0]:
+            return first[0]
+    tensors = [leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
     sizes = {t.shape[0] if t.dim() else -1 for t in tensors}
     if len(sizes) != 1 or -1 in sizes:
         raise UsageError(

@@ -5,7 +5,8 @@ The tests hold the engine to it, the probe compares with it, and rows that float
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients.measuring import CarefulGauge
 from evenhand.gradients.records import LossFn, WithLoss, batch_size, call, call_with, cast, losses, take
+
+OneByOne: TypeAlias = Iterator[tuple[Tensor, dict[str, Tensor]]]
+"""Loss, shape (1,), and gradient by parameter name of one record after the other."""
 
 
 def reference(
@@ -27,6 +31,18 @@ def reference(
     >>> gradients["weight"][:, 0, 0]
     tensor([0., 1., 2.])
     """
+    return _stacked(one_by_one(model, loss_fn, inputs, targets, dtype))
+
+
+def _stacked(records: OneByOne) -> tuple[Tensor, dict[str, Tensor]]:
+    values, rows = zip(*records, strict=True)
+    return torch.cat(values), {name: torch.stack([row.pop(name) for row in rows]) for name in list(rows[0])}
+
+
+def one_by_one(
+    model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, dtype: torch.dtype | None = None
+) -> OneByOne:
+    """`reference` without holding the gradients of more than one record."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     tensors = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
     if dtype is not None:
@@ -34,16 +50,11 @@ def reference(
     leaves = {name: tensors[name].detach().requires_grad_() for name in names}
     state = {WithLoss.PREFIX + name: t for name, t in {**tensors, **leaves}.items()}
     both = WithLoss(model, loss_fn)
-    values: list[Tensor] = []
-    rows: dict[str, list[Tensor]] = {name: [] for name in names}
     for i in range(batch_size(inputs, targets)):
         with torch.enable_grad():
             value = call_with(both, state, take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1)))
-        values.append(value.detach())
         refuse_held(value, model)
-        for name, grad in zip(names, _gradients(value, list(leaves.values())), strict=True):
-            rows[name].append(grad)
-    return torch.cat(values), {name: torch.stack(grads) for name, grads in rows.items()}
+        yield value.detach(), dict(zip(names, _gradients(value, list(leaves.values())), strict=True))
 
 
 def precise_reference(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -58,23 +69,46 @@ def precise_reference(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: A
         return reference(model, loss_fn, inputs, targets)
 
 
-def plain_reference(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """`reference` with the model's own parameters in place, so that others may use the model meanwhile.
+def norms_and_sum(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Norm of each record's gradient and the sum of all, as `precise_reference` has them, in little memory.
 
-    >>> plain_reference(nn.Linear(2, 1), lambda out, y: out[:, 0] * y, torch.ones(3, 2), torch.ones(3))[0].shape
+    >>> norm, total = norms_and_sum(nn.Linear(1, 1), lambda out, y: out[:, 0] * y, torch.ones(3, 1), torch.ones(3))
+    >>> norm.shape, total["bias"]
+    (torch.Size([3]), tensor([3.], dtype=torch.float64))
+    """
+    try:
+        return _measured(one_by_one(model, loss_fn, inputs, targets, torch.float64))
+    except RuntimeError:
+        return _measured(one_by_one(model, loss_fn, inputs, targets))
+
+
+def _measured(records: OneByOne) -> tuple[Tensor, dict[str, Tensor]]:
+    norms: list[Tensor] = []
+    total: dict[str, Tensor] = {}
+    for _, gradient in records:
+        norms.append(row_norms({name: own.unsqueeze(0) for name, own in gradient.items()}))
+        for name in list(gradient):
+            own = gradient.pop(name).double()
+            total[name] = total[name].add_(own) if name in total else own.clone(memory_format=torch.contiguous_format)
+    return torch.cat(norms), total
+
+
+def plain_norms(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
+    """Norms of the records' gradients with the model's own parameters in place, so that others may use the model.
+
+    >>> plain_norms(nn.Linear(2, 1), lambda out, y: out[:, 0] * y, torch.ones(3, 2), torch.ones(3)).shape
     torch.Size([3])
     """
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    values: list[Tensor] = []
-    rows: dict[str, list[Tensor]] = {name: [] for name in own}
+    norms: list[Tensor] = []
     for i in range(batch_size(inputs, targets)):
         one = take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1))
         with torch.enable_grad():
             value = losses(loss_fn, call(model, one[0]), one[1], 1)
-        values.append(value.detach())
-        for name, grad in zip(own, _gradients(value, list(own.values())), strict=True):
-            rows[name].append(grad)
-    return torch.cat(values), {name: torch.stack(grads) for name, grads in rows.items()}
+        norms.append(
+            row_norms({n: g.unsqueeze(0) for n, g in zip(own, _gradients(value, list(own.values())), strict=True)})
+        )
+    return torch.cat(norms)
 
 
 def refuse_held(value: Tensor, model: nn.Module) -> None:

@@ -95,7 +95,8 @@ class Layout:
     buffers: tuple[tuple[dict[str, Tensor | None], str], ...]
     trainable: Trainable
     served: list[Site | Composed]
-    marks: tuple[Any, ...]
+    marks: tuple[_Mark, ...]
+    names: dict[int, str]
 
     @classmethod
     def read(cls, model: nn.Module) -> Layout:
@@ -104,12 +105,15 @@ class Layout:
         >>> list(Layout.read(nn.Linear(2, 1)).trainable)
         ['weight', 'bias']
         """
-        marks, modules = _marks(model), modules_of(model)
+        modules = modules_of(model)
+        marks = tuple(_Mark.of(module) for _, module in modules)
         refuse(modules)
         identities = frozenset(id(module) for _, module in modules)
         parameters = tuple(p for _, module in modules for p in module._parameters.values() if p is not None)
         buffers = tuple((module._buffers, name) for _, module in modules for name in module._buffers)
-        return cls(model, modules, identities, parameters, buffers, trainable_of(modules), sites(modules), marks)
+        trainable = trainable_of(modules)
+        names = {id(p): name for name, p in trainable.items()}
+        return cls(model, modules, identities, parameters, buffers, trainable, sites(modules), marks, names)
 
     def state(self) -> tuple[tuple[int, int], ...]:
         """Identity and version of every buffer and parameter: a write in place or a replacement changes them.
@@ -119,47 +123,81 @@ class Layout:
         >>> layout.state() == before
         False
         """
-        held = (places.get(name) for places, name in self.buffers)
-        return tuple((id(t), t._version) for t in (*held, *self.parameters) if t is not None)
+        held = [t for t in [places.get(name) for places, name in self.buffers] if t is not None]
+        return tuple([(id(t), t._version) for t in (*held, *self.parameters)])
 
     def current(self) -> Layout:
         """This layout, or a new one if modules, parameters, modes or hooks have changed."""
-        same = self.marks == _marks(self.model) and all(_still_served(site) for site in self.served)
-        return self if same else Layout.read(self.model)
+        for mark in self.marks:
+            if not mark.holds():
+                return Layout.read(self.model)
+        for site in self.served:
+            part = site.kernel if isinstance(site, Site) else site.composite
+            if not part.serves(site.module):
+                return Layout.read(self.model)
+        return self
 
 
-def _still_served(site: Site | Composed) -> bool:
-    part = site.kernel if isinstance(site, Site) else site.composite
-    return bool(part.serves(site.module))
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Everything that decides how a module is served, compared before every batch rather than read again.
 
+    The marks of a model's modules name each module's children, so together they hold exactly if a walk over the model
+    would find the same modules.
+    """
 
-def _marks(model: nn.Module) -> tuple[Any, ...]:
-    """Everything that decides how a module is served, cheap enough to be read before every batch."""
-    found: list[Any] = []
-    stack, seen = [model], set()
-    while stack:
-        module = stack.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        inside = module.__dict__
-        found.append(
-            (
-                id(module),
-                None if isinstance(module, torch.jit.ScriptModule) else type(module).forward,
-                inside.get("training"),
-                "forward" in inside,
-                inside.get("_compiled_call_impl") is None,
-                len(module._forward_hooks) + len(module._forward_pre_hooks),
-                len(module._backward_hooks) + len(module._backward_pre_hooks),
-                *[
-                    (id(p), p.requires_grad, not p._backward_hooks)
-                    for p in module._parameters.values()
-                    if p is not None
-                ],
-                *[buffer is None for buffer in module._buffers.values()],
-            )
+    module: nn.Module
+    script: bool
+    forward: Any
+    training: Any
+    own_forward: bool
+    compiled: bool
+    hooks: tuple[int, int]
+    children: list[int]
+    parameters: list[Any]
+    places: list[int]
+    flags: list[tuple[bool, bool]]
+    buffers: list[bool]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Mark:
+        """The module as it is now."""
+        script, inside = isinstance(module, torch.jit.ScriptModule), module.__dict__
+        parameters = list(module._parameters.values())
+        return cls(
+            module,
+            script,
+            None if script else type(module).forward,
+            inside.get("training"),
+            "forward" in inside,
+            inside.get("_compiled_call_impl") is not None,
+            _hooks(module),
+            [] if script else [*map(id, module._modules.values())],
+            [p for p in parameters if p is not None],
+            [*map(id, parameters)],
+            [(p.requires_grad, bool(p._backward_hooks)) for p in parameters if p is not None],
+            [buffer is None for buffer in module._buffers.values()],
         )
-        if not isinstance(module, torch.jit.ScriptModule):
-            stack.extend(child for child in module._modules.values() if child is not None)
-    return tuple(found)
+
+    def holds(self) -> bool:
+        """Whether the module is still as it was."""
+        module = self.module
+        inside = module.__dict__
+        return (
+            inside.get("training") is self.training
+            and ("forward" in inside) is self.own_forward
+            and (inside.get("_compiled_call_impl") is not None) is self.compiled
+            and (self.script or type(module).forward is self.forward)
+            and _hooks(module) == self.hooks
+            and (self.script or [*map(id, module._modules.values())] == self.children)
+            and [*map(id, module._parameters.values())] == self.places
+            and [(p.requires_grad, bool(p._backward_hooks)) for p in self.parameters] == self.flags
+            and [buffer is None for buffer in module._buffers.values()] == self.buffers
+        )
+
+
+def _hooks(module: nn.Module) -> tuple[int, int]:
+    return (
+        len(module._forward_hooks) + len(module._forward_pre_hooks),
+        len(module._backward_hooks) + len(module._backward_pre_hooks),
+    )

@@ -1,0 +1,43 @@
+"""What a rule says about a batch, one weight per record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.func import vmap
+
+from evenhand.errors import UnsupportedModelError
+from evenhand.rules import BatchRule, Rule, SampleRule
+from evenhand.types import State, Stats
+
+_OURS = ("evenhand.rules.", "evenhand.queries.")
+
+
+def weights_of(rule: Rule, stats: Stats, state: State) -> Tensor:
+    """A sample rule sees one row at a time, so that it cannot couple records even by mistake."""
+    if isinstance(rule, SampleRule):
+        weights = by_row(rule.weight, stats, state)
+    elif isinstance(rule, BatchRule):
+        weights = rule.weights(stats, state)
+    else:
+        raise UnsupportedModelError(
+            f"{type(rule).__name__} is neither a SampleRule nor a BatchRule: derive it from one."
+        )
+    if weights.shape != stats.norm.shape:
+        raise UnsupportedModelError(f"The rule {rule.name!r} must give one weight per record.")
+    return weights
+
+
+def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: State) -> Tensor:
+    """``function`` applied to each row on its own (vmap).
+
+    Our own rules and queries are applied to whole columns, which is quicker: the conformance kit holds them to giving
+    the same numbers either way. A user's code gets the guarantee from vmap itself.
+    """
+    if type(getattr(function, "__self__", None)).__module__.startswith(_OURS):
+        return function(stats, state)
+    columns: tuple[Tensor, ...] = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
+    if not len(stats.norm):  # vmap needs a row: a made-up one tells the shape of none
+        columns = tuple(column.new_ones(1) * 0 for column in columns)
+    return vmap(lambda *row: function(Stats(*row), state))(*columns)[: len(stats.norm)]
