@@ -94,13 +94,13 @@ def start(
     rule = registry.build("rule", **plan.rule)
     memory = rule.initial(plan.facts)
     state = checkpoints.load(folder, plan)
-    segment = len(folder.ledger().segments) if folder.ledger_file.exists() else 0
+    segment = len(folder.ledger().keys) if folder.ledger_file.exists() else 0
     if state is not None:
         _restore(state, model, optimizer, kept)
         memory = state["memory"]
     stream = Stream.fresh() if insecure_seed is None else Stream.insecure(insecure_seed, segment)
     queries = tuple(registry.build("query", **query) for query in plan.queries)
-    mechanism = Mechanism(plan, rule, queries, stream)
+    mechanism = Mechanism(plan, rule, queries, stream, lean=compute is not None and compute.lean)
     watch = guards.Watch(model, loss, len(plan.facts.labels), compute=compute, views=views)
     rehearse(mechanism)
     ledger = Ledger.open(

@@ -89,7 +89,7 @@ def run(
                     f"Stopped after step {private.position} of {private.plan.steps}; nothing is lost. "
                     f"Continue with: evenhand resume {private.folder.path}",
                 )
-            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            if time.monotonic() - saved > CHECKPOINT_SECONDS and private.at_block_end:
                 private.checkpoint()
                 saved = time.monotonic()
         private.checkpoint()
@@ -118,6 +118,7 @@ def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast) ->
     with private.folder.metrics_file.open("a") as file:
         file.write(json.dumps(line) + "\n")
     if telling:
+        private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)
         telling.log(private.position, released(line, max((e for e in charged if e is not None), default=None)))
 

@@ -17,6 +17,7 @@ from evenhand.errors import UsageError, VerificationError
 from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
 from evenhand.privacy import statement as statements
+from evenhand.privacy import statement_sharing
 
 _PACKAGES = ("evenhand", "torch", "numpy", "scipy", "cryptography", "dp-accounting")
 _README = """# A run of evenhand
@@ -28,6 +29,18 @@ The metrics describe the evaluation data, which the privacy statement does not c
 
 Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files,
 env.json your software.
+
+Check it: evenhand verify . (needs neither torch nor the data).
+"""
+_WITHDRAWN = f"""# A withdrawn run of evenhand
+
+Budgets were lowered, and another run folder goes on from an earlier checkpoint of this one. Nothing that was computed
+here after that checkpoint may be released: delete it. Nothing more can be trained here; resume the other folder.
+
+May be shared: {", ".join(statement_sharing.FROM_FACTS)}.
+
+Must not be shared: {", ".join(statement_sharing.FROM_NOISE)}, everything in private/.
+config.toml names your files, env.json your software.
 
 Check it: evenhand verify . (needs neither torch nor the data).
 """
@@ -79,15 +92,33 @@ class Folder:
         """What must not be shared; only the owner may enter."""
         return self.path / "private"
 
+    @property
+    def checkpoint_file(self) -> Path:
+        """What a resume takes."""
+        return self.private / "checkpoint.pt"
+
+    @property
+    def kept(self) -> Path:
+        """Earlier checkpoints, for budgets that are lowered."""
+        return self.private / "kept"
+
+    @property
+    def withdrawn_file(self) -> Path:
+        """Of a run that was left for a fork: its ledger's head since, so that a row that says so cannot be lost."""
+        return self.private / "withdrawn.json"
+
+    def markers(self) -> list[Path]:
+        """One small file per checkpoint, with the ledger's head that it was written after."""
+        files = (self.checkpoint_file.with_suffix(".json"), *sorted(self.kept.glob("*.json")))
+        return [file for file in files if file.exists()]
+
     @classmethod
     def create(cls, path: Path, plan: Plan) -> Folder:
         """Make the folder for a new run. A folder with a ledger is a run already and is refused."""
         folder = cls(path)
         if folder.ledger_file.exists():
             folder._forget_unspent()
-        elif any(
-            file.exists() for file in (folder.private / "checkpoint.pt", folder.model_file, folder.statement_file)
-        ):
+        elif any(file.exists() for file in (folder.checkpoint_file, folder.model_file, folder.statement_file)):
             raise UsageError(
                 f"{path} holds a model or checkpoint whose ledger is missing, so what it spent is not known. "
                 "Choose another --out."
@@ -121,8 +152,8 @@ class Folder:
 
     def anchors(self) -> list[str]:
         """Heads of the ledger that this folder's files were written after; a damaged file gives one that is in none."""
-        files = (self.statement_file, self.private / "checkpoint.json")
-        return [_head(file) for file in files if file.exists()]
+        files = (self.statement_file, self.withdrawn_file, *self.markers())
+        return [head_in(file) for file in files if file.exists()]
 
     @classmethod
     def existing(cls, path: str | Path) -> Folder:
@@ -152,13 +183,12 @@ class Folder:
     def statement(self) -> dict[str, Any]:
         """The statement for what the ledger charges now."""
         model = sha256(self.model_file) if self.model_file.exists() else None
-        last = self.metrics()[-1:] or [{}]
         return statements.build(
             self.plan(),
             self.ledger(),
             model=model,
             software=software(),
-            groups=last[0].get("groups", {}),
+            groups=self._last_evaluation().get("groups", {}),
             composition=self.composition(),
             files=self.hashes(),
         )
@@ -175,15 +205,26 @@ class Folder:
             found = json.loads(self.composition_file.read_bytes())
         return found
 
+    def _last_evaluation(self) -> dict[str, Any]:
+        """What a statement says of the model's use; nothing of a withdrawn run, whose figures must not be shared."""
+        lines = self.metrics()
+        return lines[-1] if lines and self.ledger().withdrawn is None else {}
+
     def write_statement(self) -> dict[str, Any]:
         """Build the statement and write it as data and in words; of several owners also a table."""
         made = self.statement()
         if len(made["owners"]) > 1:
-            table = owner_tables.as_csv(made["owners"], (self.metrics()[-1:] or [{}])[0])
+            table = owner_tables.as_csv(made["owners"], self._last_evaluation())
             write_durably(self.path / owner_tables.FILE, table.encode("utf-8", "replace"))
         write_json(self.statement_file, made)
         write_durably(self.path / "statement.md", statements.markdown(made).encode())
         return made
+
+    def say_withdrawn(self) -> None:
+        """Write, once the ledger says so, that this run was left for a fork and what of it must not be shared."""
+        write_json(self.withdrawn_file, {"ledger_head": self.ledger().head})
+        write_durably(self.path / "README.md", _WITHDRAWN.encode())
+        self.write_statement()
 
 
 def software() -> dict[str, str]:
@@ -225,7 +266,8 @@ def write_durably(path: Path, data: bytes) -> None:
     ledgers.sync_folder(path.parent)
 
 
-def _head(file: Path) -> str:
+def head_in(file: Path) -> str:
+    """The ledger's head that a statement or checkpoint was written after."""
     try:
         return str(json.loads(file.read_bytes())["ledger_head"])
     except (ValueError, KeyError, TypeError):

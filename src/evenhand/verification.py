@@ -16,8 +16,9 @@ from typing import Any
 from evenhand.errors import EvenhandError
 from evenhand.plans import Plan
 from evenhand.privacy import statement as statements
+from evenhand.privacy import statement_warnings
 from evenhand.privacy.ledger import Commit, Reading, parse
-from evenhand.runs import Folder, as_json, sha256, software
+from evenhand.runs import Folder, as_json, head_in, sha256, software
 
 _COMPUTED = ("guarantee", "owners", "accounting", "public_inputs", "plan", "ledger_head", "model_sha256", "files")
 
@@ -103,9 +104,10 @@ def _covered(scales: Sequence[float], commit: Commit) -> list[tuple[float, float
 
 
 def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
-    marker = folder.private / "checkpoint.json"
-    if marker.exists() and json.loads(marker.read_bytes()).get("ledger_head") not in reading.hashes:
-        return ["the ledger no longer contains the row that the last checkpoint was written after: it was shortened."]
+    if any(head_in(marker) not in reading.hashes for marker in folder.markers()):
+        return ["the ledger no longer contains the row that a checkpoint was written after: it was shortened."]
+    if folder.withdrawn_file.exists() and reading.withdrawn is None:
+        return ["this run was withdrawn, and its ledger does not say so any more: it was shortened."]
     return []
 
 
@@ -183,6 +185,9 @@ def _notes(folder: Folder, reading: Reading) -> list[str]:
         notes.append("the noise comes from a public seed: this run protects nobody who knows or guesses it.")
     if reading.foreign:
         notes.append("the weights were also changed outside of private steps; what did that is not accounted.")
+    notes += [statement_warnings.forked(row) for row in reading.forks]
+    if reading.withdrawn is not None:
+        notes.append(statement_warnings.withdrawn(reading.withdrawn))
     if reading.committed < reading.reserved:
         notes.append(f"{reading.reserved - reading.committed} charged steps have no record of what they used.")
     if not folder.anchors():

@@ -48,6 +48,17 @@ def test_a_reserve_row_is_on_disk_before_the_call_returns(path: Path, monkeypatc
         assert synced == [3]
 
 
+def test_what_is_told_is_on_disk_before_the_call_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[int, ...]] = []
+    with opened(path) as ledger:
+        ledger.reserve(3)
+        monkeypatch.setattr("os.fsync", lambda _: synced.append(read(path).told))
+        ledger.told(2)
+        ledger.told(3)
+    assert synced[:2] == [(2,), (2, 3)]
+    assert read(path).reserved == 3, "it costs no step"
+
+
 def test_reserving_past_the_plan_is_refused_and_writes_nothing(path: Path) -> None:
     with opened(path, steps=10) as ledger:
         ledger.reserve(10)

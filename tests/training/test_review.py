@@ -213,6 +213,17 @@ def test_a_public_seed_and_foreign_updates_are_noted(tiny: Data, tiny_plan: Plan
     assert "outside of private steps" in (tmp_path / "statement.md").read_text()
 
 
+def test_a_change_after_the_last_step_is_noted_at_the_release(tiny: Data, tiny_plan: Plan, tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    with attached(tiny_plan, tmp_path, model) as private:
+        for batch in private.batches(tiny):
+            private.step(batch)
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        private.release()
+    assert "outside of private steps" in " ".join(verify(tmp_path)["notes"])
+
+
 def test_an_error_of_the_loss_does_not_print_labels(tiny: Data, tiny_plan: Plan, tmp_path: Path) -> None:
     class Late:
         calls = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,21 +27,27 @@ def run(
     epochs: Annotated[
         float | None, typer.Option("--epochs", help="Further passes under new budgets; default what remains.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Budgets below what is spent: a new folder, from the last checkpoint that fits."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Continue a run, with new budgets if any are given; exit code 3 if it has no budget left for a step."""
     from evenhand.training import resume
 
     if epsilon is not None or budgets is not None:
-        _rebudget(folder, epsilon, budgets, epochs)
+        _rebudget(folder, epsilon, budgets, epochs, out)
     elif epochs is not None:
         raise UsageError("Going on for longer spends more: say what is promised then, with --epsilon or --budgets.")
+    elif out is not None:
+        raise UsageError("--out is for budgets below what is spent: give them too. A run goes on in its own folder.")
     with interruptible():
-        finished = resume(folder)
+        finished = resume(folder if out is None else out)
     show(finished, json)
 
 
-def _rebudget(folder: Path, epsilon: float | None, budgets: str | None, epochs: float | None) -> None:
+def _rebudget(folder: Path, epsilon: float | None, budgets: str | None, epochs: float | None, out: Path | None) -> None:
     from evenhand.privacy.budgets import Budgets, Privacy
     from evenhand.rebudgeting import rebudget
 
@@ -49,4 +56,14 @@ def _rebudget(folder: Path, epsilon: float | None, budgets: str | None, epochs: 
     found = options.budgets(budgets).get("budgets")
     if budgets is not None and not found:
         raise UsageError("--budgets takes NAME=NUMBER,NAME=NUMBER or a .toml file here: owners are known already.")
-    rebudget(folder, Budgets(found) if found else Privacy(float(epsilon or 0.0)), epochs=epochs)
+    made = rebudget(folder, Budgets(found) if found else Privacy(float(epsilon or 0.0)), epochs=epochs, out=out)
+    if out is not None:
+        step = sum(stage.steps for stage in made.earlier)
+        left = (
+            f"{made.steps - step} steps remain" if made.steps > step else "no step remains, the model is taken as it is"
+        )
+        print(
+            f"Gone back to step {step}: {left}. {folder} is withdrawn: delete what it computed after that step, "
+            "weights and metrics, and never release it.",
+            file=sys.stderr,
+        )

@@ -33,7 +33,8 @@ class Reading:
     """A ledger read and checked from its first byte to its last.
 
     ``plan`` and ``steps`` are those that hold at its end. ``replans`` are the plans before, each with the number of
-    steps that were charged when it was replaced.
+    steps that were charged when it was replaced. ``told`` are the positions whose figures loggers got. ``keys`` are the
+    random keys that must not be used again: those of its segments and, after a fork, those of the run it left.
     """
 
     plan: str
@@ -43,7 +44,11 @@ class Reading:
     segments: tuple[Mapping[str, Any], ...]
     commits: tuple[Commit, ...]
     released: tuple[str, ...]
+    told: tuple[int, ...]
     foreign: tuple[int, ...]
+    forks: tuple[Mapping[str, Any], ...]
+    withdrawn: Mapping[str, Any] | None
+    keys: tuple[str, ...]
     hashes: tuple[str, ...]
     torn: int
 
@@ -86,6 +91,10 @@ def parse(data: bytes) -> Reading:
                 raise LedgerError("A replan row does not start where the charges end: the ledger is damaged.")
             replans.append((plan, reserved))
             plan, steps = str(row["plan"]), _whole(row["steps"], 1)
+        elif row["type"] == "fork" and (row["from"] != reserved or _whole(row["charged"], 0) < reserved):
+            raise LedgerError("A fork row does not start where the charges end: the ledger is damaged.")
+    if any(row["type"] == "withdrawn" for row in rows[:-1]):
+        raise LedgerError("The ledger goes on after its run was withdrawn: it is damaged and cannot be trusted.")
     reserved = min(steps, reserved + BLOCK * torn) if torn else reserved
     if reserved > steps:
         raise LedgerError("The ledger charges more steps than its plan has: it is damaged.")
@@ -103,7 +112,11 @@ def parse(data: bytes) -> Reading:
         segments=tuple(row for row in rows if row["type"] == "segment"),
         commits=commits,
         released=tuple(str(row["model"]) for row in rows if row["type"] == "release"),
+        told=tuple(_whole(row["position"], 0) for row in rows if row["type"] == "told"),
         foreign=tuple(_whole(row["position"], 0) for row in rows if row["type"] == "foreign"),
+        forks=tuple(row for row in rows if row["type"] == "fork"),
+        withdrawn=rows[-1] if rows[-1]["type"] == "withdrawn" else None,
+        keys=tuple(_keys(rows)),
         hashes=tuple(hashes),
         torn=torn,
     )
@@ -149,6 +162,21 @@ def _parse(line: bytes, previous: str) -> dict[str, Any] | None:
 def row_hash(body: Mapping[str, Any]) -> str:
     """Hash of a row without its own hash; it contains the hash of the row before."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def encoded(row: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
+    """A row as it stands in the file behind the row with hash ``previous``, and its own hash."""
+    body = {**row, "prev": previous}
+    digest = row_hash(body)
+    return json.dumps({**body, "hash": digest}, separators=(",", ":")).encode() + b"\n", digest
+
+
+def _keys(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        if row["type"] == "segment":
+            yield str(row["key"])
+        elif row["type"] == "fork":
+            yield from map(str, row["keys"])
 
 
 def _commits(rows: Sequence[Mapping[str, Any]]) -> Iterator[Commit]:

@@ -23,6 +23,10 @@ MOST = 64
 """Distinct owner classes that are continued; each is solved on its own."""
 
 
+class NothingLeftError(CalibrationError):
+    """What is left of the budgets allows no further step of this method."""
+
+
 @dataclass(frozen=True)
 class Owed:
     """One class: its records, its new budget, and what it was exposed to before."""
@@ -86,7 +90,7 @@ def rates(classes: Sequence[Owed], rest: Rest) -> tuple[float, list[float]]:
     records = {owner: sum(one.records for one in classes if _key(one) == owner) for owner in distinct}
     reach = sum(records.values())
     if reach < rest.batch:
-        raise CalibrationError(
+        raise NothingLeftError(
             f"Only {reach} records have any budget left, fewer than the expected batch of {rest.batch:g}: raise more "
             "budgets, or take the model as it is."
         )
@@ -167,7 +171,7 @@ def _start(budget: float, rate: float, rest: Rest) -> float:
 
 def _noise(owner: Owed, rate: float, rest: Rest, advice: str) -> float:
     if _exhausted(owner, rest.delta):
-        raise CalibrationError(
+        raise NothingLeftError(
             f"An owner with epsilon {owner.budget:g} has nothing left of it for further steps: {advice}."
         )
     start = math.log(_start(_left(owner, rest.delta), rate, rest))

@@ -8,7 +8,11 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
 * ``commit``   what those steps used: sensitivity per owner class (with many classes one number, to be multiplied by
   the class's scale in the plan) and the noise's absolute standard deviation;
 * ``replan``   budgets changed: another plan holds from step ``from`` on, up to ``steps`` in all;
+* ``fork``     budgets were lowered: the rows before are those of another run, which is left here, after its first
+  ``from`` steps; its ``head`` by then, how many steps it had ``charged``, and the ``keys`` it used after that;
+* ``withdrawn`` the last row of the run that was left: its first ``from`` steps live on where the row ``fork`` is;
 * ``release``  a model left the run: hash of its file;
+* ``told``     loggers are about to be given figures of the weights after ``position`` steps. On disk before they are;
 * ``foreign``  the weights were changed between two steps, by something that is not accounted here;
 * ``torn``     ``lines`` lines that crashes cut short were found before this row, each charged as a full block.
 
@@ -18,7 +22,6 @@ A meaning never changes; a new meaning gets a new row type.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,9 +30,20 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.privacy.chain import BLOCK, GENESIS, Commit, Reading, parse, read, row_hash
+from evenhand.privacy.chain import BLOCK, GENESIS, Commit, Reading, encoded, parse, read
 
-__all__ = ["BLOCK", "Commit", "Ledger", "Reading", "locked", "parse", "read", "sync_folder"]
+__all__ = [
+    "BLOCK",
+    "Commit",
+    "Ledger",
+    "Reading",
+    "locked",
+    "parse",
+    "read",
+    "refuse_shortened",
+    "refuse_withdrawn",
+    "sync_folder",
+]
 
 
 class Ledger:
@@ -51,7 +65,7 @@ class Ledger:
         self._head = reading.head if reading else GENESIS
         self.reserved = reading.reserved if reading else 0
         self.steps = reading.steps if reading else 0
-        self.segment = len(reading.segments) if reading else 0
+        self.segment = len(reading.keys) if reading else 0
 
     @classmethod
     def open(
@@ -64,20 +78,17 @@ class Ledger:
         lock = locked(path)
         try:
             reading = read(path) if path.exists() and path.stat().st_size else None
-            if not set(anchors) <= set(reading.hashes if reading else ()):
-                raise LedgerError(
-                    "The ledger is missing, or was shortened: it does not contain the row that the last checkpoint or "
-                    "statement was written after. What was spent is not known, so nothing more is trained from here."
-                )
+            refuse_shortened(reading, anchors)
             if reading and reading.plan != plan:
                 raise PlanMismatchError(
                     "This run was started with another plan, so its ledger cannot be continued: resume "
                     "it with the plan it has, or start a new run in another folder."
                 )
-            if reading and any(row["key"] == key for row in reading.segments):
+            if reading and key in reading.keys:
                 raise LedgerError(
                     "This random key was used in an earlier segment: its noise would repeat and cancel out."
                 )
+            refuse_withdrawn(reading)
             ledger = cls(path, lock, reading)
             if reading is None:
                 ledger.steps = steps
@@ -98,14 +109,28 @@ class Ledger:
 
         ``reserved`` is what the new plan takes as charged: refused if the ledger says otherwise by now.
         """
+        row = {"type": "replan", "plan": plan, "steps": steps, "from": reserved}
+        cls._add(path, row, lambda now: now.plan == before and now.reserved == reserved <= steps)
+
+    @classmethod
+    def withdraw(cls, path: Path, *, head: str, first: int, fork: str) -> None:
+        """End a ledger for good, since its run goes on elsewhere from its ``first`` steps; nobody may be writing.
+
+        ``head`` is its last row as the fork knows it, ``fork`` the hash of the fork's first row of its own.
+        """
+        cls._add(path, {"type": "withdrawn", "from": first, "fork": fork}, lambda now: now.head == head)
+
+    @classmethod
+    def _add(cls, path: Path, row: Mapping[str, Any], fits: Callable[[Reading], bool]) -> None:
         lock = locked(path)
         try:
             reading = read(path)
-            if reading.plan != before or reading.reserved != reserved or steps < reserved:
+            refuse_withdrawn(reading)
+            if not fits(reading):
                 raise PlanMismatchError("The run went on meanwhile, so the new plan does not fit: make it again.")
             with cls(path, lock, reading) as ledger:
                 ledger._seal(reading.torn)
-                ledger._append({"type": "replan", "plan": plan, "steps": steps, "from": reserved})
+                ledger._append(row)
         finally:
             lock.release()
 
@@ -146,6 +171,11 @@ class Ledger:
         self._append({"type": "release", "model": model})
         self.sync()
 
+    def told(self, position: int) -> None:
+        """Record that figures of the weights at this position leave the run; returns only when the row is on disk."""
+        self._append({"type": "told", "position": position})
+        self.sync()
+
     def foreign(self, position: int) -> None:
         """Record that the weights changed outside of private steps before this position."""
         self._append({"type": "foreign", "position": position})
@@ -174,9 +204,8 @@ class Ledger:
             self._write(b"\n")
 
     def _append(self, row: Mapping[str, Any], before: bytes = b"") -> None:
-        body = {**row, "prev": self._head}
-        digest = row_hash(body)
-        self._write(before + json.dumps({**body, "hash": digest}, separators=(",", ":")).encode() + b"\n")
+        line, digest = encoded(row, self._head)
+        self._write(before + line)
         self._head = digest
 
     def _write(self, data: bytes) -> None:
@@ -194,6 +223,26 @@ class Ledger:
         self._usable = False
         action()
         self._usable = True
+
+
+def refuse_shortened(reading: Reading | None, anchors: Sequence[str]) -> None:
+    """A ledger must contain every head that a checkpoint or statement of its run was written after."""
+    if not set(anchors) <= set(reading.hashes if reading else ()):
+        raise LedgerError(
+            "The ledger is missing, or was shortened: it does not contain the row that the last checkpoint or "
+            "statement was written after. What was spent is not known, so nothing more is trained from here."
+        )
+
+
+def refuse_withdrawn(reading: Reading | None) -> None:
+    """A run whose budgets were lowered goes on elsewhere, and must not compute or release anything more itself."""
+    if reading is not None and reading.withdrawn is not None:
+        raise LedgerError(
+            f"This run was withdrawn: its budgets were lowered, and another run folder goes on from its first "
+            f"{reading.withdrawn['from']} steps. Whatever else came of this one would break the lower promise, so "
+            "nothing more is trained or released from here: resume that folder. If it is lost, start a new run; the "
+            "dataset ledger adds up both."
+        )
 
 
 def locked(path: Path) -> FileLock:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evenhand.privacy import accountants, classes, statement_sharing
+from evenhand.privacy import accountants, classes, statement_sharing, statement_warnings
 
 if TYPE_CHECKING:
     from evenhand.planning import Plan
@@ -31,7 +31,9 @@ DOES_NOT_COVER = (
 TRUST = (
     "the trainer sees the raw data; whoever receives the shared files is the adversary and may know all other records"
 )
+TUNED = "Its settings were chosen by trials scored on training records; no figure covers that choice."
 OWNERS_SHOWN = 50
+EVERYONE = "every record in every step"
 PROFILE_EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -62,7 +64,7 @@ def build(
         "mechanism": {
             "method": plan.method,
             "rule": dict(plan.rule),
-            "sampling": "Poisson, 53-bit coins",
+            "sampling": EVERYONE if min(plan.rates) == 1.0 else "Poisson, 53-bit coins",
             "expected_batch": plan.expected_batch,
             "steps_planned": plan.steps,
             "steps_charged": ledger.reserved,
@@ -74,16 +76,19 @@ def build(
             "hardened": "sums and noise are rounded to a grid: hardened against float attacks, not immune",
         },
         "accounting": {"accountant": plan.accountant, **_composed(composition)},
-        "covers": list(COVERS) if plan.certified else [],
-        "does_not_cover": list(DOES_NOT_COVER),
+        "covers": list(COVERS) if plan.certified and ledger.withdrawn is None else [],
+        "does_not_cover": [*DOES_NOT_COVER, *map(statement_warnings.not_covered, ledger.forks)],
         "sharing": statement_sharing.sharing(
-            certified=plan.certified, insecure=_insecure(ledger), foreign=bool(ledger.foreign)
+            certified=plan.certified,
+            insecure=statement_warnings.insecure(ledger),
+            foreign=bool(ledger.foreign),
+            withdrawn=ledger.withdrawn is not None,
         ),
         "public_inputs": _facts(plan),
         "trust_model": TRUST,
         "audit": None,
         "groups": dict(groups),
-        "warnings": plan.warnings() + _run_warnings(plan, ledger, model),
+        "warnings": plan.warnings() + statement_warnings.of_run(plan, ledger, model),
         "plan": plan.digest,
         "ledger_head": ledger.head,
         "model_sha256": model,
@@ -113,10 +118,11 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
         if len(owners) > OWNERS_SHOWN:
             texts.append("; ".join(classes.in_words(classes.summary(owners))) + f" (delta {guarantee['delta']:g}).")
     mechanism = statement["mechanism"]
+    drawn = "all of them" if mechanism["sampling"] == EVERYONE else "by Poisson sampling"
     texts.append(
         f"Made by {mechanism['method']} ({guarantee['level']}): {mechanism['steps_charged']} of "
         f"{mechanism['steps_planned']} planned steps are charged, about {mechanism['expected_batch']:g} records each, "
-        f"by Poisson sampling. Randomness: {mechanism['randomness']}."
+        f"{drawn}. Randomness: {mechanism['randomness']}."
     )
     texts.append(runs_words(statement["accounting"], guarantee["delta"]))
     texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
@@ -229,7 +235,7 @@ def _composed(composition: Mapping[str, Any] | None) -> dict[str, Any]:
         "runs_composed": composition["runs"],
         "uncounted_runs": composition["uncounted"],
         "epsilon_all_runs": max(composition["epsilons"].values(), default=None),
-        "tuning_counted": True,
+        "tuning_counted": not composition.get("tuned", False),
     }
 
 
@@ -238,8 +244,9 @@ def runs_words(accounting: Mapping[str, Any], delta: float) -> str:
     runs = accounting["runs_composed"]
     if runs is None:
         return "Other runs on the same data, tuning included, were NOT added up: the trainer chose not to count them."
+    chosen = "" if accounting["tuning_counted"] else f" {TUNED}"
     if runs == 1:
-        return "This is the first run on these data that the trainer's machine has counted."
+        return f"This is the first run on these data that the trainer's machine has counted.{chosen}"
     total = rounded_up(accounting["epsilon_all_runs"])
     extra = (
         f"; {accounting['uncounted_runs']} of them without any guarantee and in no total"
@@ -248,7 +255,7 @@ def runs_words(accounting: Mapping[str, Any], delta: float) -> str:
     )
     return (
         f"The trainer's machine counts {runs} runs on these data{extra}. If all their models are released, they spend "
-        f"epsilon {total} together at delta {delta:g} (one record, add/remove)."
+        f"at most epsilon {total} together on any one record at delta {delta:g} (add/remove).{chosen}"
     )
 
 
@@ -265,34 +272,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _insecure(ledger: Reading) -> bool:
-    return any(row["insecure"] for row in ledger.segments)
-
-
 def _randomness(ledger: Reading) -> str:
-    if _insecure(ledger):
+    if statement_warnings.insecure(ledger):
         return "from a PUBLIC SEED (insecure_seed): whoever knows the seed can remove the noise"
     return "operating-system entropy, a new key for each start"
-
-
-def _run_warnings(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
-    found = []
-    if _insecure(ledger):
-        found.append(
-            "the noise comes from a known seed: this run is for research and protects nobody who knows the seed."
-        )
-    if ledger.foreign:
-        found.append(
-            "the weights were also changed outside of private steps: only changes that use no data are harmless."
-        )
-    if plan.earlier:
-        found.append(
-            f"budgets changed after {sum(stage.steps for stage in plan.earlier)} steps: the figures hold for all steps "
-            "together if that was decided without looking at what this run had released."
-        )
-    if model is not None and ledger.reserved < plan.steps:
-        found.append(
-            f"the model was released after {ledger.reserved} of {plan.steps} planned steps: if held-out figures "
-            "decided that, they no longer are an independent test of it."
-        )
-    return found

@@ -37,28 +37,37 @@ _KEPT = (
     "checkpoints in private/ are not for sharing: they hold optimizer state, and raw training losses lie beside them"
 )
 _UNLESS = ", as long as what changed the weights outside of private steps used no data"
+_DELETED = (
+    "must be deleted: this run was withdrawn, and another one goes on from its beginning; whoever sees what both "
+    "computed after that sees both spends"
+)
 _LIKE = {
     True: "not protected from whoever knows the seed, like the final model",
     False: "not covered by any guarantee, like the final model",
 }
 
 
-def sharing(*, certified: bool, insecure: bool = False, foreign: bool = False) -> dict[str, Any]:
+def sharing(
+    *, certified: bool, insecure: bool = False, foreign: bool = False, withdrawn: bool = False
+) -> dict[str, Any]:
     """What may be shared and what must stay, for a run with an established guarantee or without one.
 
     Args:
       certified: a finite epsilon is established.
       insecure: the noise came from a public seed, so that it hides nothing from who knows the seed.
       foreign: the weights were also changed outside of private steps.
+      withdrawn: budgets were lowered, and another run goes on from an earlier checkpoint of this one.
 
     Examples:
       >>> sharing(certified=True)["may_be_shared"][0]
       'model.safetensors'
       >>> "model.safetensors" in sharing(certified=False)["must_not_be_shared"]
       True
+      >>> "metrics.jsonl" in sharing(certified=True, withdrawn=True)["must_not_be_shared"]
+      True
     """
-    protected = certified and not insecure
-    cost = _FREE + (_UNLESS if foreign else "") if protected else _LIKE[certified]
+    protected = certified and not insecure and not withdrawn
+    cost = _FREE + (_UNLESS if foreign else "") if protected else _DELETED if withdrawn else _LIKE[certified]
     return {
         "may_be_shared": [*(FROM_NOISE if protected else ()), *FROM_FACTS],
         "must_not_be_shared": [*(() if protected else FROM_NOISE), *KEPT],
@@ -73,11 +82,13 @@ def words(found: Mapping[str, Any]) -> list[str]:
       >>> words(sharing(certified=True))[1][:44]
       'Intermediate checkpoints: no extra cost: the'
     """
+    withdrawn = found["intermediate_checkpoints"].startswith(_DELETED)
+    where = "" if withdrawn else " where the training records need protection"
     return [
         f"May be shared: {', '.join(found['may_be_shared'])} (metrics, card and report describe the evaluation data, "
         f"which this statement does not cover). Must not be shared: {', '.join(found['must_not_be_shared'])}."
         if set(FROM_NOISE) <= set(found["may_be_shared"])
-        else f"May be shared: {', '.join(found['may_be_shared'])}. Must not be shared where the training records need "
-        f"protection: {', '.join(found['must_not_be_shared'])}.",
+        else f"May be shared: {', '.join(found['may_be_shared'])}. Must not be shared{where}: "
+        f"{', '.join(found['must_not_be_shared'])}.",
         f"Intermediate checkpoints: {found['intermediate_checkpoints']}.",
     ]

@@ -1,0 +1,103 @@
+"""What a reader of a statement must know about the run behind it: how it went, and what else came of its data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from evenhand.privacy import accountants
+
+if TYPE_CHECKING:
+    from evenhand.planning import Plan
+    from evenhand.privacy.ledger import Reading
+
+OWNERS_LISTED = 10
+
+
+def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
+    """Warnings that follow from the ledger; those that follow from the plan alone are the plan's."""
+    found = []
+    if insecure(ledger):
+        found.append(
+            "the noise comes from a known seed: this run is for research and protects nobody who knows the seed."
+        )
+    if ledger.foreign:
+        found.append(
+            "the weights were also changed outside of private steps: only changes that use no data are harmless."
+        )
+    if plan.earlier:
+        found.append(
+            f"budgets changed after {sum(stage.steps for stage in plan.earlier)} steps: the figures hold for all steps "
+            "together if that was decided without looking at what this run had released."
+        )
+    found += replacing(plan, ledger.reserved)
+    found += [forked(row) for row in ledger.forks]
+    if ledger.withdrawn is not None:
+        found.append(withdrawn(ledger.withdrawn))
+    if model is not None and ledger.reserved < plan.steps:
+        found.append(
+            f"the model was released after {ledger.reserved} of {plan.steps} planned steps: if held-out figures "
+            "decided that, they no longer are an independent test of it."
+        )
+    return found
+
+
+def replacing(plan: Plan, steps: int) -> list[str]:
+    """What add/remove means where every record is released in a row of its own, and epsilon if one is REPLACED.
+
+    The plan of such a method gives ``replacing_factor``: how much further replacing a record moves the rows.
+    """
+    settings = plan.rule.get("settings", {})
+    if "replacing_factor" not in settings or not steps or not plan.certified:
+        return []
+
+    def spent(owner: int) -> str:
+        events = [
+            (rate, noise / settings["replacing_factor"], count) for rate, noise, count in plan.events(owner, steps)
+        ]
+        epsilon = math.ceil(1000 * accountants.epsilon(events, plan.delta) - 1e-9) / 1000
+        return f"epsilon {epsilon:.3f} for owner {plan.facts.owner_names[owner]!r}"
+
+    largest = max(range(len(plan.scales)), key=plan.scales.__getitem__)
+    many = len(plan.scales) > OWNERS_LISTED
+    figures = f"at most {spent(largest)}" if many else ", ".join(map(spent, range(len(plan.scales))))
+    meant = "" if set(plan.budgets) == {None} else f" Budgets were promised for: {settings['adjacency']}."
+    return [
+        "every record is released in a row of its own: the add/remove epsilons of this statement hold only where the "
+        "number of rows of each owner is public and a missing record leaves a row of zeros. If one record is REPLACED "
+        f"by any other of its owner: {figures}, delta {plan.delta:g}.{meant}"
+    ]
+
+
+def insecure(ledger: Reading) -> bool:
+    """Whether any noise came from a public seed."""
+    return any(row["insecure"] for row in ledger.segments)
+
+
+def forked(row: Mapping[str, Any]) -> str:
+    """That a run went back, and what its promise therefore rests on.
+
+    Examples:
+      >>> forked({"from": 40, "charged": 100})[:43]
+      'budgets were lowered: this run goes on from'
+    """
+    return (
+        f"budgets were lowered: this run goes on from the first {row['from']} of the {row['charged']} steps that "
+        f"another run had charged. The figures hold if nothing that was computed from the same beginning after step "
+        f"{row['from']} is ever released: weights, checkpoints, metrics and reports of that run, and of others that "
+        "left it. Delete them: whoever sees both sees both spends, the ledger of that run counts its own."
+    )
+
+
+def not_covered(row: Mapping[str, Any]) -> str:
+    """The same as an entry of what a statement does not cover."""
+    return f"what the run that this one was forked from computed after step {row['from']}: it must never be released"
+
+
+def withdrawn(row: Mapping[str, Any]) -> str:
+    """That a run was left for a fork, and must release nothing more."""
+    return (
+        f"this run was withdrawn: budgets were lowered, and another run goes on from its first {row['from']} steps. "
+        "Nothing that it computed after them may be released: delete it."
+    )

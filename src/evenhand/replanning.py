@@ -1,0 +1,186 @@
+"""Plans for budgets that changed: what was charged stays, and the steps that remain are planned on top of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from evenhand import _validate, registry
+from evenhand.composition import Method
+from evenhand.errors import CalibrationError, UsageError
+from evenhand.methods import method as find_method
+from evenhand.planning import budgets_of, level_of, stretches_of
+from evenhand.plans import Plan
+from evenhand.privacy import accountants, continuing
+from evenhand.privacy.budgets import Budgets, Privacy
+from evenhand.privacy.statement import rounded_up
+from evenhand.stages import PlannedLevel, Stage, cut
+
+Solved = tuple[float, tuple[float, ...], tuple[float, ...]]
+
+
+class OverspentError(CalibrationError):
+    """An owner has spent more than it would be promised."""
+
+
+def replan(plan: Plan, privacy: Privacy | Budgets, charged: int, *, epochs: float | None = None) -> Plan:
+    """The plan for a run that has charged ``charged`` steps of ``plan`` and has other budgets from now on.
+
+    Guarantee:
+      Every owner's epsilon is that of all its steps composed, those before and those to come, and is at most its new
+      budget. What was planned for steps that are charged is not touched.
+
+    Raises:
+      CalibrationError: an owner has spent more than its new budget already, or has nothing left for the method.
+
+    Examples:
+      >>> from evenhand.planning import plan
+      >>> from evenhand.types import Facts
+      >>> old = plan("dpsgd", Privacy(1, 1e-5), data=Facts(1000, (("all", 1000),)), epochs=10, batch_size=100)
+      >>> new = replan(old, Privacy(2, 1e-5), charged=50)
+      >>> new.steps, new.levels[0].noise < old.levels[0].noise, 1.99 < new.epsilons[0] <= 2
+      (100, True, True)
+    """
+    budgets = promised(plan, privacy)
+    refuse_overspent(plan, budgets, charged)
+    further = _further(plan, charged, epochs)
+    if further < 1:
+        raise UsageError("No step of the plan remains: say how long to go on, for example epochs=5.")
+    return _continued(plan, budgets, _before(plan, charged, len(plan.earlier)), further)
+
+
+def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, epochs: float | None = None) -> Plan:
+    """The plan for a run that goes back to its first ``charged`` steps; budgets had changed ``replans`` times by then.
+
+    As ``replan``; what ``plan`` fixed for later steps is forgotten. Where nothing is left for a further step, or none
+    is asked for, it ends there.
+
+    Examples:
+      >>> from evenhand.planning import plan
+      >>> from evenhand.types import Facts
+      >>> old = plan("dpsgd", Privacy(2, 1e-5), data=Facts(1000, (("all", 1000),)), epochs=10, batch_size=100)
+      >>> new, ended = (back(old, Privacy(1, 1e-5), 10, 0, epochs=epochs) for epochs in (None, 0))
+      >>> new.steps, new.levels[0].noise > old.levels[0].noise, new.epsilons[0] <= 1
+      (100, True, True)
+      >>> ended.steps, ended.epsilons[0] == old.spent(10)
+      (10, True)
+    """
+    budgets = promised(plan, privacy)
+    refuse_overspent(plan, budgets, charged)
+    before = _before(plan, charged, replans)
+    if further := _further(plan, charged, epochs):
+        try:
+            return _continued(plan, budgets, before, further)
+        except continuing.NothingLeftError:
+            pass
+    last = next(stage for stage in reversed(before) if stage.levels)
+    ended = dataclasses.replace(
+        plan,
+        budgets=tuple(budgets),
+        steps=charged,
+        rates=last.rates,
+        scales=last.scales,
+        levels=(dataclasses.replace(last.levels[-1], count=0),),
+        earlier=before,
+        epsilons=(None,) * len(budgets),
+    )
+    return dataclasses.replace(ended, epsilons=ended.spent_by_owner())
+
+
+def promised(plan: Plan, privacy: Privacy | Budgets) -> list[float]:
+    """The new budget of every owner class of a plan."""
+    if not plan.certified:
+        raise UsageError("This run has no established epsilon, so there are no budgets that could change.")
+    if privacy.delta is not None and privacy.delta != plan.delta:
+        raise UsageError(f"delta cannot change while a run goes on: leave it out, or pass {plan.delta:g}.")
+    return [float(budget or 0.0) for budget in budgets_of(privacy, plan.facts)]
+
+
+def refuse_overspent(plan: Plan, budgets: Sequence[float], charged: int) -> None:
+    """Raise if any owner class has spent more than its new budget after ``charged`` steps."""
+    rows = zip(plan.facts.owner_names, plan.spent_by_owner(charged), budgets, strict=True)
+    over = [(name, epsilon, budget) for name, epsilon, budget in rows if epsilon is not None and epsilon > budget]
+    if over:
+        name, epsilon, budget = over[0]
+        others = f", and {len(over) - 1} more owners likewise" if len(over) > 1 else ""
+        raise OverspentError(
+            f"Owner {name!r} has spent epsilon {rounded_up(epsilon)} (delta {plan.delta:g}, one record, add/remove) "
+            f"and would be promised {budget:g}{others}. What is spent is in the weights and cannot be taken back."
+        )
+
+
+def _further(plan: Plan, charged: int, epochs: float | None) -> int:
+    if epochs is None:
+        return plan.steps - charged
+    return math.ceil(
+        _validate.number(epochs, "epochs", low=0, open_low=False) * plan.facts.records / plan.expected_batch
+    )
+
+
+def _before(plan: Plan, charged: int, replans: int) -> tuple[Stage, ...]:
+    """The stages of the first ``charged`` steps; budgets had changed ``replans`` times then."""
+    whole = (*plan.earlier, Stage(plan.rates, plan.scales, plan.levels, plan.digest))
+    over = whole[:replans]
+    return (*over, whole[replans].first(charged - sum(stage.steps for stage in over)))
+
+
+def _continued(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], further: int) -> Plan:
+    charged = sum(stage.steps for stage in before)
+    chosen = _method(plan)
+    stretches = stretches_of(chosen, charged + further, plan.facts.records / plan.expected_batch)
+    whole = [PlannedLevel(n, level.noise, level.bound) for n, level in stretches]
+    rest = cut(whole, charged, charged + further)
+    scale, rates, scales = _solved(plan, chosen, budgets, charged, rest)
+    made = dataclasses.replace(
+        plan,
+        budgets=tuple(budgets),
+        steps=charged + further,
+        rates=rates,
+        scales=scales,
+        levels=tuple(level_of(chosen, part.count, scale * part.noise, part.bound) for part in rest),
+        earlier=before,
+        epsilons=(None,) * len(rates),
+    )
+    made = dataclasses.replace(made, epsilons=made.spent_by_owner())
+    for epsilon, budget in zip(made.epsilons, budgets, strict=True):
+        if epsilon is None or epsilon > budget:
+            raise CalibrationError("The new plan would spend more than was promised: nothing was changed.")
+    return made
+
+
+def _method(plan: Plan) -> Method:
+    """The method of a plan, from its parts; how owners are treated shows in rates and bounds, or in its name."""
+    try:
+        named = find_method(plan.method)
+        sampling, bounds = named.sampling, named.bounds
+    except UsageError:
+        sampling, bounds = "uniform", "uniform"
+    return Method(
+        registry.build("rule", **plan.rule),
+        queries=tuple(registry.build("query", **query) for query in plan.queries),
+        schedule=registry.build("schedule", **plan.schedule),
+        sampling="owner" if len(set(plan.rates)) > 1 else sampling,
+        bounds="owner" if len(set(plan.scales)) > 1 else bounds,
+        name=plan.method,
+    )
+
+
+def _solved(plan: Plan, chosen: Method, budgets: Sequence[float], charged: int, rest: Sequence[PlannedLevel]) -> Solved:
+    """Scale of the noise, rates and relative bounds for the steps that remain, on top of what was spent."""
+    side = accountants.merged(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
+    left = continuing.Rest(
+        tuple((part.noise, part.count) for part in rest), plan.expected_batch, plan.delta, query_noise=side
+    )
+    owed = [
+        continuing.Owed(records, budget, tuple(plan.events(owner, charged)))
+        for owner, ((_, records), budget) in enumerate(zip(plan.facts.owners, budgets, strict=True))
+    ]
+    rate, ones = plan.expected_batch / plan.facts.records, (1.0,) * len(owed)
+    if chosen.sampling == "owner":
+        scale, rates = continuing.rates(owed, left)
+        return scale, tuple(rates), ones
+    if chosen.bounds == "owner":
+        scale, bounds = continuing.bounds(owed, left)
+        return scale, (rate,) * len(owed), tuple(bounds)
+    return continuing.alike(owed, left), (rate,) * len(owed), ones
