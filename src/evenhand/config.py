@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import _validate
+from evenhand import _validate, usercode
 from evenhand.errors import UsageError
 from evenhand.tomltext import fits, key, literal, tables, words
 
@@ -34,9 +34,11 @@ class Config:
 
     ``data`` is a built-in source, or a file or image folder of your own; then ``label``, ``labels`` and ``columns``
     declare what is publicly known about it, and ``test_data`` or ``test_share`` says what is held out. ``split_seed``
-    (default: ``seed``) keeps that split the same while ``seed`` changes. ``owners`` and ``groups`` are "label", a
-    column, or a file with one name per record; ``budgets`` has an epsilon per owner, ``record_budgets`` is a column or
-    file with an epsilon per record. From ``loss`` to ``precision`` nothing private depends on a setting.
+    (default: ``seed``) keeps that split the same while ``seed`` changes. The files of a built-in source are in
+    ``data_dir``; ``source`` holds its options. ``features`` puts what a fixed function makes of each record's inputs in
+    their place. ``owners`` and ``groups`` are "label", a column, or a file with one name per record; ``budgets`` has an
+    epsilon per owner, ``record_budgets`` is a column or file with an epsilon per record. From ``loss`` to ``precision``
+    nothing private depends on a setting.
 
     Examples:
       >>> Config(epsilon=3.0).method
@@ -44,6 +46,8 @@ class Config:
     """
 
     data: str = "digits"
+    data_dir: str | None = None
+    features: str | None = None
     delimiter: str = ","
     label: str | None = None
     labels: Sequence[str] = ()
@@ -75,6 +79,7 @@ class Config:
     split_seed: int | None = None
     insecure_seed: int | None = None
     compose: bool = True
+    source: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -86,6 +91,10 @@ class Config:
         _validate.number(self.test_share, "test_share", low=0, high=1)
         if self.record_budgets is not None and (self.budgets or self.owners is not None):
             raise UsageError("Give record_budgets alone: each record's own epsilon says which class it belongs to.")
+        if {"owners", "owner_shares"} & set(self.source) and (self.owners or self.record_budgets):
+            raise UsageError(
+                "The options of the source give every record an owner already: leave out owners and budgets."
+            )
 
     @property
     def roles(self) -> tuple[Roles, Roles]:
@@ -129,13 +138,28 @@ class Config:
             raise UsageError(
                 "This run was started from Python with its own data: pass train= (and model=) to resume it."
             )
+        train, test = self._records()
+        if self.features is None:
+            return train, test
+        from evenhand.data.featured import featured
+        from evenhand.features import extract
+
+        keep = not self.own_data and not usercode.is_own(self.features)
+        train = featured(train, self.features, extract, keep=keep)
+        return train, None if test is None else featured(test, self.features, extract, keep=keep)
+
+    def _records(self) -> tuple[Data, Data | None]:
+        """The records before features are made of them. Without classes nothing held out can be evaluated."""
         from evenhand.data import load, read
         from evenhand.data.owning import assigned
         from evenhand.data.tables import split
 
         beside = self.roles[1]
         if not self.own_data:
-            return assigned(*load(self.data), beside)
+            train, test = load(self.data, data_dir=self.data_dir, options=self.source)
+            return assigned(train, test if train.facts.labels else None, beside)
+        if self.source:
+            raise UsageError("[source] has options of built-in data; a file of your own has none: delete the table.")
         known = self.declaration()
         data = read(self.data, known, delimiter=self.delimiter)
         if self.test_data is not None:
@@ -165,21 +189,21 @@ def from_toml(path: Path) -> Config:
 def of_run(folder: Path) -> Config:
     """The config kept in a run folder; a run that was attached to a user's own loop has none.
 
-    A model file is executed, so a run folder cannot bring one along: its path must be absolute and lie elsewhere.
+    A file of code is executed, so a run folder cannot bring one along: its path must be absolute and lie elsewhere.
     """
     file = folder / "config.toml"
     if not file.exists():
         return Config(data=PYTHON, model=PYTHON)
     found = _parsed(file)
-    from evenhand.models import own
-
-    if own.is_own(found.model):
-        code = own.parts(found.model)[0]
-        if not code.is_absolute() or code.resolve().is_relative_to(folder.resolve()):
-            raise UsageError(
-                "This run brings its own model file along: running code from a run folder is refused, since run "
-                "folders are shared. If you trust the file, pass it yourself: --model file.py:factory."
-            )
+    for name in _CODE:
+        value = getattr(found, name)
+        if value is not None and usercode.is_own(value):
+            code = usercode.parts(value, f"--{name}", "file.py:factory")[0]
+            if not code.is_absolute() or code.resolve().is_relative_to(folder.resolve()):
+                raise UsageError(
+                    f"This run brings its own {name} file along: running code from a run folder is refused, since run "
+                    f"folders are shared. If you trust the file, pass it yourself: --{name} file.py:factory."
+                )
     return absolute(found, folder)
 
 
@@ -196,18 +220,19 @@ def _parsed(path: Path) -> Config:
 
 
 def absolute(config: Config, base: Path) -> Config:
-    """The same config with the paths of data and model resolved against ``base``, so that a run can be resumed."""
-    from evenhand.models import own
-
+    """The same config with all paths resolved against ``base``, so that a run can be resumed."""
     changes: dict[str, Any] = {}
     if config.own_data:
         changes["data"] = os.path.abspath(base / config.data)
-    if config.test_data is not None:
-        changes["test_data"] = os.path.abspath(base / config.test_data)
+    for name in ("test_data", "data_dir"):
+        if getattr(config, name) is not None:
+            changes[name] = os.path.abspath(base / getattr(config, name))
     changes |= config.roles[1].paths(base)
-    if config.model != PYTHON and own.is_own(config.model):
-        file, factory = own.parts(config.model)
-        changes["model"] = f"{os.path.abspath(base / file)}:{factory}"
+    for name in _CODE:
+        value = getattr(config, name)
+        if value not in (None, PYTHON) and usercode.is_own(value):
+            file, factory = usercode.parts(value, f"--{name}", "file.py:factory")
+            changes[name] = f"{os.path.abspath(base / file)}:{factory}"
     return dataclasses.replace(config, **changes)
 
 
@@ -245,6 +270,8 @@ _OWN = (
     *("optimizer", "lr_schedule", "lean", "precision"),
 )
 """Settings that are written only where they differ from the default."""
+_CODE = ("model", "features")
+"""Settings that may name a file of code: file.py:factory."""
 
 
 def _device(name: str) -> torch.device:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from evenhand.data.fingerprint import assignment, fingerprint
+from evenhand.data.wrapping import Data
 from evenhand.errors import EvenhandError
 from evenhand.plans import Plan
 from evenhand.privacy import accountants
 from evenhand.runs import write_json
+from evenhand.stages import Stage
+from evenhand.types import Event
 
 SHOWN = 64
 """Up to so many owner classes each have their own total; with more there is one that covers the dearest of them."""
@@ -29,6 +32,10 @@ ANYONE = "any owner"
 @dataclass(frozen=True)
 class DatasetLedger:
     """All runs on one dataset, told by a secret name (see ``data.fingerprint``).
+
+    ``owners`` is a secret name of who owns which record. Owner classes of two runs are the same only where it is the
+    same; otherwise every record counts with the class that was charged most, so that nobody is counted too low.
+    ``tuned`` is noted with the count: settings were chosen by trials scored on these records.
 
     Examples:
       >>> import os, tempfile, evenhand as eh
@@ -40,50 +47,99 @@ class DatasetLedger:
     """
 
     secret: str
+    owners: str | None = None
+    tuned: bool = False
+
+    @classmethod
+    def of(cls, data: Data) -> DatasetLedger:
+        """The ledger of these data.
+
+        Examples:
+          >>> import evenhand as eh
+          >>> train, test = eh.data.digits()
+          >>> DatasetLedger.of(train).folder == DatasetLedger.of(test).folder
+          True
+        """
+        return cls(fingerprint(data), assignment(data), data.tuned)
 
     @property
     def folder(self) -> Path:
         """Where its entries are: the name is hashed once more, so that a listing tells nothing."""
         return state_folder() / "datasets" / hashlib.sha256(f"evenhand dataset {self.secret}".encode()).hexdigest()[:32]
 
-    def enter(self, plan: Plan) -> dict[str, Any]:
+    def enter(self, plan: Plan, *, left: Plan | None = None) -> dict[str, Any]:
         """Record that a run is about to start; returns how many there are now, and what they spend together.
 
         ``uncounted`` is how many of them have no established epsilon, such as plain SGD: they are in no total. Of a run
-        whose budgets changed, the steps before are counted with the plan they began under, if that is here.
+        whose budgets changed, the steps before are counted with the plan they began under, if that is here. ``left`` is
+        the plan of a run that this one was forked from: it counts in full, and is entered too if it is not here. No run
+        is forgotten, whatever its owners were called.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(str(self.folder / ".lock"), timeout=30):
                 files = sorted(self.folder.glob("*.json"))
+                entries = [_entry(json.loads(file.read_bytes())) for file in files]
                 number = int(files[-1].stem) + 1 if files else 0
-                write_json(self.folder / f"{number:06d}.json", plan.to_json())
-                plans = [Plan.from_json(json.loads(file.read_bytes())) for file in files] + [plan]
+                here = {entry.plan.digest for entry in entries}
+                unknown = [_Entry(left, None)] if left is not None and left.digest not in here else []
+                for place, entry in enumerate([*unknown, _Entry(plan, self.owners)], number):
+                    write_json(
+                        self.folder / f"{place:06d}.json", {"plan": entry.plan.to_json(), "owners": entry.owners}
+                    )
+                entries += unknown
         except OSError as error:
             raise EvenhandError(
                 f"The dataset ledger in {state_folder()} cannot be written ({error.strerror}), so runs on the same "
                 "data could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False."
             ) from None
+        same = [self.owners is not None and entry.owners == self.owners for entry in entries] + [True]
+        plans = [*(entry.plan for entry in entries), plan]
         known = {entry.digest for entry in plans if len(plans) > 1}
         plans = [entry.from_here() if entry.earlier and entry.earlier[-1].plan in known else entry for entry in plans]
-        counted = [entry for entry in plans if entry.certified]
+        counted = [(entry, match) for entry, match in zip(plans, same, strict=True) if entry.certified]
         names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
         epsilons = {name: _total(counted, name, plan.delta) for name in names}
-        return {"runs": len(plans), "uncounted": len(plans) - len(counted), "epsilons": epsilons}
+        noted = {"tuned": True} if self.tuned else {}
+        return {"runs": len(plans), "uncounted": len(plans) - len(counted), "epsilons": epsilons, **noted}
 
 
-def _total(plans: list[Plan], name: str, delta: float) -> float:
-    """Runs that do not know this owner class count with the class that they charged most."""
-    return accountants.epsilon([event for plan in plans for event in plan.events(_index(plan, name))], delta)
+@dataclass(frozen=True)
+class _Entry:
+    """One run, and who owned which record in it; None where that was not noted."""
+
+    plan: Plan
+    owners: str | None
 
 
-def _index(plan: Plan, name: str) -> int:
-    """The class of this name, or the dearest: classes of a plan differ in one number, so it covers every other one."""
+def _entry(found: dict[str, Any]) -> _Entry:
+    """Before owners were noted, an entry was a plan alone."""
+    return (
+        _Entry(Plan.from_json(found["plan"]), found["owners"])
+        if "plan" in found
+        else _Entry(Plan.from_json(found), None)
+    )
+
+
+def _total(runs: list[tuple[Plan, bool]], name: str, delta: float) -> float:
+    """What a record of this class spends in all runs: as this class where it is the same one, else as the dearest."""
+    return accountants.epsilon(
+        [event for plan, same in runs for event in _events(plan, name if same else ANYONE)], delta
+    )
+
+
+def _events(plan: Plan, name: str) -> list[Event]:
     names = plan.facts.owner_names
     if name in names and name != ANYONE:
-        return names.index(name)
-    spent: Mapping[int, float] = {index: epsilon or 0.0 for index, epsilon in enumerate(plan.epsilons)}
-    return max(spent, key=lambda index: spent[index])
+        return plan.events(names.index(name))
+    stages = (*plan.earlier, Stage(plan.rates, plan.scales, plan.levels))
+    return [event for stage in stages for event in _dearest(stage)]
+
+
+def _dearest(stage: Stage) -> list[Event]:
+    """The highest rate with the highest bound covers every class: losses grow with either."""
+    drawn = [(rate, scale) for rate, scale in zip(stage.rates, stage.scales, strict=True) if rate > 0]
+    return stage.events(max(rate for rate, _ in drawn), max(scale for _, scale in drawn)) if drawn else []
 
 
 def state_folder() -> Path:

@@ -102,7 +102,7 @@ def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
     for name in ("none.py", "data.csv"):
         done = evenhand("check", tmp_path / name)
         assert done.returncode == 2
-        assert "There is no Python file" in done.stderr
+        assert "There is no rule file" in done.stderr
 
 
 def pytest_run(folder: Path, *arguments: str) -> str:

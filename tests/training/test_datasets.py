@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from evenhand.data.fingerprint import fingerprint
 from evenhand.datasets import DatasetLedger, state_folder
 from evenhand.planning import Plan
 from evenhand.privacy import accountants
+from evenhand.replanning import replan
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -132,3 +134,93 @@ def test_the_total_of_many_owners_covers_the_dearest_one() -> None:
     twice = DatasetLedger("secret").enter(plan)["epsilons"]
     assert once["any owner"] == pytest.approx(dearest, rel=3e-3)
     assert twice["any owner"] > 1.2 * dearest
+
+
+def owned(owners: list[str], inputs: torch.Tensor | None = None) -> Data:
+    rows = torch.arange(1000.0)[:, None] if inputs is None else inputs
+    return wrap(rows, [0, 1] * (len(rows) // 2), owners=owners)
+
+
+def planned(data: Data, **budgets: float) -> Plan:
+    return eh.plan("idp_sample", eh.Budgets(budgets, 1e-5), data=data.facts, epochs=5, batch_size=100)
+
+
+def test_equal_names_of_other_records_are_not_taken_for_the_same_owner() -> None:
+    before, after = owned(["a"] * 500 + ["b"] * 500), owned(["b"] * 500 + ["a"] * 500)
+    first, second = planned(before, a=8.0, b=0.5), planned(after, a=0.5, b=8.0)
+    assert DatasetLedger.of(before).folder == DatasetLedger.of(after).folder
+    DatasetLedger.of(before).enter(first)
+    found = DatasetLedger.of(after).enter(second)["epsilons"]
+    true = accountants.epsilon([*first.events(0), *second.events(1)], 1e-5)
+    assert max(found.values()) == pytest.approx(true, rel=1e-6)
+    assert found["a"] >= accountants.epsilon([*first.events(1), *second.events(0)], 1e-5)
+
+
+def test_the_same_owners_spend_each_their_own() -> None:
+    data = owned(["a"] * 500 + ["b"] * 500)
+    plan = planned(data, a=8.0, b=0.5)
+    for _ in range(2):
+        found = DatasetLedger.of(data).enter(plan)["epsilons"]
+    assert found["b"] == pytest.approx(accountants.epsilon(plan.events(1) * 2, 1e-5), rel=1e-6)
+
+
+def test_an_owner_of_an_earlier_run_does_not_vanish() -> None:
+    before, after = owned(["a"] * 900 + ["gone"] * 100), owned(["a"] * 1000)
+    DatasetLedger.of(before).enter(planned(before, a=0.5, gone=8.0))
+    assert DatasetLedger.of(after).enter(planned(after, a=0.5))["epsilons"]["a"] > 8
+
+
+def test_parts_with_the_same_pattern_of_owners_hold_other_records() -> None:
+    whole = owned(["a", "a", "b", "b"] * 250)
+    even, odd = (whole.take(torch.arange(begin, 1000 - 2 + begin, 2)) for begin in (0, 1))
+    assert torch.equal(even.owner, odd.owner)
+    assert DatasetLedger.of(even).folder == DatasetLedger.of(odd).folder == DatasetLedger.of(whole).folder
+    assert len({DatasetLedger.of(part).owners for part in (even, odd, whole)}) == 3
+
+
+def test_an_entry_that_does_not_say_who_owned_what_counts_as_the_dearest() -> None:
+    data = owned(["a"] * 500 + ["b"] * 500)
+    plan, ledger = planned(data, a=8.0, b=0.5), DatasetLedger.of(data)
+    ledger.folder.mkdir(parents=True)
+    (ledger.folder / "000000.json").write_text(json.dumps(plan.to_json()))
+    found = ledger.enter(plan)
+    assert found["runs"] == 2
+    assert found["epsilons"]["b"] == pytest.approx(
+        accountants.epsilon([*plan.events(0), *plan.events(1)], 1e-5), rel=1e-6
+    )
+
+
+def test_the_dearest_class_covers_all_of_them_where_budgets_changed_over() -> None:
+    data, other = owned(["a"] * 500 + ["b"] * 500), owned(["b"] * 500 + ["a"] * 500)
+    start = planned(data, a=4.0, b=0.5)
+    changed = replan(start, eh.Budgets({"a": 4.2, "b": 8.0}), start.steps, epochs=5)
+    DatasetLedger.of(data).enter(changed)
+    found = DatasetLedger.of(other).enter(planned(other, a=0.5, b=0.5))["epsilons"]
+    worst = [*start.events(0), *changed.events(1)[len(start.events(1)) :]]
+    assert min(found.values()) > accountants.epsilon(worst, 1e-5)
+
+
+def test_a_part_and_the_whole_are_the_same_data(tiny: Data, tmp_path: Path) -> None:
+    for number, part in enumerate((tiny, tiny.take(torch.arange(30)), tiny.take(torch.arange(5, 40)))):
+        plan = eh.plan("dpsgd", eh.Privacy(3, 1e-3), data=part.facts, epochs=1, batch_size=8)
+        run(part, plan, tmp_path / str(number))
+        assert statement(tmp_path / str(number))["accounting"]["runs_composed"] == number + 1
+
+
+def test_a_density_without_a_folder_is_counted_too() -> None:
+    inputs, labels = torch.randn(200, 3), [0, 1] * 100
+    eh.density.MomentDensity(epsilon=1.0, delta=1e-4, compose=False).fit(inputs, labels)
+    assert not state_folder().exists()
+    eh.density.MomentDensity(epsilon=1.0, delta=1e-4).fit(inputs, labels)
+    (folder,) = (state_folder() / "datasets").iterdir()
+    assert [file.name for file in folder.glob("*.json")] == ["000000.json"]
+
+
+def test_settings_chosen_on_these_records_are_named_also_after_a_change_of_budgets(
+    tiny: Data, tiny_plan: Plan, tmp_path: Path
+) -> None:
+    run(replace(tiny, tuned=True), tiny_plan, tmp_path / "a")
+    eh.rebudget(tmp_path / "a", eh.Privacy(4), epochs=1, train=tiny)
+    found = statement(tmp_path / "a")["accounting"]
+    assert (found["runs_composed"], found["tuning_counted"]) == (2, False)
+    assert "no figure covers that choice" in (tmp_path / "a" / "statement.md").read_text()

@@ -12,7 +12,7 @@ from ways import done, evenhand, train, write
 
 import evenhand as eh
 from evenhand.errors import UsageError
-from evenhand.models import build, names
+from evenhand.models import build
 from evenhand.types import Facts
 
 NETS = """
@@ -64,7 +64,7 @@ def test_another_architecture_does_not_load(project: Path) -> None:
         eh.load(project / "run")
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", ["linear", "logistic", "mlp", "cnn"])
 def test_built_in_models_give_one_output_per_label(name: str) -> None:
     facts = Facts(9, (("all", 9),), labels=("a", "b", "c"), inputs="(1, 9, 12) float32")
     model = build(name, facts)

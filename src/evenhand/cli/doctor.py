@@ -25,7 +25,10 @@ ROUNDS = 9
 
 
 def run(
-    model: Annotated[str, typer.Option("--model", help="linear, mlp, cnn, or your own: file.py:factory.")],
+    model: Annotated[
+        str,
+        typer.Option("--model", help="Built in, such as mlp, or file.py:factory."),
+    ],
     input_shape: Annotated[str, typer.Option("--input-shape", help="One record, without the batch, e.g. 1,28,28.")],
     classes: Annotated[
         int, typer.Option("--classes", help="Number of classes; 0 for any other output (squared error).")

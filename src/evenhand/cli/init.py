@@ -250,7 +250,7 @@ def _training(model: str = "mlp") -> list[str]:
     return [
         'test_share = 0.2   # held out for the report; or test_data = "other.csv"',
         "",
-        f'model = "{model}"      # linear, mlp, cnn (pictures), or "file.py:factory"',
+        f'model = "{model}"      # linear, mlp, cnn, tanh_cnn, resnet18 ..., or "file.py:factory"',
         "epochs = 20        # expected passes over the data",
         "# batch_size = 512 # expected records per step; default about a tenth of the data, at most 1024",
         "lr = 0.2           # of SGD with momentum 0.9, falling to zero",

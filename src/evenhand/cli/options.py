@@ -14,7 +14,25 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as given to --out.")]
 Data = Annotated[
     str | None,
-    typer.Option("--data", help="digits, or a file or image folder of your own (declare it with `evenhand init`)."),
+    typer.Option(
+        "--data", help="A name from `evenhand data`, or a file or image folder of your own (see `evenhand init`)."
+    ),
+]
+DataDir = Annotated[
+    str | None,
+    typer.Option("--data-dir", help="Where the files of built-in data are. Default: EVENHAND_DATA, else the cache."),
+]
+Source = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source", metavar="KEY=VALUE", help="An option of built-in data, e.g. owners=digits, records=10000."
+    ),
+]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        "--features", help="Train on features of the inputs: scattering, or a frozen network of yours, file.py:factory."
+    ),
 ]
 MethodName = Annotated[str | None, typer.Option("--method", help="A name from `evenhand methods`.")]
 Settings = Annotated[
@@ -65,18 +83,28 @@ Precision = Annotated[
 BatchSize = Annotated[float | None, typer.Option("--batch-size", help="EXPECTED records per step (Poisson sampling).")]
 
 
-def parsed(settings: list[str] | None) -> dict[str, Any]:
+def parsed(settings: list[str] | None, flag: str = "--set", example: str = "bound=0.5") -> dict[str, Any]:
     """``["bound=0.5"]`` -> ``{"bound": 0.5}``; values are JSON where they can be, else text."""
     result: dict[str, Any] = {}
     for entry in settings or []:
         key, equals, value = entry.partition("=")
         if not equals or not key:
-            raise UsageError("--set takes KEY=VALUE, for example --set bound=0.5.")
+            raise UsageError(f"{flag} takes KEY=VALUE, for example {flag} {example}.")
         try:
             result[key] = json.loads(value)
         except ValueError:
             result[key] = value
     return result
+
+
+def source(settings: list[str] | None) -> dict[str, Any]:
+    """The options that ``--source`` stands for.
+
+    Examples:
+      >>> source(["records=10000", "owners=digits"])
+      {'records': 10000, 'owners': 'digits'}
+    """
+    return parsed(settings, "--source", "records=10000")
 
 
 def given(**values: Any) -> dict[str, Any]:

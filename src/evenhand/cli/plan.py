@@ -21,6 +21,9 @@ EXAMPLE = "evenhand plan --owners strict=400,open=600 --budgets strict=1,open=8 
 
 def run(
     data: options.Data = None,
+    data_dir: options.DataDir = None,
+    source: options.Source = None,
+    features: options.Features = None,
     records: Annotated[int | None, typer.Option("--records", help="Number of records, instead of --data.")] = None,
     owners: Annotated[
         str | None,
@@ -51,7 +54,8 @@ def run(
         shape = schedules.built(schedule, decay, every, phases, bound=getattr(chosen.schedule, "bound", None))
         chosen = dataclasses.replace(chosen, schedule=shape)
     asked = options.budgets(budgets)
-    facts = _facts(data, records, owners, asked.get("record_budgets"))
+    named = options.given(data=data, data_dir=data_dir, source=options.source(source), features=features)
+    facts = _facts(named, records, owners, asked.get("record_budgets"))
     promise = _promise(epsilon, delta, noise, asked, facts)
     made = plan(chosen, promise, data=facts, epochs=epochs or 0.0, batch_size=batch_size)
     if plot is not None:
@@ -63,16 +67,16 @@ def run(
     options.emit({**made.to_json(), **found, "digest": made.digest, "warnings": made.warnings()}, str(made), json)
 
 
-def _facts(data: str | None, records: int | None, owners: str | None, by_record: str | None) -> Facts:
+def _facts(named: Mapping[str, Any], records: int | None, owners: str | None, by_record: str | None) -> Facts:
     from evenhand.types import Facts
 
-    sizes = None if data is not None or owners is None else options.pairs(owners, "--owners")
-    if sum(given is not None for given in (data, records, sizes)) != 1:
+    sizes = None if "data" in named or owners is None else options.pairs(owners, "--owners")
+    if sum(given is not None for given in (named.get("data"), records, sizes)) != 1:
         raise UsageError("Say what the plan is for, in one way: --data digits, --records N, or --owners a=400,b=600.")
-    if data is not None:
-        from evenhand.config import Config
+    if "data" in named:
+        from evenhand.config import Config, merged
 
-        return Config(data=data, owners=owners, record_budgets=by_record).load_data()[0].facts
+        return merged(Config(owners=owners, record_budgets=by_record), named).load_data()[0].facts
     if sizes is not None:
         counts = {name: int(count) for name, count in sizes.items()}
         return Facts(sum(counts.values()), tuple(counts.items()))

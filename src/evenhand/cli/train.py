@@ -29,6 +29,9 @@ def run(
         Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
     ] = None,
     data: options.Data = None,
+    data_dir: options.DataDir = None,
+    source: options.Source = None,
+    features: options.Features = None,
     label: Annotated[str | None, typer.Option("--label", help="Column to predict, in a file of your own.")] = None,
     groups: Annotated[
         str | None, typer.Option("--groups", help="Who is reported on: label, a column, or a file of names.")
@@ -39,7 +42,8 @@ def run(
     test_share: Annotated[float | None, typer.Option("--test-share", help="Share that is held out.")] = None,
     delimiter: Annotated[str | None, typer.Option("--delimiter", help="Between the cells of a CSV file.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="linear, mlp, cnn (pictures), or your own: file.py:factory.")
+        str | None,
+        typer.Option("--model", help="linear, mlp, cnn, tanh_cnn ..., or your own: file.py:factory."),
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps: where to compute.")] = None,
     method: options.MethodName = None,
@@ -77,6 +81,9 @@ def run(
 
     asked = options.given(
         data=data,
+        data_dir=data_dir,
+        source=options.source(source),
+        features=features,
         label=label,
         groups=groups,
         owners=owners,

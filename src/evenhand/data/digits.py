@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from evenhand.data.fingerprint import of_source
 from evenhand.data.wrapping import Data, wrap
 
 MINORITY, KEPT = 8, 40
@@ -40,4 +43,5 @@ def digits() -> tuple[Data, Data]:
 
 
 def _part(pixels: np.ndarray, label: np.ndarray, names: list[str]) -> Data:
-    return wrap(pixels, label, labels=range(10), groups=[names[digit] for digit in label], group_names=names)
+    made = wrap(pixels, label, labels=range(10), groups=[names[digit] for digit in label], group_names=names)
+    return replace(made, origin=of_source("digits"))

@@ -93,6 +93,11 @@ def csv_header(path: Path, delimiter: str) -> list[str]:
 
 def read_npz(path: Path, delimiter: str) -> Table:
     """One array per column, the first dimension being the record. Pickled objects are never loaded."""
+    return Table({name: _plain(array) for name, array in arrays(path).items()})
+
+
+def arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an NPZ file by name; they may have different lengths."""
     with _opened(path) as file, _archive(file, path) as archive:
         members = _members(archive, path)
         columns = {}
@@ -109,7 +114,7 @@ def read_npz(path: Path, delimiter: str) -> Table:
                     columns[name] = np.lib.format.read_array(stream, allow_pickle=False)
             except Exception:  # parsers of damaged bytes fail in many ways
                 raise _garbage(path, "NPZ") from None
-    return Table({name: _plain(array) for name, array in columns.items()})
+    return columns
 
 
 def npz_header(path: Path, delimiter: str) -> list[str]:

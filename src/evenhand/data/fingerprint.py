@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,17 +16,75 @@ ROWS = 512
 
 
 def fingerprint(data: Data) -> str:
-    """Hash of the number of records and of up to 512 evenly spaced ones.
+    """What all data made from the same records share: the name of a source, the bytes of a file, or the records.
 
-    It depends on private records, so it must stay on the trainer's machine: whoever knows all records but one could
-    test guesses for that one against it.
+    Of records that were passed from Python it is a hash of their number and of up to 512 evenly spaced ones. Parts,
+    splits and features of data have that of the whole. It depends on private records, so it must stay on the trainer's
+    machine: whoever knows all records but one could test guesses for that one against it.
 
     Examples:
       >>> from evenhand.data import wrap
       >>> one, two = wrap(torch.ones(3, 2), [0, 1, 0]), wrap(torch.ones(3, 2), [0, 1, 1])
       >>> fingerprint(one) == fingerprint(one), fingerprint(one) == fingerprint(two)
       (True, False)
+      >>> fingerprint(one.take(torch.tensor([0, 2]))) == fingerprint(one)
+      True
     """
+    if data.origin is None:
+        return _contents(data)
+    return data.origin if isinstance(data.origin, str) else data.origin()
+
+
+def of_source(name: str) -> str:
+    """The fingerprint of all records of a named source, whatever is made of them; it says nothing about them.
+
+    Other files under the same name count as the same records: budgets are then added up too often, never too seldom.
+
+    Examples:
+      >>> of_source("mnist") == of_source("cifar10")
+      False
+    """
+    return hashlib.sha256(f"evenhand source {name}".encode()).hexdigest()
+
+
+def of_files(paths: Sequence[Path]) -> str:
+    """The fingerprint of what is read from these files: of their bytes, in any order and under any names.
+
+    Examples:
+      >>> import tempfile
+      >>> one, two = (Path(tempfile.mkdtemp()) / name for name in "ab")
+      >>> one.write_bytes(b"1"), two.write_bytes(b"2")
+      (1, 1)
+      >>> of_files([one, two]) == of_files([two, one]) != of_files([one])
+      True
+    """
+    found = []
+    for path in paths:
+        with path.open("rb") as file:
+            found.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashlib.sha256("".join(sorted(found)).encode()).hexdigest()
+
+
+def assignment(data: Data) -> str:
+    """Hash of which record belongs to which owner class: only where it is the same do equal names mean equal records.
+
+    As secret as the fingerprint. It sees the records themselves, since parts of the same data may have equal owners.
+
+    Examples:
+      >>> from evenhand.data import wrap
+      >>> one, two = (wrap(torch.arange(3.0)[:, None], [0, 1, 0], owners=owners) for owners in ("aab", "aba"))
+      >>> assignment(one) == assignment(one), assignment(one) == assignment(two)
+      (True, False)
+    """
+    names = data.facts.owner_names
+    digest = hashlib.sha256(json.dumps(names).encode())
+    if len(names) > 1:
+        digest.update(_contents(data).encode())
+        digest.update(data.owner.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _contents(data: Data) -> str:
     count = len(data)
     rows = torch.unique(torch.linspace(0, count - 1, min(ROWS, count)).round().long())
     digest = hashlib.sha256(str(count).encode())

@@ -41,9 +41,14 @@ def classes(path: Path) -> list[str]:
     return found
 
 
+def listed(path: Path) -> list[tuple[str, Path]]:
+    """Every picture with its sub-folder, in order; none is opened."""
+    return [(folder, file) for folder in classes(path) for file in _pictures(path, folder)]
+
+
 def read(path: Path, declared: Image) -> Table:
     """All pictures as one array, and the sub-folder of each. File names are not printed: they may name people."""
-    found = [(folder, file) for folder in classes(path) for file in _pictures(path, folder)]
+    found = listed(path)
     if not found:
         raise DataError(f"{path} holds no pictures: put the pictures of each class into its sub-folder.")
     files.limited(len(found) * int(np.prod(declared.shape)) * 4, path)
@@ -51,7 +56,7 @@ def read(path: Path, declared: Image) -> Table:
     place: dict[str, int] = {}
     for row, (folder, file) in enumerate(found):
         place[folder] = place.get(folder, 0) + 1
-        pixels[row] = _picture(file, declared, f"Picture {place[folder]} of sub-folder {folder!r}")
+        pixels[row] = picture(file, declared, f"Picture {place[folder]} of sub-folder {folder!r}")
     names = [file.name for _, file in found]
     return Table({PICTURE: pixels, FOLDER: [folder for folder, _ in found], FILE: names})
 
@@ -67,7 +72,8 @@ def _pictures(root: Path, folder: str) -> list[Path]:
     return found
 
 
-def _picture(file: Path, declared: Image, what: str) -> NDArray[Any]:
+def picture(file: Path, declared: Image, what: str) -> NDArray[Any]:
+    """The bytes of one picture as declared, (channels, height, width); ``what`` names it in messages."""
     try:
         from PIL import Image as Pillow
     except ImportError:
@@ -78,16 +84,16 @@ def _picture(file: Path, declared: Image, what: str) -> NDArray[Any]:
             warnings.simplefilter("error", Pillow.DecompressionBombWarning)
             with Pillow.open(file, formats=_ACCEPTED) as opened:
                 _sized(opened.size, declared, what)
-                picture = opened.convert("L" if declared.channels == 1 else "RGB")
+                found = opened.convert("L" if declared.channels == 1 else "RGB")
     except DataError:
         raise
     except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning):
         raise _bomb(what) from None
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError):
         raise DataError(f"{what} is not a readable picture ({', '.join(_ACCEPTED)}): remove or repair it.") from None
-    if picture.size != (declared.width, declared.height):
-        picture = picture.resize((declared.width, declared.height), Pillow.Resampling.BILINEAR)
-    array = np.asarray(picture)
+    if found.size != (declared.width, declared.height):
+        found = found.resize((declared.width, declared.height), Pillow.Resampling.BILINEAR)
+    array = np.asarray(found)
     return array[None] if declared.channels == 1 else array.transpose(2, 0, 1)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from evenhand.data import files, images
 from evenhand.data.columns import Image
+from evenhand.data.fingerprint import of_files
 from evenhand.data.tables import Declaration, Table
 from evenhand.data.wrapping import Data
 from evenhand.errors import UsageError
@@ -13,6 +15,8 @@ from evenhand.errors import UsageError
 
 def read(path: str | Path, declared: Declaration, *, delimiter: str = ",") -> Data:
     r"""The records of a CSV, Parquet or NPZ file or of an image folder.
+
+    However they are declared, encoded and split, runs add up as runs on the same data: they are told by their bytes.
 
     Examples:
       >>> import tempfile
@@ -22,7 +26,9 @@ def read(path: str | Path, declared: Declaration, *, delimiter: str = ",") -> Da
       >>> read(file, Declaration({"age": Number(0, 100)}, label="ill", labels=("no", "yes"))).facts.records
       2
     """
-    return declared.data(read_table(Path(path), declared, delimiter=delimiter))
+    place = Path(path)
+    made = declared.data(read_table(place, declared, delimiter=delimiter))
+    return replace(made, origin=of_files([file for _, file in images.listed(place)] if place.is_dir() else [place]))
 
 
 def read_table(path: Path, declared: Declaration, *, delimiter: str = ",") -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,9 @@ class Data:
     """Rows that can be fetched by number, with one group and one owner class per row.
 
     ``facts`` is what may be printed. ``fetch(rows)`` gives (inputs, targets) for exactly these rows, in this order,
-    also for none. ``declared`` says how inputs were encoded from a table; a run keeps it for new records.
+    also for none. ``declared`` says how inputs were encoded from a table; a run keeps it for new records. ``origin`` is
+    the fingerprint of the records that these were made from, or computes it, so that runs on either add up; it is a
+    secret. ``tuned`` says that settings were chosen by trials scored on some of these records; a statement repeats it.
     """
 
     facts: Facts
@@ -36,6 +38,8 @@ class Data:
     owner: Tensor
     fetch: Callable[[Tensor], tuple[Any, Any]]
     declared: Declaration | None = None
+    origin: str | Callable[[], str] | None = field(default=None, repr=False)
+    tuned: bool = False
 
     def __len__(self) -> int:
         return self.facts.records
@@ -45,13 +49,26 @@ class Data:
         return [self.facts.groups[index] for index in self.group.tolist()]
 
     def take(self, rows: Tensor) -> Data:
-        """Only these rows, in this order; owner classes without a row are gone."""
+        """Only these rows, in this order; owner classes without a row are gone. Runs on them add up with the whole."""
         counts = torch.bincount(self.owner[rows], minlength=len(self.facts.owners))
         present = counts.nonzero().squeeze(1)
         code = torch.zeros_like(counts).index_put((present,), torch.arange(len(present)))
         owners = tuple((self.facts.owner_names[index], int(counts[index])) for index in present.tolist())
         facts = replace(self.facts, records=len(rows), owners=owners)
-        return Data(facts, self.group[rows], code[self.owner[rows]], lambda some: self.fetch(rows[some]), self.declared)
+        return replace(
+            self,
+            facts=facts,
+            group=self.group[rows],
+            owner=code[self.owner[rows]],
+            fetch=lambda r: self.fetch(rows[r]),
+            origin=self.origin or self._whole,
+        )
+
+    def _whole(self) -> str:
+        """Computed where a run needs it: it fetches hundreds of records."""
+        from evenhand.data.fingerprint import fingerprint
+
+        return fingerprint(self)
 
     def on(self, device: torch.device) -> Data:
         """The same rows, fetched onto another device."""

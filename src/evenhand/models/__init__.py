@@ -1,5 +1,5 @@
-"""Small networks to start with; every one trains with exact per-record gradients."""
+"""The papers' networks and small ones to start with; every one trains with exact per-record gradients."""
 
-from evenhand.models.basic import build, names
+from evenhand.models.building import build, names
 
 __all__ = ["build", "names"]

@@ -1,0 +1,86 @@
+"""``evenhand data``: which data sets can be named, whether their files are there, and getting them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evenhand.cli import options
+from evenhand.errors import UsageError
+
+if TYPE_CHECKING:
+    from evenhand.data.fetching import Watch
+
+NAME = "data"
+EXAMPLE = "evenhand data fetch mnist"
+
+
+def run(
+    action: Annotated[str | None, typer.Argument(metavar="fetch", help="fetch: get the files of NAME.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A data set of the list.")] = None,
+    data_dir: options.DataDir = None,
+    json: options.Json = False,
+) -> None:
+    """List the built-in data sets and whether their files are there, or fetch those of one."""
+    if action is None:
+        rows = listed(data_dir)
+        options.emit(rows, "\n".join(_line(row) for row in rows), json)
+        return
+    if action != "fetch" or name is None:
+        raise UsageError("Type `evenhand data` for the list, or `evenhand data fetch NAME`, for example fetch mnist.")
+    from evenhand.data import fetching, sources
+
+    found = sources.source(name)
+    place = sources.place(found, data_dir)
+    with _bar() as watch:
+        written = fetching.fetch(found, place, watch)
+    text = f"{len(written)} file(s) of {name} written to {place.folder}" if written else f"{name} is there already."
+    options.emit({"name": name, "folder": str(place.folder), "written": [file.name for file in written]}, text, json)
+
+
+def listed(data_dir: str | None = None) -> list[dict[str, Any]]:
+    """What there is to know about every source."""
+    from evenhand.data import sources
+
+    places = {name: sources.place(found, data_dir) for name, found in sources.SOURCES.items()}
+    return [
+        {
+            "name": name,
+            "present": found.present(places[name]),
+            "folder": str(places[name].folder) if found.files else None,
+            "records": found.records,
+            "groups": found.groups,
+            "licence": found.licence,
+            "public": found.public,
+            "fetch": found.fetchable,
+            "options": [*found.options, *sources.SHARED],
+        }
+        for name, found in sources.SOURCES.items()
+    ]
+
+
+def _line(row: dict[str, Any]) -> str:
+    state = "there" if row["present"] else "fetch" if row["fetch"] else "absent"
+    return f"{row['name']:<17} {state:<7} {row['records']}; groups: {row['groups']} [{row['licence']}]"
+
+
+@contextmanager
+def _bar() -> Iterator[Watch]:
+    """A progress bar on stderr, in a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()) as progress:
+
+        def watch(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total)
+            progress.update(tasks[name], completed=done)
+
+        yield watch
