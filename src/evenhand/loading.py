@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand.config import PYTHON, Config, of_run
+from evenhand.density import METHODS
 from evenhand.errors import UsageError
 from evenhand.results import Run
 from evenhand.runs import Folder
@@ -42,6 +43,8 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
         raise UsageError(
             f"{path} has no model yet: the run was not finished. Continue it with `evenhand resume {path}`."
         )
+    if model is None and folder.plan().method in METHODS:
+        model = _density(folder)
     if model is None or isinstance(model, str):
         config = of_run(folder.path) if model is None else Config(model=model)
         if config.model == PYTHON:
@@ -56,6 +59,15 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
             "The model passed does not have the parameters of the saved one: pass the same architecture."
         ) from None
     return Run(folder, model)
+
+
+def _density(folder: Folder) -> nn.Module:
+    """A density is made of released values: its own tensors say how."""
+    from safetensors.torch import load_file
+
+    from evenhand.density.rebuilding import rebuilt
+
+    return rebuilt(load_file(str(folder.model_file)))
 
 
 @dataclass(frozen=True)
@@ -95,9 +107,13 @@ def predict(path: str | Path, table: Table | Any, *, model: nn.Module | str | No
     import torch
 
     from evenhand.data import Table, from_frame
+    from evenhand.features import extract
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
+    features = of_run(Path(path)).features
+    if features is not None:
+        inputs = extract(features, inputs)
     trained = load(path, model=model).model.eval()
     device = next(trained.parameters()).device
     with torch.no_grad():

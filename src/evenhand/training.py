@@ -17,6 +17,7 @@ from evenhand.averaging import EMA, Average
 from evenhand.config import PYTHON, Config, of_run, to_toml
 from evenhand.data.owning import owned
 from evenhand.data.wrapping import Data, wrap
+from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.guards import Compute, seen
 from evenhand.integrations.loggers import Broadcast, Logger
@@ -128,7 +129,7 @@ def fit(
         )
     telling = Broadcast(loggers, evaluates=test is not None)
     chosen = find_method(method, settings)
-    promise = _promise(epsilon, delta, noise, privacy)
+    promise = promised(epsilon, delta, noise, privacy)
     made = make_plan(
         chosen, promise, data=data.facts, epochs=epochs, batch_size=batch_size, allow_unproven=allow_unproven
     )
@@ -138,7 +139,7 @@ def fit(
     if held_out is not None:
         _check_outputs(model, held_out)
     held, schedule = descent.build(model, made.steps)
-    folder = Folder.create(Path(out) if out is not None else _new_folder(made), made)
+    folder = Folder.create(Path(out) if out is not None else new_folder(made), made)
     kept = config or Config(data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed)
     kept = dataclasses.replace(kept, **_settings(descent, loss, ema, computing))
     write_durably(folder.path / "config.toml", to_toml(kept).encode())
@@ -189,7 +190,11 @@ def resume(
     """
     folder = Folder.existing(path)
     made, reading = folder.plan(), folder.ledger()
-    if reading.released and reading.reserved >= made.steps:
+    if made.method in METHODS:
+        raise UsageError(
+            "A density has no steps to go on with: what its ledger says is spent. Start another in a new folder."
+        )
+    if reading.released and reading.reserved >= made.steps and folder.model_file.exists():
         raise BudgetExhausted(
             f"This run is finished: all {made.steps} steps are charged and the model is in {folder.model_file}. "
             "To train on, make a new plan; both budgets add up."
@@ -267,9 +272,10 @@ def _viewed(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any
     return views(inputs), targets
 
 
-def _promise(
+def promised(
     epsilon: float | None, delta: float | None, noise: float | None, privacy: Promise | None
 ) -> Promise | None:
+    """The one promise that was asked for; two at once are refused."""
     if sum(given is not None for given in (epsilon, noise, privacy)) > 1:
         raise UsageError("Give one of epsilon, noise and privacy: together they would contradict each other.")
     if privacy is not None and delta is not None:
@@ -285,7 +291,8 @@ def _wrapped(train: Any, groups: Iterable[Any] | None, owners: Iterable[Any] | N
     return wrap(train, groups=groups, owners=owners)
 
 
-def _new_folder(made: Plan) -> Path:
+def new_folder(made: Plan) -> Path:
+    """A run folder that is not there yet, named after method and plan."""
     name = f"{made.method}-{made.digest[:8]}"
     number = next(n for n in range(1, 10_000) if not Path("runs", f"{name}-{n}").exists())
     return Path("runs", f"{name}-{number}")

@@ -1,0 +1,56 @@
+"""Instance-level smoothing: the published form of paper 002, which has no guarantee, and forms that are truly private.
+
+``PublishedSmoothing`` is for study only. ``RandomFeatureDensity``, ``MomentDensity`` and ``NoisyEmbeddingDensity`` are
+sound; docs/explanation/density.md says when to use which.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PUBLIC = {
+    "Bandwidth": "neighbours",
+    "ClaimedFigures": "figures",
+    "ClassDensities": "classes",
+    "MomentDensity": "moment",
+    "NoisyEmbeddingDensity": "noisy_embedding",
+    "PublishedSmoothing": "published",
+    "RandomFeatureDensity": "random_feature",
+    "auc_by_class": "classes",
+    "histograms": "neighbours",
+    "mean_distances": "neighbours",
+}
+METHODS = {
+    "random_feature_density": "RandomFeatureDensity",
+    "moment_density": "MomentDensity",
+    "noisy_embedding_density": "NoisyEmbeddingDensity",
+}
+"""Sound densities by the name that ``evenhand train --method`` knows them by."""
+
+_ELSEWHERE = ("epsilon", "delta", "noise", "classes", "seed", "insecure_seed", "out", "compose")
+"""Arguments that a config has elsewhere than in its settings."""
+
+__all__ = ["METHODS", "settings", *_PUBLIC]
+
+
+def settings(method: str) -> dict[str, Any]:
+    """What ``--set key=value`` may change of a density, with the defaults.
+
+    Examples:
+      >>> settings("moment_density")
+      {'dimension': 500, 'mean_share': 0.03, 'most_labels': 1}
+    """
+    parameters = __getattr__(METHODS[method])().get_params()
+    return {name: value for name, value in parameters.items() if name not in _ELSEWHERE}
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names on first use: scikit-learn takes a second."""
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"evenhand.density.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module 'evenhand.density' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,151 @@
+"""What the sound densities have in common as scikit-learn estimators: fit, predict, predict_proba, privacy_."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+
+from evenhand.data.owning import owned
+from evenhand.data.wrapping import Data
+from evenhand.density.chunks import as_data, as_rows
+from evenhand.density.models import DensityModel
+from evenhand.density.promises import Promise as Promised
+from evenhand.density.saving import After, made
+from evenhand.density.summing import Releases
+from evenhand.errors import UsageError
+from evenhand.plans import Plan
+from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
+from evenhand.runs import Folder
+from evenhand.streams import Stream
+from evenhand.types import Facts
+
+_SEED = (
+    "The noise comes from a PUBLIC SEED (insecure_seed): this protects nobody who knows the seed. For research only."
+)
+_OTHERS = (
+    "Other runs on the same data, tuning included, were not added up: give out= for a run folder that counts them."
+)
+_FACTS = "The number of records (per owner) and the names of classes and owners count as public."
+
+
+class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of ``RandomFeatureDensity`` and ``NoisyEmbeddingDensity``. After ``fit``:
+
+    ``classes_`` the classes, ``plan_`` every number that decides privacy, ``privacy_`` the promise in words and
+    numbers, ``model_`` a torch module made of released values only, ``folder_`` the run folder (with ``out=``).
+    """
+
+    epsilon: float | None
+    delta: float | None
+    noise: float | None
+    classes: Sequence[Any] | None
+    insecure_seed: int | None
+    out: str | Path | None
+    compose: bool
+
+    @abstractmethod
+    def plan(self, facts: Facts, promise: Promise | None) -> Plan:
+        """Every number that decides privacy, from public facts."""
+
+    @abstractmethod
+    def released(self, data: Data, releases: Releases, stream: Stream) -> DensityModel:
+        """Make the releases, and the model from them alone."""
+
+    @abstractmethod
+    def _promised(self, plan: Plan, notes: tuple[str, ...]) -> Promised:
+        """What the plan promises."""
+
+    def fit(self, X: Any, y: Any, *, owners: Any = None, budgets: Any = None) -> PrivateDensity:
+        """Fit on arrays.
+
+        Args:
+          X: features, one row per record (numpy or torch); frozen features of any kind.
+          y: one class per record; or one column of 0 and 1 per class where a record may have several.
+          owners: the budget class of each record.
+          budgets: an epsilon per owner (Budgets or a mapping), or one per record (a sequence).
+        """
+        promise = self.promise(budgets)
+        if owners is None and isinstance(promise, Budgets) and promise.owners is not None:
+            owners = promise.owners
+        data, names = as_data(X, y, owners=owners, classes=self.classes)
+        return self.fit_data(data, promise, names)
+
+    def fit_data(
+        self, data: Data, promise: Promise | None, names: Sequence[Any] | None = None, after: After | None = None
+    ) -> PrivateDensity:
+        """Fit on wrapped data, under a promise; ``after`` may add public files to the run folder."""
+        if isinstance(promise, Budgets) and promise.owners is not None and len(data.facts.owners) == 1:
+            data = owned(data, promise.owners)
+        if not data.facts.labels:
+            raise UsageError("A density per class needs classes: pass whole numbers or names as labels.")
+        plan = self.plan(data.facts, promise)
+        model, folder = made(
+            plan,
+            data,
+            lambda releases, stream: self.released(data, releases, stream),
+            out=self.out,
+            insecure_seed=self.insecure_seed,
+            compose=self.compose,
+            after=after,
+        )
+        assert isinstance(model, DensityModel)
+        self.classes_ = np.asarray(data.facts.labels if names is None else names)
+        self.n_features_in_: int = model.width
+        self.plan_: Plan = plan
+        self.model_: DensityModel = model
+        self.folder_ = folder
+        notes = [_FACTS]
+        notes += [] if folder is not None and self.compose else [_OTHERS]
+        notes += [] if self.insecure_seed is None else [_SEED]
+        self.privacy_: Promised = self._promised(plan, tuple(notes))
+        return self
+
+    @property
+    def folder(self) -> Folder:
+        """The run folder of a fit with ``out=``."""
+        found: Folder | None = getattr(self, "folder_", None)
+        if found is None:
+            raise UsageError("There is no run folder: fit with out='runs/mine' to have plan, ledger and statement.")
+        return found
+
+    def promise(self, budgets: Any = None) -> Promise | None:
+        """The promise that the settings, or budgets by owner or record, make."""
+        if budgets is None:
+            if self.epsilon is not None and self.noise is not None:
+                raise UsageError("Give one of epsilon and noise: together they would contradict each other.")
+            if self.noise is not None:
+                return FixedNoise(self.noise, self.delta)
+            return None if self.epsilon is None else Privacy(self.epsilon, self.delta)
+        if isinstance(budgets, Budgets):
+            return budgets
+        if isinstance(budgets, Mapping):
+            return Budgets(budgets, self.delta)
+        return Budgets.per_record(budgets, self.delta)
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Log of each class's noisy density, up to a common constant; (rows, classes)."""
+        if not hasattr(self, "model_"):
+            raise UsageError("This estimator is not fitted yet: call fit(X, y) first.")
+        with torch.no_grad():
+            found: NDArray[np.float64] = self.model_(as_rows(X, self.n_features_in_)).double().numpy()
+        return found
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The class of the largest density."""
+        scores = self.decision_function(X)
+        found: NDArray[Any] = self.classes_[scores.argmax(1)]
+        return found
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Densities divided by their sum: every class counts as equally likely beforehand."""
+        scores = self.decision_function(X)
+        likely = np.exp(scores - scores.max(1, keepdims=True))
+        found: NDArray[np.float64] = likely / likely.sum(1, keepdims=True)
+        return found

@@ -1,0 +1,108 @@
+"""What is released, as torch modules: raw features in, one log score per class out. Made of private values only."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from evenhand.density.fourier import Features
+from evenhand.density.kernels import squared
+from evenhand.density.moments import Embedding
+
+ROWS, POINTS = 128, 2048
+"""Pairs of so many queries and released rows are looked at together: what they need fits the cache."""
+
+
+def _fixed(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value.float().contiguous(), requires_grad=False)
+
+
+class DensityModel(nn.Module):
+    """The part that all share: the embedding, and log scores in chunks."""
+
+    sketch: nn.Parameter | None
+    mean: nn.Parameter | None
+    matrix: nn.Parameter | None
+
+    def __init__(self, width: int, embedding: Embedding) -> None:
+        super().__init__()
+        self.width = width
+        for name in ("sketch", "mean", "matrix"):
+            value = getattr(embedding, name)
+            self.register_parameter(name, None if value is None else _fixed(value))
+
+    def embedded(self, inputs: Tensor) -> Tensor:
+        """Rows in the space of the density."""
+        return Embedding(self.sketch, self.mean, self.matrix)(inputs.flatten(1).float()).float()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Log scores, (rows, classes)."""
+        return torch.cat([self.log_scores(part) for part in torch.split(inputs, ROWS)])
+
+    @abstractmethod
+    def log_scores(self, inputs: Tensor) -> Tensor:
+        """Of a chunk of rows: log densities of the classes, up to a constant that they share."""
+
+
+class RandomFeatureModel(DensityModel):
+    """``z(x) S_c / max(n_c, 1)``: the noisy kernel density of class c at x."""
+
+    def __init__(self, width: int, embedding: Embedding, features: Features, sums: Tensor, counts: Tensor) -> None:
+        super().__init__(width, embedding)
+        self.h = features.h
+        self.frequencies = _fixed(features.frequencies)
+        self.centres = _fixed(sums / counts.clamp(min=1.0).unsqueeze(1))
+        self.counts = _fixed(counts)
+
+    def log_scores(self, inputs: Tensor) -> Tensor:
+        """One product per record, however many records were fitted."""
+        return _log(Features(self.frequencies, self.h)(self.embedded(inputs)) @ self.centres.T)
+
+
+class MomentModel(DensityModel):
+    """A Gaussian per class around its noisy mean, all of the spread that the noisy second moments show."""
+
+    def __init__(self, width: int, embedding: Embedding, means: Tensor) -> None:
+        super().__init__(width, embedding)
+        self.means = _fixed(means)
+
+    def log_scores(self, inputs: Tensor) -> Tensor:
+        """Minus half the squared distance to each class mean."""
+        return -0.5 * squared(self.embedded(inputs), self.means)
+
+
+class NoisyEmbeddingModel(DensityModel):
+    """Kernel densities over released noisy rows; each row counts for class c by its noisy label.
+
+    ``log_weights`` say how much a row counts (rows of strict owners carry more noise); labels are unbiased, so they can
+    be negative and still add up to the right thing.
+    """
+
+    def __init__(
+        self, width: int, embedding: Embedding, points: Tensor, labels: Tensor, variance: Tensor, log_weights: Tensor
+    ) -> None:
+        super().__init__(width, embedding)
+        self.points, self.labels = _fixed(points), _fixed(labels)
+        self.variance, self.log_weights = _fixed(variance), _fixed(log_weights)
+
+    def log_scores(self, inputs: Tensor) -> Tensor:
+        """Class densities over the density of all rows: finite in any dimension."""
+        rows = self.embedded(inputs)
+        top = torch.full((len(rows), 1), -math.inf)
+        sums, mass = torch.zeros(len(rows), self.labels.shape[1]), torch.zeros(len(rows), 1)
+        columns = (self.points, self.labels, self.variance, self.log_weights)
+        for points, labels, variance, weight in zip(*(torch.split(part, POINTS) for part in columns), strict=True):
+            exponent = weight - squared(rows, points) / (2 * variance)
+            higher = torch.maximum(top, exponent.max(1, keepdim=True).values)
+            kernel, shrink = torch.exp(exponent - higher), torch.exp(top - higher)
+            sums, mass, top = sums * shrink + kernel @ labels, mass * shrink + kernel.sum(1, keepdim=True), higher
+        share = (torch.exp(self.log_weights).unsqueeze(1) * self.labels).sum(0).clamp(min=1e-3)
+        return _log(sums / mass * (share.sum() / share))
+
+
+def _log(scores: Tensor) -> Tensor:
+    """Noise can make a density negative: it then counts as next to nothing."""
+    return scores.clamp(min=1e-12).log()

@@ -1,0 +1,202 @@
+"""A private projection: class means and second moments of bounded records, released once; directions from them.
+
+Two releases: the mean (to centre by), then second moments with class sums and counts in one vector. What
+follows, linear discriminant directions with a ridge for the noise, is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evenhand.data.wrapping import Data
+from evenhand.density.chunks import Chunk, chunks
+from evenhand.density.contrastive import orthogonal
+from evenhand.density.summing import Query, Releases, total
+
+CLASS_SUMS = 1.0
+COUNTS = 0.3
+"""How large class sums and counts are beside the second moments (1) in the released vector."""
+RIDGE = 0.25
+"""How much of the noise's largest eigenvalue is added to what varies within classes. Found on MNIST, not theory."""
+LEAST = 1e-4
+"""Rows that reduction or centring leaves shorter than this are divided by it instead of by their norm."""
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """From raw features to the space of the density, record by record: ``(unit(x) Q - mean) T``, in float64.
+
+    ``sketch`` (Q) are public random directions, None for all features; ``mean`` and ``matrix`` (T) come from private
+    releases, or are absent. After Q and after the mean rows are divided by their norm again (``lengthened``). Fitting
+    and prediction both come through here.
+    """
+
+    sketch: Tensor | None
+    mean: Tensor | None = None
+    matrix: Tensor | None = None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Embed rows of raw features; float64."""
+        found = self.centred(inputs)
+        return found if self.matrix is None else found @ self.matrix.double()
+
+    def centred(self, inputs: Tensor) -> Tensor:
+        """Before the directions: rows of norm at most 1; float64."""
+        found = unit(inputs)
+        if self.sketch is not None:
+            found = lengthened(found @ self.sketch.double())
+        return found if self.mean is None else lengthened(found - self.mean.double())
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Every row divided by its norm, so that any record is bounded without a bound to choose; zeros stay zeros.
+
+    Divided by its largest entry first, in float64: no square is lost or overflows, however small or large the row.
+
+    Examples:
+      >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0], [3e38, 3e38], [1e-45, 0.0]]))
+      tensor([[0.6000, 0.8000],
+              [0.0000, 0.0000],
+              [0.7071, 0.7071],
+              [1.0000, 0.0000]], dtype=torch.float64)
+    """
+    wide = rows.double()
+    largest = torch.linalg.vector_norm(wide, ord=math.inf, dim=1, keepdim=True)
+    scaled = wide / torch.where(largest == 0, 1.0, largest)
+    norms: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    return scaled / norms.clamp(min=1.0)
+
+
+def lengthened(rows: Tensor) -> Tensor:
+    """Rows divided by their norm, by ``LEAST`` if that is more: what is only rounding stays next to nothing.
+
+    A record that lies across all directions of the sketch would otherwise become a row of norm 1 that rounding alone
+    has chosen, and could choose anew when another record is removed and the chunks change.
+
+    Examples:
+      >>> lengthened(torch.tensor([[0.3, 0.4], [1e-17, 0.0]])).norm(dim=1) > 0.5
+      tensor([ True, False])
+    """
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / norms.clamp(min=LEAST)
+
+
+def sketch(width: int, dimension: int | None, seed: int) -> Tensor | None:
+    """Public random orthonormal directions, None where all features are kept."""
+    if dimension is None or dimension >= width:
+        return None
+    return orthogonal(width, dimension, torch.Generator().manual_seed(seed))
+
+
+def queries(mean_share: float, moments_share: float, most_labels: int) -> list[Query]:
+    """The two releases of a private projection, with their bounds."""
+    return [
+        Query("mean", mean_share, 1.0),
+        Query("moments", moments_share, math.sqrt(1 + most_labels * (CLASS_SUMS**2 + COUNTS**2))),
+    ]
+
+
+def private_projection(
+    data: Data, releases: Releases, public: Tensor | None, components: int | None
+) -> tuple[Embedding, Tensor]:
+    """Make both releases; the directions that tell the classes apart best under them, and the class means in these.
+
+    The vector of a record v with labels y is ``(upper triangle of v v^T with sqrt(2) off the diagonal, v y^T, k y)``:
+    its norm is ``sqrt(|v|^4 + |v|^2 |y|^2 + k^2 |y|^2)``, bounded for norm 1 and at most L labels.
+    """
+    centred = Embedding(public, _mean(data, releases, public))
+    second, sums, counts = _moments(data, releases, centred)
+    matrix, means = discriminants(second, sums, counts, releases.commits[-1].std, components)
+    return Embedding(public, centred.mean, matrix.float()), means.float()
+
+
+def _mean(data: Data, releases: Releases, public: Tensor | None) -> Tensor:
+    def vector(part: Chunk) -> Tensor:
+        rows, present = part.usable(Embedding(public).centred(part.inputs))
+        return (releases.weights(torch.linalg.vector_norm(rows, dim=1), part.owner) * present) @ rows
+
+    return (releases.release(total(vector(part) for part in chunks(data))) / len(data)).float()
+
+
+def _moments(data: Data, releases: Releases, centred: Embedding) -> tuple[Tensor, Tensor, Tensor]:
+    """Noisy second moments, class sums and counts, from one release."""
+
+    def vector(part: Chunk) -> Tensor:
+        rows, present = part.usable(centred.centred(part.inputs))
+        weights = releases.weights(moment_norms(rows, part.labels), part.owner) * present
+        rooted, weighted = rows * weights.sqrt().unsqueeze(1), part.labels * weights.unsqueeze(1)
+        sums = (rows.T @ weighted).reshape(-1) * CLASS_SUMS
+        return torch.cat([upper_triangle(rooted.T @ rooted), sums, weighted.sum(0) * COUNTS])
+
+    noisy = releases.release(total(vector(part) for part in chunks(data)))
+    classes, size = len(data.facts.labels), 0 if centred.mean is None else len(centred.mean)
+    second, sums, counts = torch.split(noisy, [size * (size + 1) // 2, size * classes, classes])
+    return symmetric(second, size), sums.view(size, classes) / CLASS_SUMS, counts / COUNTS
+
+
+def upper_triangle(square: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix as a vector of the same norm: what is off the diagonal times sqrt(2).
+
+    Examples:
+      >>> upper_triangle(torch.tensor([[3.0, 1.0], [1.0, 2.0]]))
+      tensor([3.0000, 1.4142, 2.0000])
+    """
+    rows, columns = torch.triu_indices(len(square), len(square))
+    return square[rows, columns] * torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(square.dtype)
+
+
+def symmetric(triangle: Tensor, size: int) -> Tensor:
+    """The matrix that ``upper_triangle`` was made of.
+
+    Examples:
+      >>> symmetric(torch.tensor([3.0, 2.0**0.5, 2.0]), 2)
+      tensor([[3., 1.],
+              [1., 2.]])
+    """
+    rows, columns = torch.triu_indices(size, size)
+    square = torch.zeros(size, size, dtype=triangle.dtype)
+    square[rows, columns] = square[columns, rows] = triangle / torch.where(rows == columns, 1.0, math.sqrt(2.0))
+    return square
+
+
+def moment_norms(rows: Tensor, labels: Tensor) -> Tensor:
+    """Norm of every record's vector of second moments, class sums and count.
+
+    Examples:
+      >>> moment_norms(torch.tensor([[0.6, 0.8]]), torch.tensor([[1.0, 0.0]])).item() ** 2  # 1 + 1 + 0.09
+      2.09...
+    """
+    squares, many = rows.square().sum(1), labels.square().sum(1)
+    return (squares.square() + many * (CLASS_SUMS**2 * squares + COUNTS**2)).sqrt()
+
+
+def discriminants(
+    second: Tensor, sums: Tensor, counts: Tensor, noise: float, components: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Directions in which classes lie apart while records of a class vary by about 1, and the class means there.
+
+    Linear discriminant analysis on noisy moments: what is left within classes, its eigenvalues raised by the size of
+    the noise (a part of its largest eigenvalue, ``noise sqrt(2 d)``), whitens; the means then span the space.
+
+    Args:
+      second: noisy sum of ``v v^T``, symmetric.
+      sums: noisy class sums, (d, classes).
+      counts: noisy class counts.
+      noise: standard deviation of the noise in these sums.
+      components: number of directions; default one fewer than classes.
+    """
+    known = counts.clamp(min=1.0)
+    means = sums / known
+    total = float(known.sum())
+    within = (second - (means * known) @ means.T) / total
+    ridge = max(RIDGE * noise * math.sqrt(2 * len(second)) / total, 1e-6 * float(second.diagonal().mean()) / total)
+    values, vectors = torch.linalg.eigh(within)
+    whiten = vectors / (values.clamp(min=0.0) + ridge).sqrt()
+    apart = whiten.T @ (means - means.mean(1, keepdim=True))
+    directions = torch.linalg.svd(apart, full_matrices=False)[0][:, : components or max(1, means.shape[1] - 1)]
+    matrix = whiten @ directions
+    return matrix, means.T @ matrix

@@ -1,0 +1,141 @@
+"""``PublishedSmoothing``: paper 002 as it is printed, for study. No guarantee is established for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from torch import Tensor
+
+from evenhand.density.chunks import as_data, as_rows
+from evenhand.density.classes import ClassDensities, probabilities
+from evenhand.density.contrastive import MARGIN, train_projection
+from evenhand.density.figures import ClaimedFigures
+from evenhand.density.neighbours import Bandwidth
+from evenhand.density.promises import ADD_REMOVE
+from evenhand.density.promises import Promise as Promised
+from evenhand.errors import UsageError
+
+WHY = (
+    "The method is that of paper 002. Its theorem 1 adds noise in proportion to a record's own influence on the "
+    "density, a number that depends on the data, to features that nothing bounds; the sensitivity drops out of its "
+    "proof, which looks at one order of divergence only.",
+    "The projection is trained on raw records, and the classifier stores its training points.",
+    "A membership test breaks the claim: docs/explanation/density.md. Use RandomFeatureDensity, or "
+    "NoisyEmbeddingDensity for budgets per record.",
+)
+
+
+class PublishedSmoothing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Adaptive kernel densities per class over projected records, with the noise that the paper calls private.
+
+    Frozen features -> projection W (p = 64, trained on the contrastive loss) -> one density per class with a wider
+    kernel in sparse places -> noise of standard deviation ``s_i sigma`` on each projected record, where
+    ``s_i = K(0) / n`` is the paper's local sensitivity at the record and ``sigma = sqrt(2 ln(1/delta) / rho)``.
+
+    Args:
+      rho: the paper's privacy parameter; it decides the noise and guarantees nothing.
+      delta: the paper's delta, likewise.
+      allow_unproven: must be True: you know that this protects nobody.
+      dimension: p.
+      h: base bandwidth. At p = 64 the paper's noise is about 1e-30 for h = 1 and about 1e+34 for h = 0.1.
+      k: neighbours that tell how sparse a place is.
+      quantile: threshold lambda as a quantile of densities (paper: median or 75th percentile of distances).
+      extra: c in units of lambda; the paper gives none.
+      margin: m of the loss.
+      epochs: passes of the projection's training; 0 keeps random directions.
+      lr: its learning rate (ours).
+      classes: names of the classes.
+      seed: everything random in here, the noise too: there is no privacy to lose.
+
+    Examples:
+      >>> made = np.random.default_rng(0)
+      >>> y = made.integers(0, 2, 200)
+      >>> X = made.normal(size=(200, 8)) + 2 * y[:, None]
+      >>> fitted = PublishedSmoothing(allow_unproven=True, dimension=4, epochs=2).fit(X, y)
+      >>> bool(fitted.score(X, y) > 0.9), fitted.privacy_.epsilon, fitted.privacy_.guarantee
+      (True, None, 'not established')
+    """
+
+    def __init__(
+        self,
+        *,
+        rho: float = 1.0,
+        delta: float = 1e-5,
+        allow_unproven: bool = False,
+        dimension: int = 64,
+        h: float = 1.0,
+        k: int = 5,
+        quantile: float = 0.5,
+        extra: float = 1.0,
+        margin: float = MARGIN,
+        epochs: int = 20,
+        lr: float = 1e-2,
+        classes: Sequence[Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.rho, self.delta, self.allow_unproven = rho, delta, allow_unproven
+        self.dimension, self.h, self.k, self.quantile, self.extra = dimension, h, k, quantile, extra
+        self.margin, self.epochs, self.lr, self.classes, self.seed = margin, epochs, lr, classes, seed
+
+    def fit(self, X: Any, y: Any) -> PublishedSmoothing:
+        """Project, smooth and store the records, as published."""
+        if self.allow_unproven is not True:
+            raise UsageError(
+                "No guarantee is established for PublishedSmoothing (paper 002): pass allow_unproven=True to study it "
+                "without an epsilon, or use RandomFeatureDensity, which is private."
+            )
+        data, names = as_data(X, y, classes=self.classes)
+        features, labels = data.fetch(torch.arange(len(data)))
+        if labels.dim() != 1:
+            raise UsageError("The published form knows one class per record: pass one column of labels.")
+        features = features.flatten(1).double()
+        self.projection_ = train_projection(
+            features,
+            labels,
+            dimension=self.dimension,
+            h=self.h,
+            margin=self.margin,
+            epochs=self.epochs,
+            lr=self.lr,
+            seed=self.seed,
+        )
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        self.densities_ = self.smoothed(features @ self.projection_, labels, len(names), generator)
+        self.classes_, self.n_features_in_ = np.asarray(names), features.shape[1]
+        self.privacy_ = Promised("not established", ADD_REMOVE, self.delta, {"all": None}, {"all": None}, WHY)
+        return self
+
+    def smoothed(self, projected: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> ClassDensities:
+        """The densities of projected records after the paper's noise: what its classifier stores and releases."""
+        bandwidth = Bandwidth(self.h, self.k, self.quantile, self.extra)
+        spread = self.smoothing_noise(bandwidth.variances(projected), projected.shape[1]).unsqueeze(1)
+        noisy = projected + spread * torch.randn(projected.shape, generator=generator).to(projected)
+        return ClassDensities.of(noisy, labels, classes, bandwidth)
+
+    def smoothing_noise(self, variances: Tensor, dimension: int) -> Tensor:
+        """The paper's standard deviation ``s_i sigma`` of every record, with ``s_i = K(0) / n`` for its own kernel."""
+        log_kernel = -0.5 * dimension * torch.log(2 * torch.pi * variances) - math.log(len(variances))
+        return torch.exp(log_kernel + math.log(ClaimedFigures(self.rho, self.delta).noise))
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """``log p_j(x)`` for every class."""
+        rows = as_rows(X, self.n_features_in_).double() @ self.projection_
+        found: NDArray[np.float64] = self.densities_.log_densities(rows).numpy()
+        return found
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The class of the largest density."""
+        scores = self.decision_function(X)
+        found: NDArray[Any] = self.classes_[scores.argmax(1)]
+        return found
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Class probabilities, with equal priors."""
+        found: NDArray[np.float64] = probabilities(torch.from_numpy(self.decision_function(X))).numpy()
+        return found

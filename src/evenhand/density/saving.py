@@ -1,0 +1,66 @@
+"""A fitted density as a run folder: plan, ledger, model, statement, in the form of every other run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from evenhand.data.wrapping import Data
+from evenhand.datasets import DatasetLedger
+from evenhand.density.summing import Releases
+from evenhand.plans import Plan
+from evenhand.privacy.ledger import Ledger
+from evenhand.runs import Folder, sha256, write_json
+from evenhand.streams import Stream
+
+Fit = Callable[[Releases, Stream], nn.Module]
+After = Callable[[Folder, nn.Module], None]
+
+
+def made(
+    plan: Plan,
+    data: Data,
+    fit: Fit,
+    *,
+    out: str | Path | None,
+    insecure_seed: int | None = None,
+    compose: bool = True,
+    after: After | None = None,
+) -> tuple[nn.Module, Folder | None]:
+    """Run the releases of a plan; with ``out`` every one is on disk before it is made (law 4).
+
+    ``after`` may write further public files, such as held-out metrics, before the statement is written.
+    """
+    stream = Stream.fresh() if insecure_seed is None else Stream.insecure(insecure_seed, 0)
+    if out is None:
+        _counted(plan, data, compose)
+        return fit(Releases(plan, stream), stream), None
+    folder = Folder.create(Path(out), plan)
+    insecure = insecure_seed is not None
+    with Ledger.open(
+        folder.ledger_file, plan=plan.digest, steps=plan.steps, key=stream.fingerprint, insecure=insecure
+    ) as ledger:
+        write_json(folder.composition_file, _counted(plan, data, compose))
+        model = fit(Releases(plan, stream, ledger), stream)
+        if after is not None:
+            after(folder, model)
+        _save(model, folder.model_file)
+        ledger.release(sha256(folder.model_file))
+        folder.write_statement()
+    return model, folder
+
+
+def _counted(plan: Plan, data: Data, compose: bool) -> dict[str, Any]:
+    return DatasetLedger.of(data).enter(plan) if compose else {"runs": None}
+
+
+def _save(model: nn.Module, file: Path) -> None:
+    from safetensors.torch import save_model
+
+    beside = file.with_suffix(".part")
+    save_model(model, str(beside))
+    os.replace(beside, file)

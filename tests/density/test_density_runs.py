@@ -1,0 +1,169 @@
+"""Densities as runs: ledger, statement and verification as of every other run, from Python and as a command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import evenhand as eh
+from commands import evenhand, result
+from evenhand.config import Config
+from evenhand.configured import planned, train
+from evenhand.data import Data
+from evenhand.density import METHODS, MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity
+from evenhand.density.rebuilding import rebuilt
+from evenhand.errors import UsageError
+from evenhand.privacy.budgets import Privacy
+from evenhand.privacy.statement import rounded_up
+from evenhand.privacy.statement_warnings import replacing
+
+
+def arrays(count: int = 300) -> tuple[torch.Tensor, np.ndarray]:
+    labels = np.arange(count) % 2
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(0)) + 2 * torch.tensor(labels)[:, None], labels
+
+
+@pytest.mark.parametrize("kind", [RandomFeatureDensity, MomentDensity, NoisyEmbeddingDensity])
+def test_a_run_folder_verifies_and_shows_every_change(kind: type, tmp_path: Path) -> None:
+    fitted = kind(epsilon=2.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
+    checked = eh.verify(tmp_path / "run")
+    assert checked["ok"], checked["problems"]
+    assert checked["epsilon"] == pytest.approx(fitted.privacy_.epsilons["all"], rel=1e-9)
+    assert checked["steps"] == fitted.plan_.steps
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
+    kinds = [row["type"] for row in rows]
+    assert kinds == ["open", "segment", *["reserve", "commit"] * fitted.plan_.steps, "release"]
+    statement = json.loads((tmp_path / "run" / "statement.json").read_text())
+    assert statement["mechanism"]["rule"]["name"] == fitted.plan_.method
+    assert statement["accounting"]["runs_composed"] >= 1
+    assert statement["mechanism"]["sampling"] == "every record in every step"
+    assert "Poisson" not in (tmp_path / "run" / "statement.md").read_text()
+    with pytest.raises(UsageError, match="no steps to go on with"):
+        eh.resume(tmp_path / "run")
+    ledger.write_text(ledger.read_text().replace('"std":', '"std":1'))
+    assert not eh.verify(tmp_path / "run")["ok"]
+
+
+def test_a_statement_of_noisy_rows_names_its_relation_and_the_epsilon_of_replacing(tmp_path: Path) -> None:
+    inputs, labels = arrays()
+    owners = ["strict", "usual"] * 150
+    form = NoisyEmbeddingDensity(delta=1e-4, out=tmp_path / "run")
+    fitted = form.fit(inputs, labels, owners=owners, budgets={"strict": 1.0, "usual": 4.0})
+    words = (tmp_path / "run" / "statement.md").read_text()
+    assert "number of rows of each owner is public and a missing record leaves a row of zeros" in words
+    assert "Budgets were promised for: replace one" in words
+    for owner, spent in fitted.privacy_.replaced.items():
+        assert f"epsilon {rounded_up(spent)} for owner {owner!r}" in words
+    assert eh.verify(tmp_path / "run")["ok"]
+    MomentDensity(epsilon=1.0, delta=1e-4, out=tmp_path / "sums").fit(inputs, labels)
+    assert "REPLACED" not in (tmp_path / "sums" / "statement.md").read_text()
+
+
+def test_many_owners_get_the_largest_epsilon_of_replacing(tmp_path: Path) -> None:
+    budgets = np.repeat(np.linspace(0.5, 4.0, 30).round(2), 10)
+    fitted = NoisyEmbeddingDensity(delta=1e-4, out=tmp_path / "run").fit(*arrays(), budgets=budgets)
+    (words,) = replacing(fitted.plan_, 1)
+    assert f"at most epsilon {rounded_up(max(fitted.privacy_.replaced.values()))} for owner '4'" in words
+    assert replacing(fitted.plan_, 0) == []
+
+
+def test_less_noise_than_planned_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenhand.density import summing
+
+    monkeypatch.setattr(summing, "noise_std", lambda level, *rest: ((level.bound,), 0.5 * level.noise * level.bound))
+    MomentDensity(epsilon=2.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
+    assert "less noise than planned" in eh.verify(tmp_path / "run")["problems"][0]
+
+
+def test_a_release_is_charged_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenhand.density import summing
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(summing, "release", crash)
+    with pytest.raises(KeyboardInterrupt):
+        MomentDensity(epsilon=2.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
+    assert eh.verify(tmp_path / "run")["steps"] == 1
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="holds a run already"):
+        MomentDensity(epsilon=2.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
+
+
+def test_runs_on_the_same_data_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
+    for number in (1, 2):
+        MomentDensity(epsilon=1.0, delta=1e-4, out=tmp_path / str(number)).fit(*arrays())
+    found = json.loads((tmp_path / "2" / "composition.json").read_text())
+    assert found["runs"] == 2
+    assert 1.3 < found["epsilons"]["all"] < 1.6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_train_takes_densities_by_name(method: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    asked = ("train", "--data", "digits", "--method", method, "--epsilon", "8", "--delta", "1e-4", "--out", str(out))
+    found = result(*asked, "--insecure-seed", "0")
+    assert found["method"] == method
+    assert found["guarantee"] == "proved and tested"
+    assert found["epsilon"] <= 8
+    assert found["accuracy"] > (0.85 if method != "noisy_embedding_density" else 0.0)
+    assert eh.verify(out)["ok"]
+    assert (out / "report.html").exists()
+    assert (out / "model-card.md").exists()
+    assert json.loads((out / "metrics.jsonl").read_text())["accuracy"] == found["accuracy"]
+
+
+def test_settings_of_a_density_are_checked(tmp_path: Path) -> None:
+    stopped = evenhand(
+        *("train", "--data", "digits", "--method", "random_feature_density", "--epsilon", "1"),
+        *("--set", "bandwith=2", "--out", str(tmp_path / "run")),
+    )
+    assert stopped.returncode == 2
+    assert "bandwidth" in stopped.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_promises_contradict_each_other(digit_data: tuple[Data, Data], tmp_path: Path) -> None:
+    config = Config(method="moment_density", epsilon=2.0, noise=1.0)
+    with pytest.raises(UsageError, match="Give one of"):
+        train(config, *digit_data, tmp_path / "run")
+
+
+def test_the_plan_of_a_config_is_the_one_that_training_follows(digit_data: tuple[Data, Data], tmp_path: Path) -> None:
+    config = Config(method="moment_density", epsilon=2.0, delta=1e-4, insecure_seed=3, seed=5)
+    made = planned(config, digit_data[0].facts, Privacy(2.0, 1e-4))
+    run = train(config, *digit_data, tmp_path / "run")
+    assert run.plan.digest == made.digest
+    assert (
+        planned(Config(method="moment_density", seed=1), digit_data[0].facts, Privacy(2.0, 1e-4)).digest == made.digest
+    )
+    assert planned(Config(epochs=2), digit_data[0].facts, Privacy(2.0)).method == "dpsgd"
+
+
+def test_owners_by_config(digit_data: tuple[Data, Data], tmp_path: Path) -> None:
+    budgets = {f"{owner}": 1.0 + owner for owner in range(10)}
+    config = Config(method="random_feature_density", owners="label", budgets=budgets, delta=1e-4, insecure_seed=0)
+    run = train(config, *config.load_data(), tmp_path / "run")
+    spent = {row["name"]: row["epsilon"] for row in run.privacy.data["owners"]}
+    assert all(0.99 * budgets[name] < spent[name] <= budgets[name] for name in spent)
+    assert eh.verify(run.path)["ok"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"dimension": 2}])
+@pytest.mark.parametrize("kind", [RandomFeatureDensity, MomentDensity, NoisyEmbeddingDensity])
+def test_a_saved_density_answers_as_the_fitted_one(kind: type, settings: dict, tmp_path: Path) -> None:
+    features, labels = arrays()
+    fitted = kind(epsilon=2.0, delta=1e-4, out=tmp_path / "run", **settings).fit(features, labels)
+    again = eh.load(tmp_path / "run").model
+    torch.testing.assert_close(again(features), fitted.model_(features), rtol=0, atol=0)
+
+
+def test_tensors_of_another_model_are_refused() -> None:
+    with pytest.raises(UsageError, match="not those of a density"):
+        rebuilt(torch.nn.Linear(2, 3).state_dict())
