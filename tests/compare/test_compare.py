@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.comparison import files, summary
+from evenhand.comparison import files, summary, tables
 from evenhand.comparison.cells import finished, task
 from evenhand.comparison.grid import Sweep, from_toml
 from evenhand.comparison.running import Comparison, compare
@@ -123,7 +123,7 @@ def test_a_run_that_does_not_verify_is_a_failure(made: tuple[Path, Comparison], 
 def test_private_data_keep_the_reference_out_of_shared_files(
     made: tuple[Path, Comparison], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evenhand.comparison.grid.PUBLIC", frozenset())
+    monkeypatch.setattr("evenhand.data.sources.PUBLIC", frozenset())
     written = files.write(_folder(tmp_path), SWEEP, made[1].entries, made[1].results)
     shared = "".join(path.read_text() for name, path in written.items() if not name.startswith("full_"))
     assert not re.search(
@@ -146,7 +146,7 @@ def test_spreadsheets_run_no_group_name() -> None:
     evil = Entry(
         "dpsgd", 3.0, seeds=1, groups={"=cmd|' /C calc'!A0": Estimate(0.5, 0.4, 0.6, 1), "@x": Estimate(1, 1, 1, 1)}
     )
-    text = files.as_csv(ComparisonData("t", [evil], 1e-4, None, 1, 9, {}, ""))
+    text = tables.as_csv(ComparisonData("t", [evil], 1e-4, None, 1, 9, {}, ""))
     assert not re.search(r'(^|,)"?[=@+]', text)
 
 

@@ -51,8 +51,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def written() -> list[Path]:
-    """Every page that people write: not the generated ones, and not the proofs."""
-    kept = [page for page in DOCS.rglob("*.md") if not {"_generated", "_build", "proofs"} & set(page.parts)]
+    """Every page that people write: not the generated ones (results are), and not the proofs."""
+    kept = [page for page in DOCS.rglob("*.md") if not {"_generated", "_build", "proofs", "results"} & set(page.parts)]
     return sorted(kept)
 
 

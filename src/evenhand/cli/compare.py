@@ -21,10 +21,14 @@ def run(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CONFIG.toml]", help="Settings of train, with methods, epsilons, seeds; flags override."
+            metavar="[CONFIG.toml]",
+            help="Settings of train, with methods, epsilons, seeds, [tune] and so on; flags override.",
         ),
     ] = None,
     data: options.Data = None,
+    data_dir: options.DataDir = None,
+    source: options.Source = None,
+    features: options.Features = None,
     model: Annotated[str | None, typer.Option("--model", help="As for train.")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="Names from `evenhand methods`, by commas.")] = None,
     groups: Annotated[str | None, typer.Option("--groups", help="As for train.")] = None,
@@ -37,6 +41,9 @@ def run(
     seeds: Annotated[int | None, typer.Option("--seeds", help="Trainings per method and promise; default 3.")] = None,
     reference: Annotated[
         bool | None, typer.Option("--reference/--no-reference", help="Add the non-private model: research only.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="Add differences to this method, paired by seed.")
     ] = None,
     settings: options.Settings = None,
     delta: options.Delta = None,
@@ -51,6 +58,9 @@ def run(
         "runs/compared"
     ),
     jobs: Annotated[int | None, typer.Option("--jobs", help="Worker processes; default one per core.")] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run on a Ray cluster whose machines share --out (pip install evenhand[ray]).")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Compare methods at the same true epsilon; exit code 1 if a run failed. Run it again to continue."""
@@ -59,6 +69,9 @@ def run(
 
     asked = options.given(
         data=data,
+        data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
+        source=options.source(source),
+        features=features,
         model=model,
         groups=groups,
         owners=owners,
@@ -66,6 +79,7 @@ def run(
         epsilons=None if epsilons is None else [_number(text) for text in epsilons.split(",")],
         seeds=seeds,
         reference=reference,
+        baseline=baseline,
         settings=options.parsed(settings),
         delta=delta,
         epochs=epochs,
@@ -76,7 +90,7 @@ def run(
     ) | options.budgets(budgets)
     chosen = grid.sweep(asked) if config is None else grid.from_toml(config, asked)
     with interruptible():
-        found = compare(chosen, out, jobs=jobs)
+        found = compare(chosen, out, jobs=jobs, executor="ray" if ray else "processes")
     options.emit(_summary(found), _text(found), json)
     if found.failed:
         raise typer.Exit(1)

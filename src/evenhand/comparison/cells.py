@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,20 +15,41 @@ from evenhand.comparison import research
 from evenhand.comparison.grid import Cell
 from evenhand.config import Config, to_toml
 from evenhand.errors import VerificationError
-from evenhand.runs import Folder
+from evenhand.runs import Folder, write_durably, write_json
 
 if TYPE_CHECKING:
     from evenhand.plans import Plan
 
 
+_TRAINING = (
+    *("model", "device", "method", "epsilon", "delta", "noise", "epochs", "batch_size", "loss", "optimizer", "lr"),
+    *("lr_schedule", "momentum", "weight_decay", "average", "micro_batch", "lean", "precision", "seed"),
+    *("insecure_seed", "compose", "settings", "budgets"),
+)
+"""Keys of a config that do not change which data are loaded."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The part of the TRAINING records that a trial is scored on; the test data stay out of it."""
+
+    share: float
+    seed: int
+
+
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs: the cell, where it goes, and the plan that it must follow."""
+    """What a worker needs: the cell, where it goes, and the plan that it must follow.
+
+    ``tuned`` says that its settings won trials on the same training records; its statement will say so.
+    """
 
     cell: Cell
     path: Path
     plan: Plan
     research: bool = False
+    validation: Validation | None = None
+    tuned: bool = False
 
     @property
     def folder(self) -> Folder:
@@ -35,27 +57,30 @@ class Task:
         return Folder(self.path)
 
 
-def task(cell: Cell, out: Path, *, research: bool = False) -> Task:
+def task(
+    cell: Cell, out: Path, *, research: bool = False, validation: Validation | None = None, tuned: bool = False
+) -> Task:
     """Plan a cell and name its folder after plan and config, so that another question never meets an old answer.
 
-    What is not private goes below ``private/``.
+    What is not private goes below ``private/``; so do trials, whose metrics are about training records.
     """
-    from evenhand.configured import promised
-    from evenhand.methods import method
-    from evenhand.planning import plan
+    config = cell.config
+    made = _planned(_Same(dataclasses.replace(config, seed=0, insecure_seed=None, lr=1.0)), cell.epsilon, validation)
+    digest = hashlib.sha256(f"{made.digest}\n{to_toml(config)}".encode()).hexdigest()[:8]
+    place = out / "private" / "tuning" if validation else out if cell.private else out / "private"
+    return Task(cell, place / f"{_plain(cell.name)}-{digest}", made, research, validation, tuned)
+
+
+@lru_cache(maxsize=4096)
+def _planned(same: _Same, epsilon: float | None, validation: Validation | None) -> Plan:
+    """The plan of a config: seeds and learning rates share it."""
+    from evenhand.configured import planned, promised
     from evenhand.privacy.budgets import Privacy
 
-    config, training = cell.config, loaded(cell)[0]
-    promise = None if cell.epsilon is None else promised(config, training) or Privacy(cell.epsilon, config.delta)
-    made = plan(
-        method(config.method, config.settings),
-        promise,
-        data=training.facts,
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-    )
-    digest = hashlib.sha256(f"{made.digest}\n{to_toml(config)}".encode()).hexdigest()[:8]
-    return Task(cell, (out if cell.private else out / "private") / f"{cell.name}-{digest}", made, research)
+    config = same.config
+    training = _loaded(_data(config), validation)[0]
+    promise = None if epsilon is None else promised(config, training) or Privacy(epsilon, config.delta)
+    return planned(config, training.facts, promise)
 
 
 def finished(found: Task) -> bool:
@@ -64,7 +89,7 @@ def finished(found: Task) -> bool:
     config = found.path / "config.toml"
     if not (folder.statement_file.exists() and folder.model_file.exists() and config.exists()):
         return False
-    if found.research and not research.file(folder).exists():
+    if (found.research and not research.file(folder).exists()) or not _told(found):
         return False
     reading = folder.ledger()
     same = reading.plan == found.plan.digest and config.read_text() == to_toml(found.cell.config)
@@ -81,9 +106,13 @@ def perform(found: Task) -> None:
     from evenhand.training import resume
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    began = time.process_time()
     folder, config = found.folder, found.cell.config
     reading = folder.ledger() if folder.ledger_file.exists() else None
-    training, held_out = loaded(found.cell)
+    training, held_out = loaded(found.cell, found.validation)
+    training = dataclasses.replace(training, tuned=found.tuned)
+    if not _told(found):
+        _tell(found)
     if reading is not None and reading.released and reading.reserved >= found.plan.steps:
         folder.write_statement()
     elif reading is not None and (reading.reserved or reading.torn):
@@ -92,18 +121,43 @@ def perform(found: Task) -> None:
         train(config, training, held_out, found.path, progress=False)
     if folder.plan().digest != found.plan.digest:
         raise VerificationError("The run followed another plan than the comparison made: its data changed meanwhile.")
-    if held_out is not None and not (found.path / "report.html").exists():
+    if found.validation is None and held_out is not None and not (found.path / "report.html").exists():
         Run(folder).report().save(found.path / "report.html")
+    if not (found.path / "model-card.md").exists():
+        write_durably(found.path / "model-card.md", Run(folder).card().encode())
     if found.research:
         bound = max(level.bound for level in found.plan.levels) if found.plan.certified else None
         model = load(found.path, model=config.build_model(training.facts)).model
         research.write(folder, model, training, bound)
+    spent = seconds(found) + time.process_time() - began
+    write_durably(folder.private / "processor_seconds.txt", f"{spent:.3f}\n".encode())
 
 
-def loaded(cell: Cell) -> tuple[Any, Any]:
-    """Training and held-out data, kept for the next cell: it asks for the same."""
-    asked = dataclasses.replace(cell.config, method="dpsgd", epsilon=None, settings={}, insecure_seed=None, seed=0)
-    return _loaded(_Same(asked))
+def _told(found: Task) -> bool:
+    """Whether the run's count of runs says that trials chose its settings; a run that is not counted says nothing."""
+    counted = found.folder.composition()
+    return not found.tuned or counted is None or counted["runs"] is None or bool(counted.get("tuned"))
+
+
+def _tell(found: Task) -> None:
+    """A run from before the trials that now chose the same settings: page and card are made again."""
+    write_json(found.folder.composition_file, {**(found.folder.composition() or {}), "tuned": True})
+    for name in ("report.html", "model-card.md"):
+        (found.path / name).unlink(missing_ok=True)
+
+
+def seconds(found: Task) -> float:
+    """Processor seconds that the run took, over all starts that ended by themselves."""
+    file = found.folder.private / "processor_seconds.txt"
+    return float(file.read_text()) if file.exists() else 0.0
+
+
+def loaded(cell: Cell, validation: Validation | None = None) -> tuple[Any, Any]:
+    """Training and held-out data, kept for the next cell: it asks for the same.
+
+    With ``validation`` both are parts of the training data.
+    """
+    return _loaded(_data(cell.config), validation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +173,21 @@ class _Same:
         return isinstance(other, _Same) and to_toml(self.config) == to_toml(other.config)
 
 
-@lru_cache(maxsize=1)
-def _loaded(same: _Same) -> tuple[Any, Any]:
-    return same.config.load_data()
+def _data(config: Config) -> _Same:
+    """The same config with everything that decides about training only at its default."""
+    plain = Config()
+    return _Same(dataclasses.replace(config, **{name: getattr(plain, name) for name in _TRAINING}))
+
+
+@lru_cache(maxsize=2)
+def _loaded(same: _Same, validation: Validation | None) -> tuple[Any, Any]:
+    if validation is None:
+        return same.config.load_data()
+    from evenhand.data.tables import split
+
+    return split(_loaded(same, None)[0], validation.share, validation.seed)
+
+
+def _plain(name: str) -> str:
+    """A line's name as a folder's: letters, digits, dots, dashes."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)

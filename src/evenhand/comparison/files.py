@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evenhand.comparison import tuning
+from evenhand.comparison.cells import loaded
 from evenhand.comparison.grid import Sweep
 from evenhand.comparison.summary import Result, together
-from evenhand.reporting.entries import Entry, finding
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.sweeps import ComparisonData, lead, render_comparison
-from evenhand.reporting.text import cell, unmarked
+from evenhand.comparison.tables import as_csv, as_json, as_markdown
+from evenhand.reporting.entries import Entry, Verdict
+from evenhand.reporting.sweeps import ComparisonData, render_comparison
 from evenhand.runs import write_durably
 
-UNIT, ADJACENCY = "one record", "add/remove"
 _README = """# A comparison of evenhand
 
 May be shared: report.html, table.csv, table.md, table.json; of each run's folder what its README.md names. Results of
 several runs together reveal more than those of one: report.html says how much all of them do.
 
-Must not be shared: private/ (runs without privacy, values of training records, locks), unless the data are public.
+Must not be shared: private/ (runs without privacy, trials of tuning, values of training records, locks), unless the
+data are public.
 
 Go on after an interruption: the same command with the same --out.
 """
@@ -50,95 +48,6 @@ def write(out: Path, sweep: Sweep, found: Sequence[Entry], results: Sequence[Res
     return written
 
 
-def rows(data: ComparisonData) -> list[dict[str, Any]]:
-    """The table: one row per method and promise, plain values."""
-    return [_row(data, entry) for entry in data.entries]
-
-
-def as_csv(data: ComparisonData) -> str:
-    """The table for spreadsheets; a name that a spreadsheet would run as a formula gets an apostrophe."""
-    found = rows(data)
-    columns = list(dict.fromkeys(key for row in found for key in row))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_harmless(column) for column in columns])
-    for row in found:
-        writer.writerow([_harmless(row.get(column)) for column in columns])
-    return text.getvalue()
-
-
-def as_markdown(data: ComparisonData) -> str:
-    """The table for people, with what every epsilon means and the findings in words."""
-    head = ["method", "promise", "spent epsilon", "seeds", "all records, %", "worst group, %", "lowest group"]
-    head += ["cost, points", "gap, points"] if data.costed else []
-    lines = [f"# {unmarked(data.title)}", "", lead(data), "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for entry in data.entries:
-        cells = [
-            entry.method + ("" if entry.private else " (not private, research only)"),
-            entry.promise,
-            "" if entry.spent is None else f"{math.ceil(1000 * entry.spent - 1e-9) / 1000:.3f}",
-            f"{entry.seeds}" + (f" ({len(entry.failures)} failed)" if entry.failures else ""),
-            _words(entry.accuracy, 100),
-            _words(entry.worst, 100),
-            entry.worst_group,
-        ]
-        cells += [_words(entry.cost), _words(entry.cost_gap)] if data.costed else []
-        lines.append(f"| {' | '.join(map(unmarked, cells))} |")
-    lines += [
-        "",
-        f"Epsilon: {data.terms}. Means with 95 % t-intervals over seeds; held-out records are not covered.",
-        "",
-    ]
-    lines += [f"- {unmarked(finding(entry))}" for entry in data.entries if entry.seeds]
-    lines += [f"- failed: {unmarked(reason)}" for entry in data.entries for reason in entry.failures]
-    if data.together is not None and data.runs > 1:
-        lines += ["", f"All {data.runs} private runs together: epsilon {data.together:.4g} ({data.terms})."]
-    return "\n".join(lines) + "\n"
-
-
-def as_json(data: ComparisonData) -> str:
-    """The table for programs: every estimate with its interval; what is not measured is null."""
-    body = {
-        "schema": 1,
-        "unit": UNIT,
-        "adjacency": ADJACENCY,
-        "delta": data.delta,
-        "epsilon_of_all_runs_together": data.together,
-        "research": data.research,
-        "entries": [
-            {
-                "method": entry.method,
-                "epsilon": entry.epsilon,
-                "spent_epsilon": entry.spent,
-                "private": entry.private,
-                "seeds": entry.seeds,
-                "failures": list(entry.failures),
-                "worst_group": entry.worst_group,
-                "metrics": _plain(entry.metrics),
-                "groups": _plain(entry.groups),
-                **_owners(entry),
-                "finding": finding(entry),
-                **(_costs(entry) if entry.costs else {}),
-            }
-            for entry in data.entries
-        ],
-    }
-    return json.dumps(body, indent=1, allow_nan=False) + "\n"
-
-
-def _owners(entry: Entry) -> dict[str, Any]:
-    """Per owner: promised and spent epsilon where budgets differ, and accuracy where held-out owners are known."""
-    names = dict.fromkeys([*entry.budgets, *entry.owners])
-    found = {
-        name: {
-            **(dict(zip(("budget", "epsilon"), entry.budgets[name], strict=True)) if name in entry.budgets else {}),
-            "accuracy": _plain({name: entry.owners[name]})[name] if name in entry.owners else None,
-        }
-        for name in names
-    }
-    return {"owners": found} if found else {}
-
-
 def _write(folder: Path, page: str, table: str, data: ComparisonData) -> dict[str, Path]:
     texts = {
         folder / page: render_comparison(data),
@@ -160,13 +69,15 @@ def _page(sweep: Sweep, found: Sequence[Entry], results: Sequence[Result], resea
         title=f"{', '.join(dict.fromkeys(entry.method for entry in found))} on {named}, {plan.facts.records} records",
         entries=found,
         delta=next((result.task.plan.delta for result in results if result.task.cell.private), plan.delta),
-        together=together(done),
+        together=together(done) if sweep.tune is None else None,
         runs=len(done),
         records=next((int(result.last["records"]) for result in results if result.last is not None), 0),
         facts={
             "Data": f"{named}, {plan.facts.records} training records, {len(plan.facts.groups)} groups",
             "Model": base.model if ":" not in base.model else "own model",
-            "Steps": f"{plan.steps} of about {plan.expected_batch:g} records ({base.epochs:g} epochs), lr {base.lr:g}",
+            "Steps": f"{plan.steps} of about {plan.expected_batch:g} records ({base.epochs:g} epochs), lr {base.lr:g}"
+            if sweep.tune is None
+            else "as tuned for each method: see the table of trials",
             "Seeds": f"{base.seed} to {base.seed + sweep.seeds - 1}: initialisation; one held-out split for all",
             "Noise": "operating-system entropy" if base.insecure_seed is None else "PUBLIC SEED: research only",
             "Runs": f"{len(done)} private, each with its own ledger and statement in this folder",
@@ -174,11 +85,56 @@ def _page(sweep: Sweep, found: Sequence[Entry], results: Sequence[Result], resea
         reproduce=_command(sweep),
         research=research,
         public=sweep.public,
+        baseline=sweep.baseline or "",
+        tuning=_tuning(sweep),
+        grid={} if sweep.tune is None else {**sweep.tune.config, **sweep.tune.settings},
+        verdicts=_verdicts(sweep, found),
+        setting=_setting(sweep, results),
     )
+
+
+def _tuning(sweep: Sweep) -> str:
+    if sweep.tune is None:
+        return ""
+    return (
+        f"The same grid was tried for every method, as far as it has the settings; trials were scored by "
+        f"{sweep.tune.score} on {100 * sweep.tune.share:g} % of the training records, never on the test data. "
+        + (tuning.PUBLIC if sweep.public else tuning.UNCHARGED)
+    )
+
+
+def _verdicts(sweep: Sweep, found: Sequence[Entry]) -> list[Verdict]:
+    """Every declared claim at every promise at which its methods were run."""
+    reference = next((entry.rows for entry in found if not entry.private), {})
+    made = []
+    for claim in sweep.claims:
+        for left in (entry for entry in found if entry.method == claim.left and entry.private):
+            rows = {entry.method: entry.rows for entry in found if entry.epsilon in (left.epsilon, None)}
+            made.append(Verdict(claim.text, left.promise, *claim.judged(rows, reference)))
+    return made
+
+
+def _setting(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
+    """What the results are about, for who has data like these; facts of the records only where they are public."""
+    cell, plan = results[0].task.cell, results[0].task.plan
+    facts = plan.facts
+    body: dict[str, Any] = {"model": cell.config.model if ":" not in cell.config.model else "own model"}
+    body |= {"records": facts.records, "groups": len(facts.groups), "labels": len(facts.labels)}
+    if sweep.base.budgets:
+        body["owners"] = dict(facts.owners)
+        body["budgets"] = dict(sweep.base.budgets)
+    if sweep.public:
+        training = loaded(cell)[0]
+        counts = [int((training.group == index).sum()) for index in range(len(facts.groups))]
+        body |= {"data": sweep.base.data, "group_records": dict(zip(facts.groups, counts, strict=True))}
+        body["parameters"] = sum(weight.numel() for weight in cell.config.build_model(facts).parameters())
+    return body
 
 
 def _command(sweep: Sweep) -> str:
     base = sweep.base
+    if sweep.file and (sweep.variants or sweep.tune or ":" in base.model):
+        return f"evenhand compare {sweep.file if sweep.public else 'CONFIG.toml'} --out again"
     words = ["evenhand compare", f"--data {base.data}" if sweep.public else "CONFIG.toml"]
     words += [f"--methods {','.join(sweep.methods)}"]
     budgets = ",".join(f"{name}={float(value):g}" for name, value in base.budgets.items())
@@ -193,53 +149,3 @@ def _command(sweep: Sweep) -> str:
 def _shareable(entry: Entry) -> Entry:
     plain = Entry(entry.method, entry.epsilon)
     return dataclasses.replace(entry, costs={}, cost=plain.cost, cost_gap=plain.cost_gap, training={})
-
-
-def _row(data: ComparisonData, entry: Entry) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "method": entry.method,
-        "private": entry.private,
-        "epsilon": entry.epsilon,
-        "spent_epsilon": entry.spent,
-        "delta": data.delta if entry.private else None,
-        "unit": UNIT if entry.private else None,
-        "adjacency": ADJACENCY if entry.private else None,
-        "seeds": entry.seeds,
-        "failed": len(entry.failures),
-        "worst_group": entry.worst_group,
-    }
-    named = dict(entry.metrics)
-    if data.costed:
-        named |= {"privacy_cost": entry.cost, "privacy_cost_gap": entry.cost_gap}
-    for name, found in named.items():
-        row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-    row |= {f"accuracy[{name}]": found.value for name, found in entry.groups.items()}
-    row |= {f"owner_accuracy[{name}]": found.value for name, found in entry.owners.items()}
-    row |= {f"owner_spent_epsilon[{name}]": spent for name, (_, spent) in entry.budgets.items()}
-    return row | {f"privacy_cost[{name}]": found.value for name, found in entry.costs.items()}
-
-
-def _costs(entry: Entry) -> dict[str, Any]:
-    whole = _plain({"privacy_cost": entry.cost, "privacy_cost_gap": entry.cost_gap})
-    return {**whole, "privacy_cost_groups": _plain(entry.costs)}
-
-
-def _plain(found: Any) -> dict[str, Any]:
-    return {name: {"value": _null(e.value), "low": _null(e.low), "high": _null(e.high)} for name, e in found.items()}
-
-
-def _null(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _harmless(value: Any) -> Any:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return cell(value) if isinstance(value, str) else value
-
-
-def _words(found: Estimate, scale: float = 1.0) -> str:
-    if not found.measured:
-        return ""
-    ends = f" ({scale * found.low:.0f} to {scale * found.high:.0f})" if math.isfinite(found.low) else ""
-    return f"{scale * found.value:.1f}{ends}"

@@ -1,23 +1,35 @@
-"""What a comparison runs: methods x promises x seeds, each cell one ordinary run with its own config."""
+"""What a comparison runs: methods x promises x seeds, each cell one ordinary run with its own config.
+
+With a ``[tune]`` table, trials are run first, and the final cells take what won.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenhand import _validate, methods
+from evenhand import _validate
+from evenhand.comparison import claims, lines, tuning
 from evenhand.config import Config, absolute, merged
 from evenhand.errors import UsageError
 from evenhand.privacy.budgets import Budgets
 
-PUBLIC = frozenset({"digits"})
-"""Data that come with the library: everything about them may be shown."""
 REFERENCE = "sgd"
-_OWN = {"methods": list, "epsilons": list, "seeds": int, "reference": bool}
+_OWN: dict[str, type] = {
+    "methods": list,
+    "epsilons": list,
+    "seeds": int,
+    "reference": bool,
+    "baseline": str,
+    "variants": Mapping,
+    "tune": Mapping,
+    "claim": list,
+    "study": Mapping,
+}
 
 
 @dataclass(frozen=True)
@@ -45,11 +57,33 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One training of one point of the grid, for one line and promise."""
+
+    line: str
+    epsilon: float | None
+    point: int
+    choice: tuning.Choice
+    cell: Cell
+
+    @property
+    def key(self) -> tuple[str, float | None]:
+        """What is tuned: a line at a promise."""
+        return self.line, self.epsilon
+
+
+Chosen = Mapping[tuple[str, float | None], tuning.Choice]
+"""What won, by line and promise."""
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Methods x promises x seeds over one base config.
 
     A method that is not private ignores the promises and runs once per seed. ``reference`` adds plain SGD. Budgets per
-    owner in the base config are the one promise that all methods are compared at, instead of epsilons.
+    owner in the base config are the one promise that all methods are compared at, instead of epsilons. ``variants`` are
+    methods with settings of their own under another name. ``tune`` is the grid that every method gets. Differences are
+    counted against ``baseline``. ``file`` is the name of the experiment's file.
 
     Examples:
       >>> [cell.name for cell in Sweep(Config(), methods=("sgd", "dpsgd"), epsilons=(1.0, 3.0), seeds=1).cells()]
@@ -61,10 +95,15 @@ class Sweep:
     epsilons: tuple[float, ...] = (3.0,)
     seeds: int = 3
     reference: bool = False
+    variants: Mapping[str, Any] = field(default_factory=dict)
+    tune: tuning.Tune | None = None
+    baseline: str | None = None
+    claims: tuple[claims.Claim, ...] = ()
+    file: str = ""
 
     def __post_init__(self) -> None:
         _validate.whole(self.seeds, "seeds")
-        if not self.methods or not self.epsilons:
+        if not self.names or not self.epsilons:
             raise UsageError("There is nothing to compare: name methods and epsilons, e.g. --methods dpsgd,sgd.")
         for epsilon in self.epsilons:
             _validate.number(epsilon, "epsilon", low=0)
@@ -75,59 +114,95 @@ class Sweep:
         if self.base.record_budgets is not None:
             raise UsageError("Budgets by record are not compared: give every class of records an owner name instead.")
         Budgets(self.base.budgets or {"all": 1.0}, self.base.delta)
-        for name in (set(self._settings(None)[1]) - set(self.names)) if self.base.settings else ():
+        for name in (set(self._settings()[1]) - set(self.names)) if self.base.settings else ():
             raise UsageError(f"There are settings for {name!r}, which is not among the methods compared.")
+        if self.baseline is not None:
+            _validate.known(self.baseline, self.names, "method to compare with as baseline")
+        if self.tune is not None and not self.public and not self.tune.allow_uncharged_tuning:
+            raise UsageError(
+                "Tuning tries many settings on the same records, and what that reveals is in no epsilon here. On data "
+                "that are not public, fix the settings beforehand, or write allow_uncharged_tuning = true into [tune]: "
+                "the report then says that tuning is not covered."
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The methods to run, the reference last, none twice."""
-        return tuple(dict.fromkeys([*self.methods, *([REFERENCE] if self.reference else [])]))
+        """The lines to run: methods, then variants not named among them, the reference last, none twice."""
+        return tuple(dict.fromkeys([*self.methods, *self.variants, *([REFERENCE] if self.reference else [])]))
 
     @property
     def research(self) -> bool:
         """Whether a non-private method was asked for, and with it what only research may see."""
-        return any(methods.method(name, self._of(name)).rule.guarantee == "not private" for name in self.names)
+        return any(not self._line(name).private for name in self.names)
 
     @property
     def public(self) -> bool:
-        """Whether everything about the data may be shown."""
-        return self.base.data in PUBLIC
+        """Whether everything about the data may be shown: published research data, told by their name.
 
-    def cells(self) -> list[Cell]:
-        """Every run. Names and settings are checked here, before anything is spent."""
-        found = []
-        unused = set(self._settings(None)[0])
-        for name in self.names:
-            settings = self._of(name)
-            unused -= set(settings)
-            private = methods.method(name, settings).rule.guarantee != "not private"
-            for epsilon in self._promises() if private else [None]:
-                for seed in range(self.base.seed, self.base.seed + self.seeds):
-                    found.append(Cell(name, epsilon, seed, self._config(name, epsilon, seed, settings)))
-        if unused:
-            raise UsageError(f"No method compared has a setting called {min(unused)!r}: see `evenhand methods --json`.")
-        return found
+        What lies in ``data_dir`` is not compared with the published files, many of which have no known checksum.
+        Whoever puts private records there under a public name deceives himself: they are shown like public ones.
+        """
+        from evenhand.data import sources
+
+        return self.base.data in sources.PUBLIC
+
+    def cells(self, chosen: Chosen | None = None) -> list[Cell]:
+        """Every final run, with what won in tuning. Names and settings are checked here, before anything is spent."""
+        seeds = range(self.base.seed, self.base.seed + self.seeds)
+        return [
+            Cell(line.name, epsilon, seed, self._config(line, epsilon, seed, (chosen or {}).get((line.name, epsilon))))
+            for line, epsilon in self._rows()
+            for seed in seeds
+        ]
+
+    def trials(self) -> list[Trial]:
+        """Every trial of the grid; none without one."""
+        tune = self.tune
+        if tune is None:
+            return []
+        seeds = range(tuning.FIRST_SEED, tuning.FIRST_SEED + tune.seeds)
+        return [
+            Trial(
+                line.name,
+                epsilon,
+                point,
+                choice,
+                Cell(f"{line.name}-trial{point}", epsilon, seed, self._config(line, epsilon, seed, choice)),
+            )
+            for line, epsilon in self._rows()
+            for point, choice in enumerate(tune.choices(line))
+            for seed in seeds
+        ]
+
+    def _rows(self) -> list[tuple[lines.Line, float | None]]:
+        """Lines by promises, checked."""
+        common = self._settings()[0]
+        found = [self._line(name) for name in self.names]
+        for setting in sorted(set(common) - {key for line in found for key in line.known}):
+            raise UsageError(f"No method compared has a setting called {setting!r}: see `evenhand methods --json`.")
+        return [(line, epsilon) for line in found for epsilon in (self._promises() if line.private else [None])]
 
     def _promises(self) -> list[float]:
         """Every epsilon, or the largest of the budgets, which stands for all of them."""
         return [max(map(float, self.base.budgets.values()))] if self.base.budgets else sorted(set(self.epsilons))
 
-    def _config(self, name: str, epsilon: float | None, seed: int, settings: Mapping[str, Any]) -> Config:
+    def _config(self, line: lines.Line, epsilon: float | None, seed: int, choice: tuning.Choice | None) -> Config:
         """One split for all: who trains in one run must not be held out, and so unprotected, in another."""
-        base = self.base
+        base, choice = self.base, choice or tuning.Choice()
+        promised = lines.kept(line.budgets, base.budgets, line.name)
         return dataclasses.replace(
-            base,
-            method=name,
+            merged(base, {**line.config, **choice.config}),
+            method=line.method,
             epsilon=None if base.budgets else epsilon,
-            budgets=base.budgets if epsilon is not None else {},
+            budgets=promised if epsilon is not None else {},
             seed=seed,
             split_seed=base.seed if base.split_seed is None else base.split_seed,
             insecure_seed=None if base.insecure_seed is None else base.insecure_seed + seed,
-            settings=settings,
+            settings={**line.settings, **choice.settings},
         )
 
-    def _settings(self, name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Settings for all methods, and those under one method's name (or all such tables)."""
+    def _settings(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Settings for all methods, and those under one method's name."""
         common: dict[str, Any] = {}
         own: dict[str, dict[str, Any]] = {}
         for key, value in self.base.settings.items():
@@ -138,27 +213,29 @@ class Sweep:
                 own.setdefault(key, {}).update(value)
             else:
                 common[key] = value
-        return common, own if name is None else own.get(name, {})
+        return common, own
 
-    def _of(self, name: str) -> dict[str, Any]:
-        """The common settings that this method knows, and its own."""
-        common, own = self._settings(name)
-        known = {recipe.name: recipe.defaults for recipe in methods.catalogue()}.get(name, {})
-        return {**{key: value for key, value in common.items() if key in known}, **own}
+    def _line(self, name: str) -> lines.Line:
+        common, own = self._settings()
+        return lines.line(name, self.variants, common, own.get(name, {}))
 
 
 def from_toml(path: Path, flags: Mapping[str, Any]) -> Sweep:
-    """A sweep from a TOML file: the keys of ``evenhand train`` beside methods, epsilons, seeds, reference."""
+    """A sweep from a TOML file: the keys of ``evenhand train`` beside methods, epsilons, seeds, tune and so on."""
+    return sweep({**table(path), **flags}, path.parent, path.name)
+
+
+def table(path: Path) -> dict[str, Any]:
+    """What an experiment's file says, unchecked."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"There is no file {path}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
-    return sweep({**values, **flags}, path.parent)
 
 
-def sweep(values: Mapping[str, Any], folder: Path = Path()) -> Sweep:
+def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> Sweep:
     """A sweep from plain values; an unknown key or a wrong type is an error that says what to write.
 
     Paths are relative to ``folder``.
@@ -175,12 +252,15 @@ def sweep(values: Mapping[str, Any], folder: Path = Path()) -> Sweep:
     if base.budgets and ("epsilons" in own or base.epsilon is not None):
         raise UsageError("Give epsilons, which hold for every record, or budgets per owner: not both.")
     chosen: dict[str, Any] = {"methods": (base.method,), "epsilons": (base.epsilon or 3.0,)}
-    if "methods" in own:
-        chosen["methods"] = tuple(str(name) for name in own["methods"])
+    if "methods" in own or "variants" in own:
+        chosen["methods"] = tuple(str(name) for name in own.get("methods", []))
     if "epsilons" in own:
         chosen["epsilons"] = tuple(_validate.number(value, "epsilon", low=0) for value in own["epsilons"])
-    rest = {key: own[key] for key in ("seeds", "reference") if key in own}
-    return Sweep(dataclasses.replace(base, epsilon=None), **chosen, **rest)
+    chosen |= {key: own[key] for key in ("seeds", "reference", "baseline", "variants") if key in own}
+    if "tune" in own:
+        chosen["tune"] = tuning.tune(own["tune"])
+    made = Sweep(dataclasses.replace(base, epsilon=None), **chosen, file=file)
+    return dataclasses.replace(made, claims=claims.claims(own.get("claim", []), made.names))
 
 
 def _words(key: str) -> str:
@@ -189,4 +269,5 @@ def _words(key: str) -> str:
         "epsilons": "a list of numbers, e.g. [1, 3, 8]",
         "seeds": "a whole number: how many trainings per method and epsilon",
         "reference": "true or false",
-    }[key]
+        "baseline": "the name of a method compared",
+    }.get(key, "a table" if key != "claim" else "tables: [[claim]]")

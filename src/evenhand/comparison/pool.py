@@ -22,7 +22,7 @@ from evenhand.errors import EvenhandError
 ATTEMPTS = 2
 GRACE_SECONDS = 30.0
 _TICK = 0.25
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -133,18 +133,19 @@ def _death(code: int | None) -> str:
 def _serve(pipe: Any, work: Callable[[Any], None], threads: int) -> None:
     """The worker: one task after the other until the pipe closes."""
     os.setpgrp()
-    for name in _THREADS:
+    for name in THREADS:
         os.environ[name] = str(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         while True:
-            pipe.send(_outcome(work, pipe.recv()))
+            pipe.send(outcome(work, pipe.recv()))
     except (EOFError, OSError, KeyboardInterrupt):
         return
 
 
-def _outcome(work: Callable[[Any], None], task: Any) -> Failure | None:
+def outcome(work: Callable[[Any], None], task: Any) -> Failure | None:
+    """Do one task; what it raises becomes a failure, whose details may contain data values."""
     try:
         work(task)
     except EvenhandError as error:

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import _validate
-from evenhand.comparison import files, pool, summary
-from evenhand.comparison.cells import Task, finished, perform, task
-from evenhand.comparison.grid import Sweep
+from evenhand.comparison import cluster, efforts, files, pool, summary
+from evenhand.comparison.cells import Task, Validation, finished, perform, task
+from evenhand.comparison.grid import Chosen, Sweep
 from evenhand.errors import UsageError
 from evenhand.interrupting import Interrupted
 from evenhand.reporting.entries import Entry
 
 Watch = Callable[[Iterable[str], int], None]
+EXECUTORS: dict[str, Callable[..., dict[str, pool.Failure]]] = {"processes": pool.run_all, "ray": cluster.run_all}
 
 
 @dataclass(frozen=True)
@@ -38,33 +39,82 @@ class Comparison:
         return [reason for entry in self.entries for reason in entry.failures]
 
 
-def compare(sweep: Sweep, out: str | Path, *, jobs: int | None = None, progress: bool | None = None) -> Comparison:
+def compare(
+    sweep: Sweep,
+    out: str | Path,
+    *,
+    jobs: int | None = None,
+    progress: bool | None = None,
+    executor: str = "processes",
+) -> Comparison:
     """Run methods x promises x seeds at the same true epsilon and compare them.
 
-    Runs that are finished in ``out`` are read, not repeated; runs that were cut short are continued.
+    Runs that are finished in ``out`` are read, not repeated; runs that were cut short are continued. With a grid to
+    tune over, its trials come first, and the final runs take what won.
 
     Args:
       sweep: what to run.
       out: folder of the comparison; every run gets its own folder in it.
       jobs: worker processes; default one per core. Each uses its share of the cores.
       progress: show a bar; default only in a terminal.
+      executor: "processes" on this machine, or "ray": tasks on a Ray cluster whose machines share ``out``.
 
     Raises:
       Interrupted: after SIGINT or SIGTERM, when every worker has written a checkpoint; the same call goes on.
     """
     folder = Path(out)
-    cores = _cores()
-    workers = min(cores, len(sweep.cells())) if jobs is None else _validate.whole(jobs, "jobs")
+    _validate.known(executor, EXECUTORS, "executor")
+    sweep.cells()
+    crew = _Crew(executor, None if jobs is None else _validate.whole(jobs, "jobs"), progress)
     with _locked(folder):
-        tasks = [task(cell, folder, research=sweep.research) for cell in sweep.cells()]
-        open_tasks = {found.path.name: found for found in tasks if not finished(found)}
-        with _interruptible(len(tasks) - len(open_tasks), len(tasks)), _bar(tasks, len(open_tasks), progress) as watch:
-            failed = pool.run_all(open_tasks, perform, jobs=workers, threads=max(1, cores // workers), watch=watch)
+        done, winners = _tuned(sweep, folder, crew)
+        missing = {trial.key for trial in sweep.trials()} - set(winners)
+        tasks = [
+            task(cell, folder, research=sweep.research, tuned=sweep.tune is not None)
+            for cell in sweep.cells(winners)
+            if (cell.method, cell.epsilon) not in missing
+        ]
+        failed, reused = crew.run(tasks)
         _note(folder, failed)
         results = [summary.result(found, failed.get(found.path.name)) for found in tasks]
-        entries = summary.entries(results)
+        if not results:
+            raise UsageError("No trial of any method finished, so there is nothing to run: see private/failures.txt.")
+        entries = summary.entries(results, baseline=sweep.baseline, efforts=efforts.efforts(done, winners))
         written = files.write(folder, sweep, entries, results)
-    return Comparison(tuple(entries), tuple(results), written, len(tasks) - len(open_tasks))
+    return Comparison(tuple(entries), tuple(results), written, reused)
+
+
+def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[efforts.Tried], Chosen]:
+    """Run the trials that are missing, and choose."""
+    trials, tune = sweep.trials(), sweep.tune
+    if tune is None:
+        return [], {}
+    part = Validation(tune.share, tune.split_seed)
+    tasks = [task(trial.cell, folder, validation=part) for trial in trials]
+    failed, _ = crew.run(tasks)
+    _note(folder, failed)
+    done = efforts.tried(trials, tasks, failed, tune.score)
+    efforts.write(folder, tune, done, sweep.public)
+    return done, efforts.chosen(done)
+
+
+@dataclass(frozen=True)
+class _Crew:
+    """Who runs the tasks: worker processes here, or a Ray cluster."""
+
+    executor: str
+    jobs: int | None
+    progress: bool | None
+
+    def run(self, tasks: Sequence[Task]) -> tuple[dict[str, pool.Failure], int]:
+        """Run what is not finished; returns what failed, by name, and how many were finished before."""
+        missing = {found.path.name: found for found in tasks if not finished(found)}
+        before, cores = len(tasks) - len(missing), _cores()
+        workers = max(1, min(cores, len(missing))) if self.jobs is None else self.jobs
+        with _interruptible(before, len(tasks)), _bar(tasks, len(missing), self.progress) as watch:
+            threads = max(1, cores // workers)
+            failed = EXECUTORS[self.executor](missing, perform, jobs=workers, threads=threads, watch=watch)
+        return failed, before
 
 
 def _cores() -> int:
@@ -159,6 +209,7 @@ def _share(found: Task) -> float:
 
 def _note(folder: Path, failed: dict[str, pool.Failure]) -> None:
     """Details of failures may hold data values, so they stay in the private folder."""
-    texts = [f"{name}: {why.reason}\n{why.details}" for name, why in failed.items()]
-    if texts:
-        (folder / "private" / "failures.txt").write_text("\n\n".join(texts))
+    if failed:
+        texts = [f"{name}: {why.reason}\n{why.details}" for name, why in failed.items()]
+        with (folder / "private" / "failures.txt").open("a") as file:
+            file.write("\n\n".join([*texts, ""]))

@@ -8,16 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenhand.comparison import research
-from evenhand.comparison.cells import Task
+from evenhand.comparison import paired, research
+from evenhand.comparison.cells import Task, seconds
 from evenhand.comparison.pool import Failure
+from evenhand.config import Config
 from evenhand.privacy import accountants
-from evenhand.reporting.entries import NOTHING, Entry
+from evenhand.reporting.entries import NOTHING, Effort, Entry
 from evenhand.reporting.frames import Estimate, across
 from evenhand.reporting.intervals import over_seeds, privacy_cost
 from evenhand.verification import verify
 
 _PLAIN = ("accuracy", "balanced_accuracy", "mcc", "roc_auc", "log_loss")
+SETTINGS = (
+    *("method", "model", "features", "epochs", "batch_size", "loss", "optimizer", "lr", "lr_schedule", "momentum"),
+    *("weight_decay", "average"),
+)
 _SHARES = ("accuracy", "balanced_accuracy", "roc_auc", "accuracy_group_min", "accuracy_group_max")
 
 
@@ -44,13 +49,30 @@ def result(task: Task, failure: Failure | None) -> Result:
     return Result(task, checked["epsilon"], checked["steps"], rows[-1] if rows else None, owners=checked["owners"])
 
 
-def entries(results: Sequence[Result]) -> list[Entry]:
-    """One entry per method and promise, in the order given; costs where a reference finished."""
+def entries(
+    results: Sequence[Result],
+    *,
+    baseline: str | None = None,
+    efforts: Mapping[tuple[str, float | None], Effort] | None = None,
+) -> list[Entry]:
+    """One entry per method and promise, in the order given; costs where a reference finished.
+
+    Differences are taken to the line called ``baseline`` at the same promise; ``efforts`` says what tuning took.
+    """
     cells: dict[tuple[str, float | None], list[Result]] = {}
     for found in results:
         cells.setdefault((found.task.cell.method, found.task.cell.epsilon), []).append(found)
     reference = next((_by_seed(runs) for (_, epsilon), runs in cells.items() if epsilon is None), {})
-    return [_entry(method, epsilon, runs, reference) for (method, epsilon), runs in cells.items()]
+    made = [_entry(method, epsilon, runs, reference) for (method, epsilon), runs in cells.items()]
+    bases = {entry.epsilon: entry.rows for entry in made if entry.method == baseline}
+    return [
+        dataclasses.replace(
+            entry,
+            effort=(efforts or {}).get((entry.method, entry.epsilon)),
+            against={} if entry.method == baseline else paired.against(entry.rows, bases.get(entry.epsilon, {})),
+        )
+        for entry in made
+    ]
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
@@ -104,8 +126,21 @@ def _entry(
         },
         budgets=_budgets(runs),
         training=_training(inside),
+        seconds=sum(seconds(run.task) for run in runs),
+        rows=rows,
+        settings=_settings(runs[0].task.cell.config),
     )
     return _with_costs(entry, rows, reference) if epsilon is not None and reference else entry
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """What every training of an entry was made with, but for the defaults; a file of the user's own is not named."""
+    plain = Config()
+    always = ("method", "model", "epochs", "lr")
+    named = {name: getattr(config, name) for name in SETTINGS}
+    named = {name: value for name, value in named.items() if name in always or value != getattr(plain, name)}
+    shown = {name: "own" if isinstance(value, str) and ":" in value else value for name, value in named.items()}
+    return {**shown, "settings": dict(config.settings)}
 
 
 def _budgets(runs: Sequence[Result]) -> dict[str, tuple[float, float]]:

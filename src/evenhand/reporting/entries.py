@@ -5,11 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from evenhand.reporting.frames import Estimate
 from evenhand.reporting.text import NO_BREAK, label
 
 NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What tuning one method at one promise took: trials, those that failed, processor seconds, and what won."""
+
+    trials: int
+    failed: int
+    seconds: float
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """What won, in words.
+
+        Examples:
+            >>> Effort(6, 0, 9.0, {"lr": 0.5, "optimizer": "adam"}).words
+            'lr 0.5, optimizer adam'
+        """
+        numbers = {key: f"{value:g}" if isinstance(value, int | float) else value for key, value in self.chosen.items()}
+        return ", ".join(f"{key} {value}" for key, value in numbers.items()) or "nothing to choose"
 
 
 @dataclass(frozen=True)
@@ -30,6 +52,11 @@ class Entry:
         owners: accuracy per owner, where owners of the held-out records are known.
         budgets: promised and spent epsilon per owner, where owners have budgets of their own.
         training: accuracy, gradient norm and share clipped on TRAINING records per group: for research only.
+        against: differences to the baseline in points, paired by seed: accuracy, worst, gap, owner:NAME.
+        effort: what tuning took; None if nothing was tuned.
+        seconds: processor seconds of all its final trainings.
+        rows: the last evaluation of each training by seed.
+        settings: what its trainings were made with.
     """
 
     method: str
@@ -45,6 +72,11 @@ class Entry:
     owners: Mapping[str, Estimate] = field(default_factory=dict)
     budgets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     training: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
+    against: Mapping[str, Estimate] = field(default_factory=dict)
+    effort: Effort | None = None
+    seconds: float = 0.0
+    rows: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def private(self) -> bool:
@@ -80,6 +112,16 @@ class Entry:
         """The group with the highest mean cost; empty without a reference."""
         found = {name: cost.value for name, cost in self.costs.items() if cost.measured}
         return max(found, key=lambda name: found[name], default="")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A declared claim at one promise: what the figures say about it, and the difference in points behind that."""
+
+    text: str
+    promise: str
+    verdict: str
+    difference: Estimate
 
 
 def points(value: float) -> str:

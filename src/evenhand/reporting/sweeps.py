@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from evenhand.reporting.dots import Climb, dots, ladder
+from evenhand.reporting.effort import claimed, compared, promised, tuned
 from evenhand.reporting.elements import again, chooser, document, figure, made_with, notes, section, table
-from evenhand.reporting.entries import Entry, finding, points
+from evenhand.reporting.entries import Entry, Verdict, finding, points
 from evenhand.reporting.frames import Estimate
 from evenhand.reporting.inside import inside
 from evenhand.reporting.owning import per_owner
-from evenhand.reporting.text import bound, escape, label, tiny
+from evenhand.reporting.text import escape, label, tiny
 
 _DRAWN, _LISTED, _PROMISES = 120, 2000, 6  # marks and table cells of all promises together, and promises: page size
 RESEARCH = "not private \u2013 research only"
@@ -36,6 +38,11 @@ class ComparisonData:
         reproduce: the command that makes it again.
         research: whether values that are not private are on the page.
         public: whether the data are public, so that a research page may be shared.
+        baseline: the method that differences are counted against.
+        tuning: how all methods were tuned, and that no epsilon covers it; empty if they were not.
+        grid: the values that were tried, by name.
+        verdicts: claims declared beforehand.
+        setting: public facts of data and model, for programs.
     """
 
     title: str
@@ -48,6 +55,11 @@ class ComparisonData:
     reproduce: str
     research: bool = False
     public: bool = False
+    baseline: str = ""
+    tuning: str = ""
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    verdicts: Sequence[Verdict] = ()
+    setting: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def private(self) -> list[Entry]:
@@ -253,32 +265,18 @@ def _inside(data: ComparisonData) -> str:
 
 
 def _promise(data: ComparisonData) -> str:
-    if not data.private:
-        return section("What is promised", "<p><strong>Not private:</strong> nothing was promised to anyone.</p>")
-    spent = [
-        f"{label(entry.method, 40)} at {entry.promise}: spent {bound(entry.spent)}"
-        for entry in data.private
-        if entry.spent is not None
-    ]
-    words = [
-        f"Methods are compared at the same true epsilon ({data.terms}): every run's spending was recomputed from its "
-        f"ledger, by the same accountant for all. {'; '.join(spent)}.",
-        "An epsilon bounds what one released model reveals about one record. It does not cover the held-out records, "
-        "preprocessing, or the choice among methods made by looking at this page.",
-    ]
-    if data.together is not None and data.runs > 1:
-        words.append(
-            f"Whoever sees the results of all {data.runs} private runs together is bounded by epsilon "
-            f"{bound(data.together)} ({data.terms}), not by the epsilon of one run."
-        )
-    return section("What is promised", "".join(f"<p>{escape(text)}</p>" for text in words))
+    return promised(data.private, data.terms, data.together if data.runs > 1 else None, data.runs)
 
 
 def _made(data: ComparisonData) -> str:
     return made_with(data.facts) + again(data.reproduce)
 
 
-_SECTIONS = (_top, _who, _owners, _ladder, _table, _inside, _promise, _made)
+def _beyond(data: ComparisonData) -> str:
+    return claimed(data.verdicts) + compared(data.entries, data.baseline) + tuned(data.entries, data.tuning)
+
+
+_SECTIONS = (_top, _who, _owners, _ladder, _table, _beyond, _inside, _promise, _made)
 
 
 def _research(yes: bool) -> str:

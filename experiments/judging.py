@@ -1,0 +1,143 @@
+"""Plain conclusions from a comparison's figures: who is best in what, and whom the intervals cannot tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evenhand.comparison import paired
+from evenhand.reporting.intervals import over_seeds
+
+WORDS = {
+    "accuracy": ("highest accuracy over all records", "%"),
+    "worst": ("highest accuracy of the worst group", "%"),
+    "gap": ("smallest gap between groups", "points"),
+    "worst_owner": ("highest accuracy of the worst owner", "%"),
+    "balanced": ("highest balanced accuracy", "%"),
+    "auc": ("highest area under the curve", "%"),
+    "cost_gap": ("smallest difference in what privacy costs two groups", "points"),
+}
+LOWER = {"gap", "cost_gap", "cost"}
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best method in a measure at one promise, and others that 95 % intervals do not set apart from it."""
+
+    measure: str
+    promise: str
+    method: str
+    value: float
+    low: float
+    high: float
+    tied: tuple[str, ...]
+    seeds: int
+
+    @property
+    def sentence(self) -> str:
+        """In words, with figures."""
+        words, unit = WORDS[self.measure]
+        ends = f" ({self.low:.1f} to {self.high:.1f})" if self.low == self.low else ""
+        tied = ""
+        if self.seeds < 2:
+            tied = "; one seed cannot tell it from the others"
+        elif self.tied:
+            tied = f"; not distinguishable from it by paired 95 % intervals: {', '.join(self.tied)}"
+        else:
+            tied = "; every other method is worse by a paired 95 % interval"
+        return f"**{self.method}** has the {words}: {self.value:.1f} {unit}{ends}{tied}."
+
+
+def rows(entry: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """The evaluations of a method in a table, by seed."""
+    return {int(seed): row for seed, row in entry["by_seed"].items()}
+
+
+def promise(entry: Mapping[str, Any]) -> str:
+    """The promise of an entry in words."""
+    if entry["epsilon"] is None:
+        return "not private"
+    budgets = [owner["budget"] for owner in entry.get("owners", {}).values() if "budget" in owner]
+    return f"budgets up to {entry['epsilon']:g}" if budgets else f"epsilon {entry['epsilon']:g}"
+
+
+def reference(table: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """The evaluations of the method without privacy."""
+    return next((rows(entry) for entry in table["entries"] if not entry["private"]), {})
+
+
+def measures(table: Mapping[str, Any]) -> list[str]:
+    """What the methods of a table can be judged by."""
+    private = [entry for entry in table["entries"] if entry["private"] and entry["by_seed"]]
+    asked = [*table.get("study", {}).get("measures", []), "accuracy", "worst", "gap", "worst_owner", "cost_gap"]
+    return [
+        name
+        for name in dict.fromkeys(asked)
+        if private and all(paired.series(name, rows(entry), reference(table)) for entry in private)
+    ]
+
+
+def best(table: Mapping[str, Any], measure: str, at: str) -> Best | None:
+    """The best private method of a table in ``measure`` at the promise ``at``."""
+    base = reference(table)
+    found = {
+        entry["method"]: paired.series(measure, rows(entry), base)
+        for entry in table["entries"]
+        if entry["private"] and promise(entry) == at
+    }
+    means = {name: over_seeds(list(values.values()), low=0) for name, values in found.items() if values}
+    if not means:
+        return None
+    sign = -1 if measure in LOWER else 1
+    first = max(means, key=lambda name: sign * means[name].value)
+    tied = []
+    for name, values in found.items():
+        apart = paired.difference(found[first], values)
+        if name != first and values and not (sign * apart.value > 0 and (apart.low > 0) == (apart.high > 0)):
+            tied.append(name)
+    top = means[first]
+    return Best(measure, at, first, top.value, top.low, top.high, tuple(tied), top.count)
+
+
+def promises(table: Mapping[str, Any]) -> list[str]:
+    """What was promised, strictest first."""
+    private = [entry for entry in table["entries"] if entry["private"]]
+    return list(dict.fromkeys(promise(entry) for entry in sorted(private, key=lambda entry: entry["epsilon"])))
+
+
+def conclusions(table: Mapping[str, Any]) -> list[str]:
+    """The conclusions of a page, one sentence each."""
+    lines = []
+    several = len(promises(table)) > 1
+    for at in promises(table):
+        for measure in measures(table):
+            found = best(table, measure, at)
+            if found is not None:
+                lines.append((f"At {at}, " if several else "") + found.sentence)
+    return lines
+
+
+def claims(table: Mapping[str, Any]) -> list[str]:
+    """The declared claims with their verdicts."""
+    return [
+        f"{claim['text']} ({claim['promise']}): **{claim['verdict']}**; difference {_points(claim['difference'])} "
+        f"points, {claim['seeds']} seeds."
+        for claim in table["claims"]
+    ]
+
+
+def _points(found: Mapping[str, Any]) -> str:
+    if found["value"] is None:
+        return "not measured"
+    ends = f" ({found['low']:+.1f} to {found['high']:+.1f})" if found["low"] is not None else ""
+    return f"{found['value']:+.1f}{ends}"
+
+
+def smallest(setting: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The smallest group of the training data and its share."""
+    counts: Sequence[tuple[str, int]] = [item for item in setting.get("group_records", {}).items() if item[1]]
+    if not counts:
+        return None
+    name, count = min(counts, key=lambda item: item[1])
+    return name, count / setting["records"]

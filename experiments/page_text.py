@@ -1,0 +1,251 @@
+"""The pages of docs/results, made from the figures in their JSON files and from nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import judging
+
+from evenhand.reporting.text import unmarked
+
+COMMAND = "python experiments/results.py"
+
+
+def page(table: Mapping[str, Any]) -> str:
+    """One experiment: question, answer, setting, tables, claims, tuning, duration, command."""
+    study = table["study"]
+    parts = [
+        f"# {study['title']}",
+        study["question"],
+        "## Answer",
+        _list([*judging.conclusions(table), *_failures(table)]),
+        *(["What the paper claims, judged by the 95 % interval of the paired difference:"] if table["claims"] else []),
+        _list(judging.claims(table)),
+        study.get("conclusion", ""),
+        "## Setting",
+        _list(_setting(table)),
+        "Choices of ours, where the paper leaves them open or where we differ:",
+        _list(study.get("open", [])),
+        "## Results",
+        f"Means over seeds with 95 % t-intervals; epsilon {_terms(table)}.",
+        _results(table),
+        _groups(table, "by_group"),
+        _groups(table, "by_owner"),
+        _against(table),
+        _tuning(table),
+        "## Again",
+        _duration(table),
+        f"```text\n{COMMAND} {table['experiment']} --data-dir FOLDER\n```",
+        f"The figures: [{table['experiment']}.json]({table['experiment']}.json).",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def index(tables: Sequence[Mapping[str, Any]]) -> str:
+    """All experiments, and which method to take for data like mine."""
+    minutes = sum(_seconds(table)[0] + _seconds(table)[1] for table in tables) / 60
+    rows = [_like(table, at) for table in tables for at in judging.promises(table)]
+    head = ["data", "records", "smallest group", "model", "promise", "best overall", "best worst group", "page"]
+    return (
+        "# Results\n\n"
+        "The papers' experiments on real data at honest epsilon, every method tuned with the same grid unless its page "
+        "says that nothing was tuned. The pages are written by one command from the runs; no figure is typed.\n\n"
+        "## Which method for data like mine?\n\n"
+        'Find the row that is most like your data. Methods after "or" are not distinguishable from the best by paired '
+        "95 % intervals, so take the simplest of them. `evenhand recommend` reads the same figures.\n\n"
+        f"{_table(head, rows)}\n\n"
+        "## What the papers claim\n\n"
+        f"{_list(_claims(tables)) or 'No claim was judged yet.'}\n\n"
+        "## All of it again\n\n"
+        f"```text\n{COMMAND} --all --data-dir FOLDER\n```\n\n"
+        f"This took {minutes:.1f} processor minutes: about {minutes / 2:.1f} minutes on two cores.\n\n"
+        f"```{{toctree}}\n:maxdepth: 1\n:glob:\n\n*\n```\n"
+    )
+
+
+def _claims(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"[{table['study']['title']}]({table['experiment']}.md): {c}" for table in tables for c in judging.claims(table)
+    ]
+
+
+def _like(table: Mapping[str, Any], at: str) -> list[str]:
+    setting, least = table["setting"], judging.smallest(table["setting"])
+    share = "" if least is None else f"{least[0]}, {100 * least[1]:.3g} %"
+    names = []
+    worst = "worst_owner" if "budgets" in setting else "worst"
+    for measure in ("accuracy", worst):
+        found = judging.best(table, measure, at)
+        names.append("" if found is None else " or ".join([found.method, *found.tied]))
+    link = f"[{table['experiment']}]({table['experiment']}.md)"
+    shown = [setting["data"], f"{setting['records']:,}", share, setting["model"], at, *names]
+    return [*map(unmarked, shown), link]
+
+
+def _setting(table: Mapping[str, Any]) -> list[str]:
+    setting, study = table["setting"], table["study"]
+    groups = ", ".join(f"{name} {count:,}" for name, count in setting.get("group_records", {}).items())
+    lines = [
+        f"Paper: {study['paper']}.",
+        f"Data: {setting['data']}, {setting['records']:,} training records; groups: {groups}.",
+        f"Model: {setting['model']}, {setting['parameters']:,} parameters.",
+    ]
+    if "budgets" in setting:
+        each = [f"{name} {setting['budgets'][name]:g}" for name in setting["budgets"]]
+        lines.append(f"Owners and their epsilon: {', '.join(each)}.")
+    seeds = max(entry["seeds"] for entry in table["entries"])
+    lines.append(f"Seeds: {seeds} per method and promise; one split of the data for all.")
+    return lines
+
+
+def _results(table: Mapping[str, Any]) -> str:
+    costed = any("privacy_cost" in entry for entry in table["entries"])
+    owners = "budgets" in table["setting"]
+    head = ["method", "promise", "spent", "all records, %", "worst group, %", "lowest", "gap, points"]
+    head += ["worst owner, %"] if owners else []
+    head += ["cost, points", "cost gap, points"] if costed else []
+    rows = []
+    for entry in table["entries"]:
+        metrics = entry["metrics"]
+        row = [
+            entry["method"] + ("" if entry["private"] else " (not private)"),
+            judging.promise(entry),
+            "" if entry["spent_epsilon"] is None else f"{math.ceil(1000 * entry['spent_epsilon']) / 1000:.3f}",
+            _share(metrics.get("accuracy")),
+            _share(metrics.get("accuracy_group_min")),
+            entry["worst_group"],
+            _share(metrics.get("accuracy_difference")),
+        ]
+        row += [_share(_worst_owner(entry))] if owners else []
+        row += [_points(entry.get("privacy_cost")), _points(entry.get("privacy_cost_gap"))] if costed else []
+        rows.append(list(map(unmarked, row)))
+    return _table(head, rows)
+
+
+def _groups(table: Mapping[str, Any], kind: str) -> str:
+    """Accuracy per group or per owner, where there are few enough to be read."""
+    values = {
+        f"{entry['method']}, {judging.promise(entry)}": entry["groups"]
+        if kind == "by_group"
+        else {name: owner["accuracy"] for name, owner in entry.get("owners", {}).items()}
+        for entry in table["entries"]
+    }
+    names = list(dict.fromkeys(name for found in values.values() for name in found))
+    if not 1 < len(names) <= 20:
+        return ""
+    rows = [[unmarked(method), *(_share(found.get(name)) for name in names)] for method, found in values.items()]
+    words = "group" if kind == "by_group" else "owner"
+    return f"Accuracy in % per {words}:\n\n{_table(['method', *map(unmarked, names)], rows)}"
+
+
+def _against(table: Mapping[str, Any]) -> str:
+    entries = [entry for entry in table["entries"] if entry["against_baseline"]]
+    names = list(dict.fromkeys(name for entry in entries for name in entry["against_baseline"]))
+    if not names:
+        return ""
+    words = {"accuracy": "all records", "worst": "worst group", "gap": "gap", "worst_owner": "worst owner"}
+    head = ["method", "promise", *(words.get(name, name.replace("owner:", "owner ")) for name in names)]
+    rows = [
+        [
+            unmarked(entry["method"]),
+            judging.promise(entry),
+            *(_points(entry["against_baseline"].get(name), sign=True) for name in names),
+        ]
+        for entry in entries
+    ]
+    title = f"Difference to {unmarked(table['baseline'])} in points, paired by seed, with 95 % t-intervals:"
+    return f"{title}\n\n{_table(list(map(unmarked, head)), rows)}"
+
+
+def _tuning(table: Mapping[str, Any]) -> str:
+    if not table["tuning"]:
+        return "Nothing was tuned: every method has the settings above."
+    rows = [
+        [
+            unmarked(entry["method"]),
+            judging.promise(entry),
+            str(entry["tuning"]["trials"]),
+            f"{entry['tuning']['processor_seconds']:.0f}",
+            ", ".join(f"{key} {value}" for key, value in entry["tuning"]["chosen"].items()) or "nothing to choose",
+        ]
+        for entry in table["entries"]
+        if "tuning" in entry
+    ]
+    head = ["method", "promise", "trials", "processor seconds", "chosen"]
+    grid = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in table["grid"].items())
+    return f"## Tuning\n\n{table['tuning']}\n\nThe grid: {grid}.\n\n{_table(head, rows)}{_edges(table)}"
+
+
+def _edges(table: Mapping[str, Any]) -> str:
+    """Who chose a value at the end of its list: beyond it there might be a better one."""
+    ends = {
+        key: {min(values), max(values)}
+        for key, values in table["grid"].items()
+        if len(values) > 1 and not any(isinstance(value, str) for value in values)
+    }
+    found = [
+        f"{unmarked(entry['method'])} ({key} {value})"
+        for entry in table["entries"]
+        for key, value in entry.get("tuning", {}).get("chosen", {}).items()
+        if value in ends.get(key, set())
+    ]
+    return f"\n\nAt the end of the grid, so that more might be had beyond: {', '.join(found)}." if found else ""
+
+
+def _duration(table: Mapping[str, Any]) -> str:
+    final, tuning = _seconds(table)
+    two = f"about {final / 120:.1f} minutes on two cores"
+    words = f"The {_runs(table)} final runs took {final / 60:.1f} processor minutes ({two})"
+    return words + (f"; tuning before them {tuning / 60:.1f} processor minutes." if tuning else "; nothing was tuned.")
+
+
+def _runs(table: Mapping[str, Any]) -> int:
+    return sum(entry["seeds"] for entry in table["entries"])
+
+
+def _seconds(table: Mapping[str, Any]) -> tuple[float, float]:
+    entries = table["entries"]
+    tuning = sum(entry["tuning"]["processor_seconds"] for entry in entries if "tuning" in entry)
+    return sum(entry["processor_seconds"] for entry in entries), tuning
+
+
+def _failures(table: Mapping[str, Any]) -> list[str]:
+    return [f"Failed: {unmarked(reason)}" for entry in table["entries"] for reason in entry["failures"]]
+
+
+def _worst_owner(entry: Mapping[str, Any]) -> dict[str, float | None] | None:
+    from evenhand.comparison import paired
+    from evenhand.reporting.intervals import over_seeds
+
+    found = over_seeds(list(paired.series("worst_owner", judging.rows(entry)).values()), low=0, high=100)
+    if not found.measured:
+        return None
+    return {"value": found.value / 100, "low": found.low / 100, "high": found.high / 100}
+
+
+def _terms(table: Mapping[str, Any]) -> str:
+    return f"per record, add/remove, delta {table['delta']:g}, recomputed from each run's ledger"
+
+
+def _share(found: Mapping[str, Any] | None) -> str:
+    return _points(None if found is None else {key: None if v is None else 100 * v for key, v in found.items()})
+
+
+def _points(found: Mapping[str, Any] | None, sign: bool = False) -> str:
+    if found is None or found["value"] is None:
+        return ""
+    form = "+.1f" if sign else ".1f"
+    low, high = found["low"], found["high"]
+    known = low is not None and high is not None and low == low
+    return f"{found['value']:{form}}" + (f" ({low:{form}} to {high:{form}})" if known else "")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

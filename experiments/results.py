@@ -1,0 +1,145 @@
+"""The one command behind docs/results: run experiments, or read runs that are there, and write their pages.
+
+    python experiments/results.py adult dutch --data-dir FOLDER
+    python experiments/results.py --all --data-dir FOLDER
+
+Interrupted, the same command goes on. ``--from FOLDER`` writes pages from runs made before, without running anything.
+``--quick`` runs a small part of everything to see that it works; its pages go elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import page_text  # noqa: E402
+import summarising  # noqa: E402
+
+from evenhand.comparison import grid  # noqa: E402
+from evenhand.comparison.running import compare  # noqa: E402
+from evenhand.errors import EvenhandError, UsageError  # noqa: E402
+from evenhand.interrupting import Interrupted  # noqa: E402
+
+RESULTS = HERE.parent / "docs" / "results"
+PACKAGED = HERE.parent / "src" / "evenhand" / "recommending.json"
+DIGITS = 5
+"""Figures after the point in the JSON files: what is left out is far below every interval."""
+
+
+def names() -> list[str]:
+    """Every experiment, by the name of its file."""
+    return sorted(file.stem for file in HERE.glob("*.toml"))
+
+
+def quick(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A small part of an experiment: one epoch, two seeds, the first point of the grid twice at most."""
+    small = {**values, "seeds": 2, "epochs": 1}
+    small["variants"] = {
+        name: {key: value for key, value in table.items() if key != "epochs"}
+        for name, table in values.get("variants", {}).items()
+    }
+    tune = {key: value for key, value in values.get("tune", {}).items() if key in ("score", "share")}
+    if tune:
+        small["tune"] = {**tune, "lr": values["tune"].get("lr", [0.1, 0.2])[:2]}
+    if "epsilons" in values:
+        small["epsilons"] = values["epsilons"][:1]
+    return small
+
+
+def run(name: str, runs: Path, *, small: bool = False, jobs: int | None = None) -> dict[str, Any]:
+    """Run an experiment, or what is missing of it; returns its table with what the file says about the study."""
+    values = grid.table(HERE / f"{name}.toml")
+    sweep = grid.sweep(quick(values) if small else values, HERE, f"experiments/{name}.toml")
+    if not sweep.public:
+        raise UsageError(f"{name} uses data that are not public: its figures cannot be published.")
+    found = compare(sweep, runs / name, jobs=jobs)
+    for reason in found.failed:
+        print(f"{name}: failed: {reason}", file=sys.stderr)
+    return table(name, runs)
+
+
+def table(name: str, runs: Path) -> dict[str, Any]:
+    """The table of an experiment whose runs are there."""
+    file = runs / name / "table.json"
+    if not file.exists():
+        raise UsageError(f"There is no {file}: run it first, without --from.")
+    study = grid.table(HERE / f"{name}.toml")["study"]
+    found: dict[str, Any] = {"experiment": name, "study": study, **json.loads(file.read_text())}
+    return found
+
+
+def write(found: Mapping[str, Any], out: Path) -> None:
+    """Write an experiment's figures and page, then the index of all that are there."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = found["experiment"]
+    (out / f"{name}.json").write_text(json.dumps(_rounded(found), indent=1) + "\n")
+    (out / f"{name}.md").write_text(page_text.page(found))
+    (out / "index.md").write_text(page_text.index(written(out)))
+
+
+def summarise(out: Path, packaged: Path) -> None:
+    """What ``evenhand recommend`` reads, from every table in ``out``."""
+    packaged.write_text(json.dumps(summarising.packaged(written(out)), indent=1) + "\n")
+
+
+def written(out: Path) -> list[dict[str, Any]]:
+    """The tables of all experiments whose figures are in ``out``."""
+    return [json.loads((out / f"{name}.json").read_text()) for name in names() if (out / f"{name}.json").exists()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"experiments: {', '.join(names())}")
+    parser.add_argument("--all", action="store_true", help="every experiment")
+    parser.add_argument("--data-dir", help="where the files of the data sets are")
+    parser.add_argument("--runs", type=Path, default=Path("runs/results"), help="where the runs are kept")
+    parser.add_argument("--from", dest="source", type=Path, help="write pages from runs in this folder; run nothing")
+    parser.add_argument("--out", type=Path, help="where pages go; default docs/results, with --quick runs/quick/pages")
+    parser.add_argument("--jobs", type=int, help="worker processes; default one per core")
+    parser.add_argument("--quick", action="store_true", help="one epoch of everything: does it work?")
+    asked = parser.parse_args(arguments)
+    chosen = names() if asked.all else asked.names
+    if not chosen or set(chosen) - set(names()):
+        parser.error(f"name experiments, or --all: {', '.join(names())}")
+    if asked.data_dir:
+        os.environ["EVENHAND_DATA"] = str(Path(asked.data_dir).resolve())
+    runs = asked.source or (Path("runs/quick") if asked.quick else asked.runs)
+    out = asked.out or (runs / "pages" if asked.quick else RESULTS)
+    failed = []
+    for name in chosen:
+        print(f"{name} ...", flush=True)
+        try:
+            found = table(name, runs) if asked.source else run(name, runs, small=asked.quick, jobs=asked.jobs)
+            write(found, out)
+        except Interrupted as stop:
+            print(f"{name}: {stop}", file=sys.stderr)
+            return 130
+        except EvenhandError as error:
+            failed.append(name)
+            print(f"{name}: {error}", file=sys.stderr)
+        else:
+            print(f"{name}: {out / f'{name}.md'}", flush=True)
+    if out == RESULTS:
+        summarise(out, PACKAGED)
+    return 1 if failed else 0
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS) if abs(value) >= 10**-DIGITS else value
+    if isinstance(value, Mapping):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    return [_rounded(entry) for entry in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""``evenhand recommend``: a method and its parameters from public facts, with reasons from measured results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenhand.cli import options
+
+if TYPE_CHECKING:
+    from evenhand.recommending import Advice
+
+NAME = "recommend"
+EXAMPLE = "evenhand recommend --records 40000 --smallest 0.3 --epsilon 3"
+
+
+def run(
+    records: Annotated[int, typer.Option("--records", help="Training records, as publicly declared.")],
+    smallest: Annotated[
+        float | None, typer.Option("--smallest", help="Share of the smallest group, e.g. 0.02.")
+    ] = None,
+    epsilon: Annotated[float, typer.Option("--epsilon", help="Promise to every record.")] = 3.0,
+    budgets: Annotated[
+        str | None, typer.Option("--budgets", help="Owners with budgets of their own: strict=1,open=8.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--kind", help="table, images or other.")] = "table",
+    parameters: Annotated[int | None, typer.Option("--parameters", help="Trainable parameters of the model.")] = None,
+    goal: Annotated[str, typer.Option("--goal", help="What to be best in: worst, accuracy or gap.")] = "worst",
+    json: options.Json = False,
+) -> None:
+    """Recommend a method for data like yours. Only public facts are asked for, so this costs no privacy."""
+    import dataclasses
+
+    from evenhand.recommending import Facts, recommend
+
+    owners = options.pairs(budgets, "--budgets") if budgets is not None else {}
+    promised = max(owners.values()) if owners else epsilon
+    found = recommend(Facts(records, promised, smallest, bool(owners), kind, parameters), goal)
+    options.emit(dataclasses.asdict(found), _text(found), json)
+
+
+def _text(found: Advice) -> str:
+    lines = [f"method: {found.method}" + ("" if found.measured else " (not measured on data like yours)")]
+    used = {key: value for key, value in found.settings.items() if key not in ("method", "settings")}
+    if used:
+        lines.append("with: " + ", ".join(f"{key} {value}" for key, value in used.items()))
+    settings = found.settings.get("settings", {})
+    if settings:
+        lines.append("settings: " + " ".join(f"--set {key}={value}" for key, value in settings.items()))
+    lines += [f"- {reason}" for reason in found.reasons]
+    if found.others:
+        lines.append(f"- As good by the intervals: {', '.join(found.others)}.")
+    if found.measured:
+        lines.append(f"From the study {found.study}. {found.provenance}")
+    return "\n".join(lines)

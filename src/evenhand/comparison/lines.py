@@ -1,0 +1,99 @@
+"""The lines of a comparison: methods by their own name, and variants: a method with settings of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evenhand import _validate, density, methods
+from evenhand.errors import UsageError
+
+OWN = (
+    *("model", "features", "epochs", "batch_size", "loss", "optimizer", "lr", "lr_schedule"),
+    *("momentum", "weight_decay", "average", "augment", "micro_batch", "lean", "precision"),
+)
+"""Keys of a run's config that a variant may set. None of them changes what is promised to whom."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table: the method behind it, its settings, and the keys of the config that are its own.
+
+    ``budgets`` may promise some owners more privacy than the comparison asks for, never less.
+
+    Examples:
+      >>> Line("reversed", "sad", {"noise": 1.25}).private
+      True
+    """
+
+    name: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    budgets: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def private(self) -> bool:
+        """Whether the method keeps a promise."""
+        if self.method in density.METHODS:
+            return True
+        return methods.method(self.method, self.settings).rule.guarantee != "not private"
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """The settings that the method has, with their defaults."""
+        if self.method in density.METHODS:
+            return density.settings(self.method)
+        return {recipe.name: recipe.defaults for recipe in methods.catalogue()}.get(self.method, {})
+
+
+def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], own: Mapping[str, Any]) -> Line:
+    """The line called ``name``: a variant if one is declared, else the method of that name.
+
+    Args:
+      name: as it stands in ``methods``.
+      variants: tables with ``method``, ``settings``, ``budgets`` and keys of the config, by name.
+      common: settings for every method that has them.
+      own: settings for this line only.
+
+    Examples:
+      >>> line("C = 2", {"C = 2": {"method": "dpsgd", "settings": {"bound": 2.0}}}, {"bound": 1.0}, {}).settings
+      {'bound': 2.0}
+    """
+    table = variants.get(name, {"method": name})
+    if not isinstance(table, Mapping) or not isinstance(table.get("method"), str):
+        raise UsageError(f'The variant {name!r} must say whose it is: [variants."{name}"] with method = "dpsgd".')
+    for key in set(table) - {"method", "settings", "budgets"}:
+        _validate.known(key, OWN, f"key of the variant {name!r}")
+    found = Line(
+        name,
+        table["method"],
+        config={key: value for key, value in table.items() if key in OWN},
+        budgets=table.get("budgets", {}),
+    )
+    used = {key: value for key, value in common.items() if key in found.known}
+    settings = {**used, **table.get("settings", {}), **own}
+    if found.method in density.METHODS:
+        for key in settings:
+            _validate.known(key, found.known, f"setting of {found.method}")
+    else:
+        methods.method(found.method, settings)
+    return Line(name, found.method, settings, found.config, found.budgets)
+
+
+def kept(budgets: Mapping[str, Any], promised: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The budgets of a line, refused if they promise an owner less privacy than the comparison does.
+
+    Examples:
+      >>> kept({"open": 4.0}, {"strict": 1.0, "open": 8.0}, "lowered")
+      {'strict': 1.0, 'open': 4.0}
+    """
+    for owner, epsilon in budgets.items():
+        _validate.known(owner, promised, "owner with a budget")
+        if _validate.number(epsilon, "epsilon", low=0) > float(promised[owner]):
+            raise UsageError(
+                f"The variant {name!r} would spend more of {owner!r} than was promised: lower its budget to "
+                f"{float(promised[owner]):g} or less."
+            )
+    return {**promised, **budgets}

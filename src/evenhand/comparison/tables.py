@@ -1,0 +1,219 @@
+"""The table of a comparison for spreadsheets, people and programs: the same figures as CSV, Markdown and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from evenhand.reporting.effort import difference, difference_names, tuning_line, verdict_line
+from evenhand.reporting.entries import Entry, finding
+from evenhand.reporting.frames import Estimate
+from evenhand.reporting.sweeps import ComparisonData, lead
+from evenhand.reporting.text import cell, unmarked
+
+UNIT, ADJACENCY = "one record", "add/remove"
+
+
+def rows(data: ComparisonData) -> list[dict[str, Any]]:
+    """The table: one row per method and promise, plain values."""
+    return [_row(data, entry) for entry in data.entries]
+
+
+def as_csv(data: ComparisonData) -> str:
+    """The table for spreadsheets; a name that a spreadsheet would run as a formula gets an apostrophe."""
+    found = rows(data)
+    columns = list(dict.fromkeys(key for row in found for key in row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_harmless(column) for column in columns])
+    for row in found:
+        writer.writerow([_harmless(row.get(column)) for column in columns])
+    return text.getvalue()
+
+
+def as_markdown(data: ComparisonData) -> str:
+    """The table for people, with what every epsilon means and the findings in words."""
+    head = ["method", "promise", "spent epsilon", "seeds", "all records, %", "worst group, %", "lowest group"]
+    head += ["cost, points", "gap, points"] if data.costed else []
+    lines = [f"# {unmarked(data.title)}", "", lead(data), "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for entry in data.entries:
+        cells = [
+            entry.method + ("" if entry.private else " (not private, research only)"),
+            entry.promise,
+            "" if entry.spent is None else f"{math.ceil(1000 * entry.spent - 1e-9) / 1000:.3f}",
+            f"{entry.seeds}" + (f" ({len(entry.failures)} failed)" if entry.failures else ""),
+            _words(entry.accuracy, 100),
+            _words(entry.worst, 100),
+            entry.worst_group,
+        ]
+        cells += [_words(entry.cost), _words(entry.cost_gap)] if data.costed else []
+        lines.append(f"| {' | '.join(map(unmarked, cells))} |")
+    lines += [
+        "",
+        f"Epsilon: {data.terms}. Means with 95 % t-intervals over seeds; held-out records are not covered.",
+        "",
+    ]
+    lines += [f"- {unmarked(finding(entry))}" for entry in data.entries if entry.seeds]
+    lines += _compared(data)
+    lines += [f"- failed: {unmarked(reason)}" for entry in data.entries for reason in entry.failures]
+    if data.together is not None and data.runs > 1:
+        lines += ["", f"All {data.runs} private runs together: epsilon {data.together:.4g} ({data.terms})."]
+    return "\n".join(lines) + "\n"
+
+
+def _compared(data: ComparisonData) -> list[str]:
+    """Claims, differences to the baseline and the effort of tuning, where there are any."""
+    lines = [f"- claim: {unmarked(verdict_line(verdict))}" for verdict in data.verdicts]
+    names = difference_names(data.entries)
+    if names:
+        head = ["method", "promise", *names.values()]
+        title = f"Differences to {unmarked(data.baseline)} in points, paired by seed, with 95 % t-intervals:"
+        lines += ["", title, "", f"| {' | '.join(map(unmarked, head))} |", f"|{'---|' * len(head)}"]
+        for entry in data.entries:
+            if entry.against:
+                cells = [entry.method, entry.promise, *(difference(entry.against.get(name)) for name in names)]
+                lines.append(f"| {' | '.join(map(unmarked, cells))} |")
+    tuned = [entry for entry in data.entries if entry.effort is not None]
+    if tuned:
+        lines += ["", f"{data.tuning}", ""]
+        lines += [f"- {unmarked(tuning_line(entry))}" for entry in tuned]
+    return lines
+
+
+def as_json(data: ComparisonData) -> str:
+    """The table for programs: every estimate with its interval; what is not measured is null."""
+    body = {
+        "schema": 1,
+        "unit": UNIT,
+        "adjacency": ADJACENCY,
+        "delta": data.delta,
+        "epsilon_of_all_runs_together": data.together,
+        "research": data.research,
+        "setting": dict(data.setting),
+        "baseline": data.baseline,
+        "tuning": data.tuning,
+        "grid": dict(data.grid),
+        "claims": [
+            {
+                "text": verdict.text,
+                "promise": verdict.promise,
+                "verdict": verdict.verdict,
+                "difference": _plain({"": verdict.difference})[""],
+                "seeds": verdict.difference.count,
+            }
+            for verdict in data.verdicts
+        ],
+        "entries": [
+            {
+                "method": entry.method,
+                "epsilon": entry.epsilon,
+                "spent_epsilon": entry.spent,
+                "private": entry.private,
+                "seeds": entry.seeds,
+                "failures": list(entry.failures),
+                "worst_group": entry.worst_group,
+                "metrics": _plain(entry.metrics),
+                "groups": _plain(entry.groups),
+                **_owners(entry),
+                "against_baseline": _plain(entry.against),
+                "settings": dict(entry.settings),
+                "processor_seconds": round(entry.seconds, 1),
+                **_effort(entry),
+                "by_seed": {str(seed): _evaluation(row) for seed, row in entry.rows.items()},
+                "finding": finding(entry),
+                **(_costs(entry) if entry.costs else {}),
+            }
+            for entry in data.entries
+        ],
+    }
+    return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def _effort(entry: Entry) -> dict[str, Any]:
+    effort = entry.effort
+    if effort is None:
+        return {}
+    return {
+        "tuning": {
+            "trials": effort.trials,
+            "failed": effort.failed,
+            "processor_seconds": round(effort.seconds, 1),
+            "chosen": dict(effort.chosen),
+        }
+    }
+
+
+def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in ("group_records", "owner_records", "records")}
+
+
+def _owners(entry: Entry) -> dict[str, Any]:
+    """Per owner: promised and spent epsilon where budgets differ, and accuracy where held-out owners are known."""
+    names = dict.fromkeys([*entry.budgets, *entry.owners])
+    found = {
+        name: {
+            **(dict(zip(("budget", "epsilon"), entry.budgets[name], strict=True)) if name in entry.budgets else {}),
+            "accuracy": _plain({name: entry.owners[name]})[name] if name in entry.owners else None,
+        }
+        for name in names
+    }
+    return {"owners": found} if found else {}
+
+
+def _row(data: ComparisonData, entry: Entry) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "method": entry.method,
+        "private": entry.private,
+        "epsilon": entry.epsilon,
+        "spent_epsilon": entry.spent,
+        "delta": data.delta if entry.private else None,
+        "unit": UNIT if entry.private else None,
+        "adjacency": ADJACENCY if entry.private else None,
+        "seeds": entry.seeds,
+        "failed": len(entry.failures),
+        "worst_group": entry.worst_group,
+    }
+    named = dict(entry.metrics)
+    if data.costed:
+        named |= {"privacy_cost": entry.cost, "privacy_cost_gap": entry.cost_gap}
+    for name, found in named.items():
+        row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    for name, found in entry.against.items():
+        row |= {f"difference[{name}]": found.value}
+        row |= {f"difference[{name}]_low": found.low, f"difference[{name}]_high": found.high}
+    if entry.effort is not None:
+        row |= {"trials": entry.effort.trials, "tuning_seconds": entry.effort.seconds, "chosen": entry.effort.words}
+    row |= {f"accuracy[{name}]": found.value for name, found in entry.groups.items()}
+    row |= {f"owner_accuracy[{name}]": found.value for name, found in entry.owners.items()}
+    row |= {f"owner_spent_epsilon[{name}]": spent for name, (_, spent) in entry.budgets.items()}
+    return row | {f"privacy_cost[{name}]": found.value for name, found in entry.costs.items()}
+
+
+def _costs(entry: Entry) -> dict[str, Any]:
+    whole = _plain({"privacy_cost": entry.cost, "privacy_cost_gap": entry.cost_gap})
+    return {**whole, "privacy_cost_groups": _plain(entry.costs)}
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    return {name: {"value": _null(e.value), "low": _null(e.low), "high": _null(e.high)} for name, e in found.items()}
+
+
+def _null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _harmless(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return cell(value) if isinstance(value, str) else value
+
+
+def _words(found: Estimate, scale: float = 1.0) -> str:
+    if not found.measured:
+        return ""
+    ends = f" ({scale * found.low:.0f} to {scale * found.high:.0f})" if math.isfinite(found.low) else ""
+    return f"{scale * found.value:.1f}{ends}"

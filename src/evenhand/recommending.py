@@ -1,0 +1,162 @@
+"""Which method to take for data like mine: the nearest studies of docs/results, and what they found.
+
+The figures come with the package in ``recommending.json``, written by ``experiments/results.py``; it says where they
+are from. Only public facts go in, so a recommendation costs no privacy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from evenhand import _validate
+
+FILE = "recommending.json"
+NEAR = 1.5
+"""Studies whose distance is beyond this are not similar: about a factor of 30 in the number of records alone."""
+GOALS = {"worst": "the worst group", "accuracy": "all records together", "gap": "the gap between groups"}
+_SIMPLE = ("dpsgd", "auto_s", "psac", "idp_sample", "idp_scale")
+"""Of methods that cannot be told apart the first of these is taken, then any."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is publicly known about the data and the model.
+
+    Attributes:
+      records: training records.
+      epsilon: what is promised to every record, or the largest of the budgets.
+      share: share of the smallest group; None if there are no groups.
+      budgets: whether owners have budgets of their own.
+      kind: "table", "images" or "other".
+      parameters: trainable parameters of the model; None if not known.
+    """
+
+    records: int
+    epsilon: float = 3.0
+    share: float | None = None
+    budgets: bool = False
+    kind: str = "table"
+    parameters: int | None = None
+
+    def __post_init__(self) -> None:
+        _validate.whole(self.records, "records")
+        _validate.number(self.epsilon, "epsilon", low=0)
+        _validate.known(self.kind, ("table", "images", "other"), "kind of data")
+        if self.share is not None:
+            _validate.number(self.share, "smallest", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A method with its parameters, the reasons, and how similar what was measured is.
+
+    ``measured`` is False when no study is similar; then the method is the plain default.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    reasons: Sequence[str]
+    measured: bool
+    study: str = ""
+    distance: float = math.inf
+    others: Sequence[str] = field(default_factory=tuple)
+    provenance: str = ""
+
+
+def table() -> dict[str, Any]:
+    """The packaged figures; none if no experiment was run for this version."""
+    file = resources.files("evenhand") / FILE
+    if not file.is_file():
+        return {"provenance": "", "studies": []}
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def distance(facts: Facts, study: Mapping[str, Any]) -> float:
+    """How unlike two settings are: each factor of ten counts one, another kind of promise or data counts more.
+
+    Examples:
+      >>> study = {"records": 1000, "epsilon": 3.0, "smallest_share": 0.1, "budgets": {}, "kind": "table",
+      ...          "parameters": 100}
+      >>> round(distance(Facts(10_000, 3.0, 0.1), study), 2), distance(Facts(1000, budgets=True), study) > NEAR
+      (1.0, True)
+    """
+    parts = [abs(math.log10(facts.records / study["records"])), abs(math.log10(facts.epsilon / study["epsilon"]))]
+    if facts.share is not None and study["smallest_share"]:
+        parts.append(abs(math.log10(facts.share / study["smallest_share"])))
+    if facts.parameters is not None:
+        parts.append(abs(math.log10(facts.parameters / study["parameters"])) / 2)
+    parts.append(0.7 if facts.kind != study["kind"] else 0.0)
+    parts.append(2 * NEAR if facts.budgets != bool(study["budgets"]) else 0.0)
+    return math.sqrt(sum(part**2 for part in parts))
+
+
+def recommend(facts: Facts, goal: str = "worst", known: Mapping[str, Any] | None = None) -> Advice:
+    """The method that did best by ``goal`` in the most similar study.
+
+    Args:
+      facts: what is publicly known.
+      goal: worst (group or owner), accuracy (of all records), or gap (between groups).
+      known: figures in place of the packaged ones.
+
+    Examples:
+      >>> recommend(Facts(1000), known={"studies": []}).measured
+      False
+    """
+    _validate.known(goal, GOALS, "goal")
+    known = table() if known is None else known
+    ranked = sorted(known["studies"], key=lambda study: distance(facts, study))
+    if not ranked or distance(facts, ranked[0]) > NEAR:
+        return _unmeasured(facts, ranked, known)
+    study = ranked[0]
+    measure = "worst_owner" if goal == "worst" and "worst_owner" in study["best"] else goal
+    best = study["best"].get(measure) or study["best"]["accuracy"]
+    alike = [best["method"], *best["tied"]]
+    method = next((name for name in _SIMPLE if name in alike), best["method"])
+    reasons = [_found(study, best, measure if measure in study["best"] else "accuracy")]
+    if method != best["method"]:
+        reasons.append(f"{method} is the simplest of those that 95 % intervals do not set apart from it.")
+    reasons += _differences(facts, study)
+    used = study["methods"][method]["settings"]
+    others = tuple(name for name in alike if name != method)
+    near = distance(facts, study)
+    return Advice(method, used, reasons, True, study["experiment"], near, others, known.get("provenance", ""))
+
+
+def _found(study: Mapping[str, Any], best: Mapping[str, Any], measure: str) -> str:
+    ends = "" if best["low"] is None else f" ({best['low']:.1f} to {best['high']:.1f})"
+    what = "the worst owner" if measure == "worst_owner" else GOALS[measure]
+    return (
+        f"On {study['data']} ({study['records']:,} records, {study['model']}, epsilon {study['epsilon']:g}) "
+        f"{best['method']} did best for {what}: {best['value']:.1f}{ends}, {best['seeds']} seeds."
+    )
+
+
+def _differences(facts: Facts, study: Mapping[str, Any]) -> list[str]:
+    """Where the study is unlike the asker's data, in words."""
+    lines = []
+    if max(facts.records / study["records"], study["records"] / facts.records) > 3:
+        lines.append(f"It had {study['records']:,} records, yours has {facts.records:,}: tune the learning rate anew.")
+    if facts.share is not None and study["smallest_share"] and not 1 / 3 < facts.share / study["smallest_share"] < 3:
+        lines.append(
+            f"Its smallest group was {100 * study['smallest_share']:.2g} % of the records, yours is "
+            f"{100 * facts.share:.2g} %."
+        )
+    if facts.kind != study["kind"]:
+        lines.append(f"It is about another kind of data ({study['kind']}).")
+    return lines
+
+
+def _unmeasured(facts: Facts, ranked: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> Advice:
+    method = "idp_sample" if facts.budgets else "dpsgd"
+    nearest = f" The nearest study is {ranked[0]['experiment']}, which is too unlike." if ranked else ""
+    reasons = [
+        f"Nothing similar was measured, so this is the plain default and no finding.{nearest}",
+        "Compare methods on public data like yours: evenhand compare --help",
+    ]
+    return Advice(method, {}, reasons, False, provenance=known.get("provenance", ""))

@@ -1,0 +1,108 @@
+"""``evenhand recommend``: the nearest study decides; where nothing is near it says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import evenhand, result
+from evenhand import recommending
+from evenhand.errors import UsageError
+from evenhand.recommending import Facts, distance, recommend
+
+
+def study(**changes: Any) -> dict[str, Any]:
+    best = {"method": "naive", "value": 80.0, "low": 78.0, "high": 82.0, "tied": ["dpsgd_f"], "seeds": 5}
+    used = {"settings": {"lr": 0.5, "settings": {"bound": 0.1}}}
+    return {
+        "experiment": "made",
+        "kind": "table",
+        "data": "made",
+        "records": 10_000,
+        "groups": 2,
+        "smallest_share": 0.1,
+        "model": "linear",
+        "parameters": 100,
+        "epsilon": 3.0,
+        "delta": 1e-5,
+        "budgets": {},
+        "best": {"worst": best, "accuracy": {**best, "method": "psac", "tied": ["dpsgd", "naive"]}},
+        "methods": dict.fromkeys(("naive", "dpsgd_f", "psac", "dpsgd"), used),
+        **changes,
+    }
+
+
+KNOWN = {"provenance": "made by a test", "studies": [study(), study(experiment="owners", budgets={"a": 1.0})]}
+
+
+def test_the_best_of_the_nearest_study() -> None:
+    found = recommend(Facts(20_000, 3.0, 0.1), known=KNOWN)
+    assert (found.method, found.study, found.measured) == ("naive", "made", True)
+    assert found.settings["lr"] == 0.5
+    assert found.others == ("dpsgd_f",)
+    assert "80.0 (78.0 to 82.0), 5 seeds" in found.reasons[0]
+
+
+def test_the_simplest_of_equals() -> None:
+    found = recommend(Facts(10_000, 3.0, 0.1), "accuracy", known=KNOWN)
+    assert found.method == "dpsgd"
+    assert "simplest" in " ".join(found.reasons)
+
+
+def test_owners_with_budgets_are_another_question() -> None:
+    assert recommend(Facts(10_000, 3.0, 0.1, budgets=True), known=KNOWN).study == "owners"
+    only = {**KNOWN, "studies": [study()]}
+    found = recommend(Facts(10_000, 3.0, 0.1, budgets=True), known=only)
+    assert (found.method, found.measured) == ("idp_sample", False)
+
+
+def test_nothing_similar_is_said() -> None:
+    for known in (KNOWN, {"studies": []}):
+        found = recommend(Facts(10**9, 3.0, 1e-5), known=known)
+        assert (found.measured, found.method) == (False, "dpsgd")
+        assert "Nothing similar was measured" in found.reasons[0]
+
+
+def test_differences_are_told() -> None:
+    found = recommend(Facts(60_000, 3.0, 0.02, kind="images"), known=KNOWN)
+    words = " ".join(found.reasons)
+    assert found.measured
+    assert "tune the learning rate anew" in words
+    assert "smallest group was 10 %" in words
+    assert "another kind of data" in words
+
+
+def test_distance_is_zero_only_for_the_same_setting() -> None:
+    assert distance(Facts(10_000, 3.0, 0.1, parameters=100), study()) == 0
+    assert distance(Facts(10_000, 30.0, 0.1), study()) == pytest.approx(1.0)
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommending, "table", lambda: KNOWN)
+    told = evenhand("recommend", "--records", "20000", "--smallest", "0.1")
+    assert told.returncode == 0, told.stderr
+    assert "method: naive" in told.stdout
+    assert "--set bound=0.1" in told.stdout
+    assert "made by a test" in told.stdout
+    body = result("recommend", "--records", "10000", "--budgets", "strict=1,open=3")
+    assert body["study"] == "owners"
+    assert evenhand("recommend", "--records", "0").returncode == 2
+    assert evenhand("recommend", "--records", "9", "--goal", "luck").returncode == 2
+
+
+def test_facts_are_checked() -> None:
+    for wrong in ({"records": 0}, {"records": 9, "share": 1.5}, {"records": 9, "kind": "sound"}):
+        with pytest.raises(UsageError):
+            Facts(**wrong)
+
+
+def test_the_packaged_figures_have_a_source() -> None:
+    known = recommending.table()
+    results = Path(__file__).parents[2] / "docs" / "results"
+    for found in known["studies"]:
+        assert (results / f"{found['experiment']}.json").exists(), found["experiment"]
+    assert not known["studies"] or "experiments/results.py" in known["provenance"]
+    json.dumps(known)
