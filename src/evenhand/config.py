@@ -186,16 +186,17 @@ def from_toml(path: Path) -> Config:
     return absolute(_parsed(path), path.parent)
 
 
-def of_run(folder: Path) -> Config:
+def of_run(folder: Path, *, given: Sequence[str] = ()) -> Config:
     """The config kept in a run folder; a run that was attached to a user's own loop has none.
 
     A file of code is executed, so a run folder cannot bring one along: its path must be absolute and lie elsewhere.
+    ``given`` names settings that the user gave anew, so that the folder's are not used.
     """
     file = folder / "config.toml"
     if not file.exists():
         return Config(data=PYTHON, model=PYTHON)
     found = _parsed(file)
-    for name in _CODE:
+    for name in (setting for setting in _CODE if setting not in given):
         value = getattr(found, name)
         if value is not None and usercode.is_own(value):
             code = usercode.parts(value, f"--{name}", "file.py:factory")[0]

@@ -111,7 +111,7 @@ def predict(path: str | Path, table: Table | Any, *, model: nn.Module | str | No
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
-    features = of_run(Path(path)).features
+    features = of_run(Path(path), given=() if model is None else ("model",)).features
     if features is not None:
         inputs = extract(features, inputs)
     trained = load(path, model=model).model.eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_code_is_never_taken_out_of_a_run_folder(project: Path) -> None:
         assert refused.returncode == 2
         assert "running code from a run folder is refused" in refused.stderr
     assert done("predict", "run", "people.csv", "--model", "nets.py:net", cwd=project)["records"] == 80
+
+
+def test_predictions_see_the_features_that_training_saw(project: Path) -> None:
+    code = """
+        import torch
+
+        class Twice(torch.nn.Module):
+            def forward(self, x):
+                return torch.cat([x, -x], 1)
+    """
+    (project / "body.py").write_text(textwrap.dedent(code))
+    assert train(project, "--model", "linear", "--features", "body.py:Twice", "--json").returncode == 0
+    assert done("predict", "run", "people.csv", cwd=project)["records"] == 80
 
 
 def test_another_architecture_does_not_load(project: Path) -> None:

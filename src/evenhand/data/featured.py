@@ -58,7 +58,6 @@ def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> 
         data,
         facts=replace(data.facts, inputs=f"{tuple(rows.shape[1:])} float32"),
         fetch=lambda some: (rows[some], targets[some]),
-        declared=None,
         origin=fingerprint(data),
     )
 
