@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from evenhand.errors import UsageError
 from evenhand.gradients.engine import Engine
+from evenhand.gradients.footprint import part_of, saved_bytes
 from evenhand.gradients.locking import exclusive
 from evenhand.gradients.measuring import chunks
 from evenhand.gradients.randomness import RandomState
 from evenhand.gradients.records import LossFn, batch_size, take
-from evenhand.gradients.weighing import part_of, saved_bytes
 from evenhand.types import Pass
 
 Early: TypeAlias = Callable[[Tensor, Tensor, slice], Tensor]
