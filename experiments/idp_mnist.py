@@ -13,16 +13,17 @@ is written from all of them.
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
-import json
+import itertools
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import lined
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 import evenhand as eh
@@ -85,23 +86,7 @@ def run(folder: Path, method: str, seed: int, steps: int) -> dict[str, Any]:
     with torch.no_grad():
         right = (model.eval()(images[:, None].float() / 255).argmax(1) == labels).float().mean()
     minutes = round((time.time() - started) / 60, 1)
-    return {
-        "method": method,
-        "seed": seed,
-        "steps": steps,
-        "accuracy": float(right),
-        "spent": spent,
-        "minutes": minutes,
-    }
-
-
-def interval(values: list[float]) -> str:
-    """Mean in per cent with a 95 % t-interval over seeds."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return f"{mean:.2f} (one seed)"
-    half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
-    return f"{mean:.2f} ({mean - half:.2f} to {mean + half:.2f})"
+    return {"accuracy": float(right), "spent": spent, "minutes": minutes}
 
 
 def verdict(accuracy: dict[str, dict[int, float]]) -> list[str]:
@@ -114,8 +99,8 @@ def verdict(accuracy: dict[str, dict[int, float]]) -> list[str]:
         gains = [accuracy[method][seed] - accuracy["dpsgd"][seed] for seed in both]
         if ":" in method:
             said.append(
-                f"If everybody had promised {method.partition(':')[2]}, DP-SGD would gain {interval(gains)} points: no "
-                "method with promises per owner can be expected to gain more."
+                f"If everybody had promised {method.partition(':')[2]}, DP-SGD would gain {lined.said(gains)} points: "
+                "no method with promises per owner can be expected to gain more."
             )
             continue
         mean = float(np.mean(list(accuracy[method].values())))
@@ -123,7 +108,7 @@ def verdict(accuracy: dict[str, dict[int, float]]) -> list[str]:
         holds = "at least" if np.mean(gains) >= GAIN else "less than"
         said.append(
             f"`{method}` {reached} {GOAL} %: {mean:.2f} %. Over DP-SGD at the strictest budget, by seed: "
-            f"{interval(gains)} points, {holds} {GAIN}."
+            f"{lined.said(gains)} points, {holds} {GAIN}."
         )
     return said
 
@@ -137,7 +122,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     head = ["method", "seeds", "accuracy, %", *(f"epsilon spent, budget {budget:g}" for budget in BUDGETS.values())]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for method, by_seed in sorted(accuracy.items()):
-        cells = [method, str(len(by_seed)), interval(list(by_seed.values()))]
+        cells = [method, str(len(by_seed)), lined.said(list(by_seed.values()))]
         lines.append("| " + " | ".join([*cells, *(f"{spent[method][name]:.4f}" for name in BUDGETS)]) + " |")
     return "\n\n".join(
         [
@@ -164,24 +149,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--lines", type=Path, default=Path("runs/idp_mnist.jsonl"), help="one line of JSON per run")
     options = parser.parse_args()
-    for seed in options.seeds.split(","):
-        for method in options.methods.split(","):
-            if not any(
-                (row["method"], row["seed"]) == (method, int(seed)) for row in whole(options.lines, options.steps)
-            ):
-                line = json.dumps(run(options.folder, method, int(seed), options.steps))
-                options.lines.parent.mkdir(parents=True, exist_ok=True)
-                with options.lines.open("a") as file:
-                    file.write(line + "\n")
-                print(line, flush=True)
+    for seed, method in itertools.product(map(int, options.seeds.split(",")), options.methods.split(",")):
+        key = {"method": method, "seed": seed, "steps": options.steps}
+        lined.once(options.lines, key, functools.partial(run, options.folder, method, seed, options.steps))
     if options.steps == STEPS:
-        (ROOT / "docs" / "results" / "idp_mnist.md").write_text(page(whole(options.lines, STEPS)))
-
-
-def whole(lines: Path, steps: int) -> list[dict[str, Any]]:
-    """The runs of so many steps that are written down."""
-    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-    return [row for row in rows if row["steps"] == steps]
+        (ROOT / "docs" / "results" / "idp_mnist.md").write_text(
+            page([row for row in lined.read(options.lines) if row["steps"] == STEPS])
+        )
 
 
 if __name__ == "__main__":
