@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import evenhand
-from evenhand import cli, errors, methods
+from evenhand import cli, errors
 from evenhand.cli.claims import table as claims_table
 from evenhand.config import Config
 from evenhand.data import columns
@@ -111,13 +111,13 @@ def method_table() -> str:
     """The catalogue with guarantee, settings and reference."""
     rows = [
         [
-            f"`{recipe.name}`",
-            cell(recipe.summary),
-            recipe.guarantee,
-            ", ".join(f"`{key}={value}`" for key, value in recipe.defaults.items()),
-            cell(recipe.reference),
+            f"`{row['name']}`",
+            cell(row["summary"]),
+            row["guarantee"],
+            ", ".join(f"`{key}={value}`" for key, value in row["settings"].items()),
+            cell(row["reference"]),
         ]
-        for recipe in methods.catalogue()
+        for row in cli.methods.rows()
     ]
     return grid(["method", "what it does", "guarantee", "settings", "reference"], rows)
 

@@ -14,6 +14,10 @@ import torch
 
 from evenhand import methods
 from evenhand.composition import Method
+from evenhand.config import Config
+from evenhand.configured import planned
+from evenhand.densities import DENSITIES
+from evenhand.density import PublishedSmoothing
 from evenhand.planning import plan
 from evenhand.plans import Plan
 from evenhand.privacy.budgets import Budgets, Privacy
@@ -125,6 +129,32 @@ def _noise(method: Method) -> list[tuple[float, float]]:
     return points
 
 
+def releases(name: str, variants: Mapping[str, Mapping[str, Any]] | None = None) -> Plot:
+    """The noise of each release of a density by what is promised; of its one release, for each of some settings."""
+    facts = Facts(RECORDS, (("all", RECORDS),))
+    series: Series = {}
+    for words, settings in (variants or {"": {}}).items():
+        config = Config(method=name, settings=settings)
+        for epsilon in range(1, 9):
+            levels = planned(config, facts, Privacy(float(epsilon), DELTA)).levels
+            for what, level in zip(DENSITIES[name].releases, levels, strict=True):
+                series.setdefault(words or what, []).append((float(epsilon), level.noise))
+    title = f"Noise of each release of {name} by the epsilon promised (delta {DELTA:g}, unit one record)"
+    return Plot(title, "epsilon promised", "noise multiplier", series, next(iter(series)))
+
+
+def printed_noise(dimensions: Sequence[int]) -> Plot:
+    """The noise that paper 002 prints, by the bandwidth of its kernel, as a power of ten."""
+    bandwidths = torch.linspace(0.1, 2.0, 96, dtype=torch.float64)
+    series: Series = {}
+    for dimension in dimensions:
+        alike = [PublishedSmoothing().smoothing_noise((h**2).expand(RECORDS), dimension)[0] for h in bandwidths]
+        points = torch.stack([bandwidths, torch.stack(alike).log10()], dim=1).tolist()
+        series[f"{dimension} dimensions"] = [(h, power) for h, power in points]
+    title = f"Noise of published_smoothing on a record by the bandwidth of its kernel, {RECORDS} records (rho 1)"
+    return Plot(title, "bandwidth h", "standard deviation, as a power of ten", series, next(iter(series)))
+
+
 _GROUPED = {words: {"group": place} for place, words in enumerate(GROUPS)}
 PLOTS: dict[str, Callable[[], Plot]] = {
     "sgd": lambda: contribution("sgd"),
@@ -145,6 +175,12 @@ PLOTS: dict[str, Callable[[], Plot]] = {
     "auto_dpsgd_l": lambda: over_time("auto_dpsgd_l"),
     "auto_dpsgd_s": lambda: over_time("auto_dpsgd_s"),
     "sad": lambda: over_time("sad"),
+    "moment_density": lambda: releases("moment_density"),
+    "random_feature_density": lambda: releases("random_feature_density"),
+    "noisy_embedding_density": lambda: releases(
+        "noisy_embedding_density", {kind: {"adjacency": kind} for kind in ("replace one", "add/remove")}
+    ),
+    "published_smoothing": lambda: printed_noise((64, 8)),
 }
 
 

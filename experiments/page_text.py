@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import correlating
 import judging
+import plotting
 
 from evenhand.reporting.text import unmarked
 
@@ -30,10 +32,13 @@ def page(table: Mapping[str, Any]) -> str:
         _list(study.get("open", [])),
         "## Results",
         f"Means over seeds with 95 % t-intervals; epsilon {_terms(table)}.",
+        _picture(table, "accuracy"),
         _results(table),
+        _picture(table, "groups"),
         _groups(table, "by_group"),
         _groups(table, "by_owner"),
         _against(table),
+        *_budgets(table),
         _tuning(table),
         "## Again",
         _duration(table),
@@ -60,7 +65,8 @@ def index(tables: Sequence[Mapping[str, Any]]) -> str:
         f"{_list(_claims(tables)) or 'No claim was judged yet.'}\n\n"
         "## All of it again\n\n"
         f"```text\n{COMMAND} --all --data-dir FOLDER\n```\n\n"
-        f"This took {minutes:.1f} processor minutes: about {minutes / 2:.1f} minutes on two cores.\n\n"
+        f"The comparisons in the table took {minutes:.1f} processor minutes: about {minutes / 2:.1f} minutes on two "
+        "cores. The other pages come from scripts that the same command runs.\n\n"
         f"```{{toctree}}\n:maxdepth: 1\n:glob:\n\n*\n```\n"
     )
 
@@ -138,6 +144,32 @@ def _groups(table: Mapping[str, Any], kind: str) -> str:
     rows = [[unmarked(method), *(_share(found.get(name)) for name in names)] for method, found in values.items()]
     words = "group" if kind == "by_group" else "owner"
     return f"Accuracy in % per {words}:\n\n{_table(['method', *map(unmarked, names)], rows)}"
+
+
+def _picture(table: Mapping[str, Any], name: str) -> str:
+    found = plotting.pictures(table).get(name)
+    return "" if found is None else f"![{unmarked(found.words)}]({table['experiment']}_{name}.svg)"
+
+
+def _budgets(table: Mapping[str, Any]) -> list[str]:
+    """Whether owners with small budgets gain most; nothing where owners have none."""
+    if not correlating.changes(table):
+        return []
+    found = correlating.trends(table)
+    title = (
+        f"Who gains over {unmarked(table['baseline'])}: an owner's change in accuracy (its recall, where an owner is a "
+        "class) against its budget. A falling line gives most to the owners with the strictest promise."
+    )
+    if not found:
+        few = f"With fewer than {correlating.LEAST} owners of different budgets there is nothing to correlate."
+        return [title, _picture(table, "budgets"), few]
+    head = ["method", "owners", "points per unit of epsilon", "Pearson r", "p"]
+    rows = [
+        [unmarked(each.method), str(each.owners), f"{each.slope:+.2f}", f"{each.r:+.2f}", f"{each.p:.2g}"]
+        for each in found
+    ]
+    remark = "p is two-sided, over owners: with few of them only an almost straight line is below 0.05."
+    return [title, _picture(table, "budgets"), _table(head, rows), remark]
 
 
 def _against(table: Mapping[str, Any]) -> str:

@@ -3,8 +3,10 @@
     python experiments/results.py adult dutch --data-dir FOLDER
     python experiments/results.py --all --data-dir FOLDER
 
-Interrupted, the same command goes on. ``--from FOLDER`` writes pages from runs made before, without running anything.
-``--quick`` runs a small part of everything to see that it works; its pages go elsewhere.
+An experiment is a TOML file here, or a script of its own (``SCRIPTS``), which ``--all`` runs too. Interrupted, the same
+command goes on. ``--from FOLDER`` writes pages from runs made before, without running anything.
+``--pages`` writes pages and pictures again from their JSON files alone. ``--quick`` runs a small part of everything to
+see that it works; its pages go elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import page_text  # noqa: E402
+import plotting  # noqa: E402
 import summarising  # noqa: E402
 
 from evenhand.comparison import grid  # noqa: E402
@@ -30,6 +34,14 @@ from evenhand.interrupting import Interrupted  # noqa: E402
 
 RESULTS = HERE.parent / "docs" / "results"
 PACKAGED = HERE.parent / "src" / "evenhand" / "recommending.json"
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    "density_leak": (),
+    "density_mnist": ("{data}/mnist", "--cache", "{runs}/features", "--lines", "{runs}/density_mnist.jsonl"),
+    "epsilon_study": (),
+    "group_curves": ("--data-dir", "{data}"),
+    "idp_mnist": ("{data}/mnist", "--lines", "{runs}/idp_mnist.jsonl"),
+}
+"""Experiments that are no comparison of runs, and what their scripts are told."""
 DIGITS = 5
 """Figures after the point in the JSON files: what is left out is far below every interval."""
 
@@ -66,6 +78,12 @@ def run(name: str, runs: Path, *, small: bool = False, jobs: int | None = None) 
     return table(name, runs)
 
 
+def script(name: str, data: str, runs: Path) -> bool:
+    """Run an experiment that writes its own page; False if it failed."""
+    told = [part.format(data=data, runs=runs) for part in SCRIPTS[name]]
+    return subprocess.run([sys.executable, str(HERE / f"{name}.py"), *told], check=False).returncode == 0
+
+
 def table(name: str, runs: Path) -> dict[str, Any]:
     """The table of an experiment whose runs are there."""
     file = runs / name / "table.json"
@@ -77,12 +95,23 @@ def table(name: str, runs: Path) -> dict[str, Any]:
 
 
 def write(found: Mapping[str, Any], out: Path) -> None:
-    """Write an experiment's figures and page, then the index of all that are there."""
+    """Write an experiment's figures, from nothing else its pictures and page, then the index of all that are there."""
     out.mkdir(parents=True, exist_ok=True)
-    name = found["experiment"]
-    (out / f"{name}.json").write_text(json.dumps(_rounded(found), indent=1) + "\n")
+    found, name = _rounded(found), found["experiment"]
+    (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    for end, picture in plotting.pictures(found).items():
+        (out / f"{name}_{end}.svg").write_text(picture.drawing)
     (out / f"{name}.md").write_text(page_text.page(found))
     (out / "index.md").write_text(page_text.index(written(out)))
+
+
+def again(name: str, out: Path) -> dict[str, Any]:
+    """The table behind a page that was written before."""
+    file = out / f"{name}.json"
+    if not file.exists():
+        raise UsageError(f"There is no {file}: run the experiment first, without --pages.")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
 
 
 def summarise(out: Path, packaged: Path) -> None:
@@ -92,7 +121,7 @@ def summarise(out: Path, packaged: Path) -> None:
 
 def written(out: Path) -> list[dict[str, Any]]:
     """The tables of all experiments whose figures are in ``out``."""
-    return [json.loads((out / f"{name}.json").read_text()) for name in names() if (out / f"{name}.json").exists()]
+    return [again(name, out) for name in names() if (out / f"{name}.json").exists()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,22 +132,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data-dir", help="where the files of the data sets are")
     parser.add_argument("--runs", type=Path, default=Path("runs/results"), help="where the runs are kept")
     parser.add_argument("--from", dest="source", type=Path, help="write pages from runs in this folder; run nothing")
+    parser.add_argument("--pages", action="store_true", help="write pages again from the JSON files; run nothing")
     parser.add_argument("--out", type=Path, help="where pages go; default docs/results, with --quick runs/quick/pages")
     parser.add_argument("--jobs", type=int, help="worker processes; default one per core")
     parser.add_argument("--quick", action="store_true", help="one epoch of everything: does it work?")
     asked = parser.parse_args(arguments)
-    chosen = names() if asked.all else asked.names
-    if not chosen or set(chosen) - set(names()):
-        parser.error(f"name experiments, or --all: {', '.join(names())}")
-    if asked.data_dir:
-        os.environ["EVENHAND_DATA"] = str(Path(asked.data_dir).resolve())
     runs = asked.source or (Path("runs/quick") if asked.quick else asked.runs)
     out = asked.out or (runs / "pages" if asked.quick else RESULTS)
+    chosen = [*names(), *([] if asked.pages or asked.source or asked.quick else SCRIPTS)] if asked.all else asked.names
+    if asked.pages and not chosen:
+        chosen = [found["experiment"] for found in written(out)]
+    if not chosen or set(chosen) - {*names(), *SCRIPTS}:
+        parser.error(f"name experiments, or --all: {', '.join([*names(), *SCRIPTS])}")
+    if asked.data_dir:
+        os.environ["EVENHAND_DATA"] = str(Path(asked.data_dir).resolve())
     failed = []
     for name in chosen:
         print(f"{name} ...", flush=True)
+        if name in SCRIPTS:
+            failed += [] if script(name, asked.data_dir or "data", runs) else [name]
+            continue
         try:
-            found = table(name, runs) if asked.source else run(name, runs, small=asked.quick, jobs=asked.jobs)
+            if asked.pages:
+                found = again(name, out)
+            else:
+                found = table(name, runs) if asked.source else run(name, runs, small=asked.quick, jobs=asked.jobs)
             write(found, out)
         except Interrupted as stop:
             print(f"{name}: {stop}", file=sys.stderr)

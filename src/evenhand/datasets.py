@@ -27,6 +27,8 @@ from evenhand.types import Event
 SHOWN = 64
 """Up to so many owner classes each have their own total; with more there is one that covers the dearest of them."""
 ANYONE = "any owner"
+WHOLE = "one record"
+"""The unit of a run that protects all of a record."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,14 @@ class DatasetLedger:
         """Where its entries are: the name is hashed once more, so that a listing tells nothing."""
         return state_folder() / "datasets" / hashlib.sha256(f"evenhand dataset {self.secret}".encode()).hexdigest()[:32]
 
-    def enter(self, plan: Plan, *, left: Plan | None = None) -> dict[str, Any]:
+    def enter(self, plan: Plan, *, left: Plan | None = None, seeded: bool = False) -> dict[str, Any]:
         """Record that a run is about to start; returns how many there are now, and what they spend together.
 
-        ``uncounted`` is how many of them have no established epsilon, such as plain SGD: they are in no total. Of a run
-        whose budgets changed, the steps before are counted with the plan they began under, if that is here. ``left`` is
-        the plan of a run that this one was forked from: it counts in full, and is entered too if it is not here. No run
-        is forgotten, whatever its owners were called.
+        ``uncounted`` is how many of them are in no total: those without an established epsilon, such as plain SGD,
+        earlier ones with a public noise seed (``seeded``), and those that protect only a part of a record where this
+        run protects all of it. Of a run whose budgets changed, the steps before are counted with the plan they began
+        under, if that is here. ``left`` is the plan of a run that this one was forked from: it counts in full, and is
+        entered too if it is not here. No run is forgotten, whatever its owners were called.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,10 +86,8 @@ class DatasetLedger:
                 number = int(files[-1].stem) + 1 if files else 0
                 here = {entry.plan.digest for entry in entries}
                 unknown = [_Entry(left, None)] if left is not None and left.digest not in here else []
-                for place, entry in enumerate([*unknown, _Entry(plan, self.owners)], number):
-                    write_json(
-                        self.folder / f"{place:06d}.json", {"plan": entry.plan.to_json(), "owners": entry.owners}
-                    )
+                for place, entry in enumerate([*unknown, _Entry(plan, self.owners, seeded)], number):
+                    write_json(self.folder / f"{place:06d}.json", entry.to_json())
                 entries += unknown
         except OSError as error:
             raise EvenhandError(
@@ -97,7 +98,12 @@ class DatasetLedger:
         plans = [*(entry.plan for entry in entries), plan]
         known = {entry.digest for entry in plans if len(plans) > 1}
         plans = [entry.from_here() if entry.earlier and entry.earlier[-1].plan in known else entry for entry in plans]
-        counted = [(entry, match) for entry, match in zip(plans, same, strict=True) if entry.certified]
+        told = [not entry.seeded for entry in entries] + [True]
+        counted = [
+            (entry, match)
+            for entry, match, secret in zip(plans, same, told, strict=True)
+            if entry.certified and secret and entry.unit in (WHOLE, plan.unit)
+        ]
         names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
         epsilons = {name: _total(counted, name, plan.delta) for name in names}
         noted = {"tuned": True} if self.tuned else {}
@@ -106,16 +112,20 @@ class DatasetLedger:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One run, and who owned which record in it; None where that was not noted."""
+    """One run, who owned which record in it (None where that was not noted), and whether its noise seed was public."""
 
     plan: Plan
     owners: str | None
+    seeded: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"plan": self.plan.to_json(), "owners": self.owners, "seeded": self.seeded}
 
 
 def _entry(found: dict[str, Any]) -> _Entry:
     """Before owners were noted, an entry was a plan alone."""
     return (
-        _Entry(Plan.from_json(found["plan"]), found["owners"])
+        _Entry(Plan.from_json(found["plan"]), found["owners"], found.get("seeded", False))
         if "plan" in found
         else _Entry(Plan.from_json(found), None)
     )

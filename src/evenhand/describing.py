@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evenhand.privacy import classes
+from evenhand.densities import DENSITIES
+from evenhand.privacy import classes, statement_warnings
 from evenhand.privacy.statement import rounded_up
 
 if TYPE_CHECKING:
@@ -16,26 +17,46 @@ def describe(made: Plan) -> str:
     """The plan in words: promise, mechanism, and the public facts it relies on."""
     lines = [
         f"Plan {made.digest[:12]}: {made.method} ({made.guarantee}), "
-        f"{made.steps} steps of about {made.expected_batch:g} records"
+        + (
+            f"{made.steps} release{'s' if made.steps > 1 else ''} over all {made.facts.records} records"
+            if made.method in DENSITIES
+            else f"{made.steps} steps of about {made.expected_batch:g} records"
+        )
     ]
     if made.earlier:
         before = sum(stage.steps for stage in made.earlier)
         lines.append(f"  {before} of them were charged under earlier budgets and stay charged; for the rest:")
     lines += _owners(made)
-    for level in made.levels[:6]:
-        queries = f", side queries {', '.join(f'{noise:.4g}' for noise in level.queries)}" if level.queries else ""
-        lines.append(
-            f"  {level.count} steps with noise multiplier {level.noise:.4f} and clip bound {level.bound:g}{queries}"
-        )
-    if len(made.levels) > 6:
-        lines.append(f"  ... and {len(made.levels) - 6} more levels")
+    lines += _levels(made)
     facts = made.facts
     lines.append(
         f"  relies on these public facts: {facts.records} records; owners {len(facts.owners)}; groups "
         f"{_listed(facts.groups)}; labels {_listed(facts.labels)}; inputs {facts.inputs or 'not declared'}"
     )
-    lines += [f"  warning: {text}" for text in made.warnings()]
+    lines += [f"  warning: {text}" for text in warnings(made)]
     return "\n".join(lines)
+
+
+def warnings(made: Plan) -> list[str]:
+    """The plan's, and what its promise means where every record is released in a row of its own.
+
+    The statement of the run will say the same.
+    """
+    return [*made.warnings(), *statement_warnings.replacing(made, made.steps)]
+
+
+def _levels(made: Plan) -> list[str]:
+    """A line per stretch of steps; the releases of a density by their names."""
+    names = list(DENSITIES[made.method].releases[-made.steps :]) if made.method in DENSITIES else []
+    lines = []
+    for level in made.levels[:6]:
+        queries = f", side queries {', '.join(f'{noise:.4g}' for noise in level.queries)}" if level.queries else ""
+        what = f"release of the {' and the '.join(names[: level.count])}" if names else f"{level.count} steps"
+        names = names[level.count :]
+        lines.append(f"  {what} with noise multiplier {level.noise:.4f} and clip bound {level.bound:g}{queries}")
+    if len(made.levels) > 6:
+        lines.append(f"  ... and {len(made.levels) - 6} more levels")
+    return lines
 
 
 def _owners(made: Plan) -> list[str]:
@@ -60,9 +81,10 @@ def _owner(row: Mapping[str, Any], made: Plan) -> str:
         if row["bound"] is None
         else f", bound {classes.span(row['bound'])}, noise multiplier {classes.span(row['noise_multiplier'])}"
     )
+    sampled = "in every release" if made.method in DENSITIES else f"sampled with rate {row['rate']:.6g}"
     return (
         f"each of {row['records']} records of owner {row['name']!r}: {spends} at delta {made.delta:g}"
-        f" ({made.adjacency} {made.unit}); sampled with rate {row['rate']:.6g}{seen}"
+        f" ({made.adjacency} {made.unit}); {sampled}{seen}"
     )
 
 

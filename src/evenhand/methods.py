@@ -9,6 +9,7 @@ from typing import Any
 from evenhand import _validate, registry
 from evenhand.catalogue import COVERED, RECIPES, Recipe
 from evenhand.composition import Method
+from evenhand.densities import DENSITIES
 from evenhand.errors import UsageError
 from evenhand.schedules import Constant
 
@@ -16,7 +17,7 @@ __all__ = ["Method", "Recipe", "catalogue", "method"]
 
 
 def catalogue() -> tuple[Recipe, ...]:
-    """All methods to choose from: the recipes, then every registered rule that no recipe covers."""
+    """All methods that take gradient steps: the recipes, then every registered rule that no recipe covers."""
     own = [_of_rule(name) for name in registry.names("rule") if name not in COVERED]
     return (*RECIPES.values(), *own)
 
@@ -32,7 +33,9 @@ def method(name: str | Method, settings: Mapping[str, Any] | None = None) -> Met
         if settings:
             raise UsageError("Settings go with a method's name; a Method object already carries them.")
         return name
-    _validate.known(name, {*RECIPES, *registry.names("rule")}, "method")
+    _validate.known(name, {*RECIPES, *registry.names("rule"), *DENSITIES}, "method")
+    if name in DENSITIES:
+        raise UsageError(DENSITIES[name].instead)
     recipe = RECIPES.get(name) or _of_rule(name)
     for key in settings or {}:
         _validate.known(key, recipe.defaults, f"setting of {recipe.name}")

@@ -237,8 +237,9 @@ class Private:
                 "input shape): make the plan from these data's .facts, nothing was spent."
             )
         self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
+        stream = self._mechanism.stream
         if not self.folder.composition_file.exists():
-            counted = DatasetLedger.of(data).enter(self.plan) if self._compose else {"runs": None}
+            counted = DatasetLedger.of(data).enter(self.plan, seeded=stream.public) if self._compose else {"runs": None}
             write_json(self.folder.composition_file, counted)
 
     def _update(self, gradient: Mapping[str, Tensor]) -> None:

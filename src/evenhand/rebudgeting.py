@@ -18,6 +18,7 @@ from evenhand.data.wrapping import wrap
 from evenhand.datasets import DatasetLedger
 from evenhand.errors import CalibrationError, PlanMismatchError, UsageError
 from evenhand.plans import Plan
+from evenhand.privacy import statement_warnings
 from evenhand.privacy.budgets import Budgets, Privacy
 from evenhand.privacy.ledger import Ledger, refuse_withdrawn
 from evenhand.replanning import OverspentError, back, promised, refuse_overspent, replan
@@ -137,4 +138,6 @@ def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) 
     if data.facts != plan.facts:
         raise PlanMismatchError("These data have other public facts than the run's: pass the data it was started with.")
     tuned = data.tuned or bool((folder.composition() or {}).get("tuned"))
-    return DatasetLedger.of(replace(data, tuned=tuned)).enter(plan, left=left)
+    return DatasetLedger.of(replace(data, tuned=tuned)).enter(
+        plan, left=left, seeded=statement_warnings.insecure(folder.ledger())
+    )

@@ -40,6 +40,8 @@ class Stream:
     """
 
     key: bytes = field(repr=False)
+    public: bool = False
+    """Whether the key comes from a seed that others may know: then nothing drawn from here protects anybody."""
 
     @classmethod
     def fresh(cls) -> Stream:
@@ -49,7 +51,7 @@ class Stream:
     @classmethod
     def insecure(cls, seed: int, segment: int) -> Stream:
         """A reproducible stream for research; statements name it, since who knows the seed can remove the noise."""
-        return cls(hashlib.sha256(f"evenhand insecure seed {seed} segment {segment}".encode()).digest())
+        return cls(hashlib.sha256(f"evenhand insecure seed {seed} segment {segment}".encode()).digest(), public=True)
 
     @property
     def fingerprint(self) -> str:

@@ -15,7 +15,7 @@ from evenhand.attachment import start
 from evenhand.augmenting import Augment, views_of
 from evenhand.averaging import EMA, Average
 from evenhand.config import PYTHON, Config, of_run, to_toml
-from evenhand.data.owning import owned
+from evenhand.data.owning import by_record
 from evenhand.data.wrapping import Data, wrap
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
@@ -120,8 +120,8 @@ def fit(
       True
     """
     data = wrap(train) if groups is None and owners is None else _wrapped(train, groups, owners)
-    if owners is None and isinstance(privacy, Budgets) and privacy.owners is not None:
-        data = owned(data, privacy.owners)
+    if isinstance(privacy, Budgets) and privacy.owners is not None:
+        data = by_record(data, privacy.owners, owners)
     held_out = None if test is None else wrap(test)
     if test is not None and (test is train or (held_out is not None and held_out.fetch is data.fetch)):
         raise UsageError(

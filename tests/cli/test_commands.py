@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from commands import evenhand, result
+from evenhand.density import METHODS
 
 LIGHT = "import sys, json; from evenhand.cli import app; sys.argv = ['evenhand'] + {arguments!r}\n"
 LIGHT += "try: app()\nexcept SystemExit: pass\nprint(json.dumps(sorted(sys.modules)))"
@@ -93,6 +94,9 @@ def test_methods_lists_guarantee_and_reference() -> None:
     found = {row["name"]: row["guarantee"] for row in rows}
     assert found["dpsgd"] == "by construction"
     assert found["sgd"] == "not private"
+    assert {row["name"] for row in rows if row["kind"] == "density"} == {*METHODS, "published_smoothing"}
+    assert found["published_smoothing"] == "not established"
+    assert "bandwidth" in {row["name"]: row for row in rows}["random_feature_density"]["settings"]
 
 
 def test_a_config_file_is_one_to_one_with_the_flags(run: dict, tmp_path: Path) -> None:
@@ -131,6 +135,15 @@ def test_a_run_without_out_gets_a_new_folder(tmp_path: Path) -> None:
         (["train", "--epsilon", "3", "--set", "bound"], "KEY=VALUE"),
         (["train", "--epsilon", "3", "--data", "digit"], "Did you mean 'digits'"),
         (["train", "--epsilon", "3", "--method", "dpsdg"], "Did you mean 'dpsgd'"),
+        *(
+            ([*command, name], f"Did you mean '{near}'")
+            for command in (["train", "--method"], ["plan", "--records", "9", "--method"], ["compare", "--methods"])
+            for name, near in (("moment_densty", "moment_density"), ("publishd_smoothing", "published_smoothing"))
+        ),
+        (["train", "--epsilon", "3", "--method", "published_smoothing"], "No guarantee is established"),
+        (["compare", "--methods", "dpsgd,published_smoothing"], "allow_unproven=True"),
+        (["plan", "--records", "9", "--epsilon", "3", "--method", "moment_density", "--schedule", "step"], "no steps"),
+        (["plan", "--records", "9", "--method", "moment_density"], "say what was promised"),
         (["train", "--epsilon", "3", "--model", "mpl"], "Did you mean 'mlp'"),
         (["train", "--epsilon", "three"], "epsilon"),
         (["train", "nowhere.toml"], "no file"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,18 @@ import torch
 
 import evenhand as eh
 from commands import evenhand, result
+from evenhand import density
 from evenhand.config import Config
 from evenhand.configured import planned, train
 from evenhand.data import Data
+from evenhand.densities import DENSITIES
 from evenhand.density import METHODS, MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity
 from evenhand.density.rebuilding import rebuilt
 from evenhand.errors import UsageError
-from evenhand.privacy.budgets import Privacy
+from evenhand.privacy.budgets import Budgets, Privacy
 from evenhand.privacy.statement import rounded_up
 from evenhand.privacy.statement_warnings import replacing
+from evenhand.types import Facts
 
 
 def arrays(count: int = 300) -> tuple[torch.Tensor, np.ndarray]:
@@ -119,6 +123,53 @@ def test_train_takes_densities_by_name(method: str, tmp_path: Path) -> None:
     assert json.loads((out / "metrics.jsonl").read_text())["accuracy"] == found["accuracy"]
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_plan_prints_what_a_density_would_spend_from_public_facts_alone(method: str) -> None:
+    asked = ("plan", "--owners", "strict=100,open=300", "--budgets", "strict=1,open=4", "--delta", "1e-4")
+    found = result(*asked, "--method", method)
+    facts = Facts(400, (("strict", 100), ("open", 300)))
+    made = getattr(density, METHODS[method])().plan(facts, Budgets({"strict": 1.0, "open": 4.0}, 1e-4))
+    assert found["digest"] == made.digest
+    assert found["epsilons"] == list(made.epsilons)
+    words = evenhand(*asked, "--method", method).stdout
+    assert words.strip() == str(made)
+    assert f"{made.steps} release" in words
+    for name, level in zip(DENSITIES[method].releases, made.levels, strict=True):
+        assert f"release of the {name} with noise multiplier {level.noise:.4f}" in words
+    for owner, epsilon in zip(("strict", "open"), made.epsilons, strict=True):
+        assert f"owner {owner!r}: spends epsilon {rounded_up(epsilon)} of" in words
+    assert found["warnings"] == replacing(made, made.steps)
+    assert ("warning: every record is released in a row" in words) == (method == "noisy_embedding_density")
+
+
+def test_a_form_with_fewer_releases_names_those_it_makes() -> None:
+    form = RandomFeatureDensity(private_projection=False)
+    words = str(form.plan(Facts(9, (("all", 9),)), Privacy(1.0, 1e-4)))
+    assert "1 release over" in words
+    assert "release of the class sums with noise" in words
+    assert "mean" not in words
+
+
+def test_no_plan_promises_anything_for_the_published_form() -> None:
+    asked = ("plan", "--records", 500, "--epsilon", 3, "--method", "published_smoothing")
+    words = evenhand(*asked).stdout
+    assert "no epsilon is established" in words
+    assert "theorem 1" in words
+    found = result(*asked)
+    assert found["guarantee"] == "not established"
+    assert found["epsilons"] == found["budgets"] == [None]
+
+
+@pytest.mark.parametrize("adjacency", ["replace one", "add/remove"])
+def test_the_plan_of_noisy_rows_warns_as_the_statement_of_the_run_will(adjacency: Any, tmp_path: Path) -> None:
+    form = NoisyEmbeddingDensity(epsilon=2.0, delta=1e-4, adjacency=adjacency, out=tmp_path / "run").fit(*arrays())
+    (warning,) = replacing(form.plan_, 1)
+    assert warning in json.loads((tmp_path / "run" / "statement.json").read_text())["warnings"]
+    assert f"warning: {warning}" in str(form.plan_)
+    assert f"promised for: {adjacency}" in warning
+    assert "row of zeros" in str(form.privacy_)
+
+
 def test_settings_of_a_density_are_checked(tmp_path: Path) -> None:
     stopped = evenhand(
         *("train", "--data", "digits", "--method", "random_feature_density", "--epsilon", "1"),
@@ -167,3 +218,44 @@ def test_a_saved_density_answers_as_the_fitted_one(kind: type, settings: dict, t
 def test_tensors_of_another_model_are_refused() -> None:
     with pytest.raises(UsageError, match="not those of a density"):
         rebuilt(torch.nn.Linear(2, 3).state_dict())
+
+
+def test_public_labels_stay_where_features_are_not_finite() -> None:
+    inputs, labels = arrays(50)
+    inputs[7] = float("nan")
+    form = NoisyEmbeddingDensity(epsilon=0.5, delta=1e-5, labels="public", dimension=None, classes=[0, 1])
+    fitted = form.fit(inputs, labels)
+    assert isinstance(fitted.model_.labels, torch.Tensor)
+    assert fitted.model_.labels.sum(1).tolist() == [1.0] * 50  # a row without a label would tell of the NaN
+
+
+def test_a_run_with_public_labels_is_in_no_total_for_whole_records() -> None:
+    inputs, labels = arrays(52)
+    NoisyEmbeddingDensity(epsilon=0.5, delta=1e-5, labels="public", dimension=None).fit(inputs, labels)
+    data = density.chunks.as_data(inputs, labels)[0]
+    plan = MomentDensity().plan(data.facts, Privacy(0.5, 1e-5))
+    found = eh.datasets.DatasetLedger.of(data).enter(plan)
+    assert (found["runs"], found["uncounted"]) == (2, 1)
+    assert found["epsilons"]["all"] == pytest.approx(plan.epsilons[0], rel=1e-6)
+
+
+def test_the_same_records_add_up_whatever_their_labels_look_like(tmp_path: Path) -> None:
+    inputs, labels = arrays(54)
+    for number, form in enumerate((labels, np.eye(2)[labels], 1 - labels), 1):
+        fitted = MomentDensity(epsilon=0.5, delta=1e-5, out=tmp_path / str(number)).fit(inputs, form)
+        assert fitted.folder.composition()["runs"] == number
+        assert (f"{number} runs on these data were counted" in str(fitted.privacy_)) == (number > 1)
+
+
+def test_owners_and_a_budget_per_record_are_refused_together() -> None:
+    inputs, labels = arrays(50)
+    with pytest.raises(UsageError, match="two budgets"):
+        MomentDensity(delta=1e-5).fit(inputs, labels, owners=[1, 3] * 25, budgets=[3.0, 1.0] * 25)
+    budgets = Budgets.per_record([1.0, 3.0] * 25, 1e-5)
+    with pytest.raises(UsageError, match="two budgets"):
+        eh.fit(torch.nn.Linear(4, 2), (inputs, labels), owners=["a", "b"] * 25, privacy=budgets)
+
+
+def test_a_bandwidth_that_leaves_only_rounding_is_refused() -> None:
+    with pytest.raises(UsageError, match="bandwidth"):
+        RandomFeatureDensity(bandwidth=1e-14).plan(Facts(10, (("all", 10),)), Privacy(1.0, 1e-5))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,6 @@ from evenhand.comparison import grid
 
 HERE = Path(__file__).parents[2] / "experiments"
 NAMES = sorted(file.stem for file in HERE.glob("*.toml"))
-
-
-@pytest.fixture(scope="module")
-def modules() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
-        yield {name: importlib.import_module(name) for name in ("results", "page_text", "judging", "summarising")}
-    for name in ("results", "page_text", "judging", "summarising"):
-        sys.modules.pop(name, None)
 
 
 def entry(method: str, shares: list[float], **more: Any) -> dict[str, Any]:

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from evenhand.catalogue import RECIPES
+from evenhand.cli.methods import rows
+from evenhand.densities import DENSITIES
+from evenhand.density import PublishedSmoothing
 from evenhand.errors import UsageError
 from evenhand.methods import Method, catalogue, method
 from evenhand.planning import plan
@@ -163,6 +167,8 @@ def test_settings_reach_the_parts() -> None:
         (lambda: method("global_adapt_v2", {"decay": "stpe"}), "Did you mean 'step'"),
         (lambda: method("global_adapt_v2", {"noise_decay": 0.9}), "decay=linear, time or step"),
         (lambda: method("ino_sample", {"over": "identity"}), "bounds it"),
+        (lambda: method("moment_density"), "evenhand.density.MomentDensity with fit"),
+        (lambda: method("published_smoothing"), "No guarantee is established"),
         (lambda: rehearse(mechanism(made(LOST), LOST)), "this rule keeps none"),
     ],
 )
@@ -171,18 +177,20 @@ def test_what_cannot_be_composed_is_refused_with_the_reason(construct: object, w
         construct()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [*PUBLISHED, *DENSITIES])
 def test_every_method_has_reference_entry_and_page(name: str) -> None:
-    (recipe,) = [recipe for recipe in catalogue() if recipe.name == name]
-    assert recipe.reference
+    (row,) = [row for row in rows() if row["name"] == name]
+    bibtex = DENSITIES[name].source.bibtex if name in DENSITIES else RECIPES[name].bibtex
+    assert row["reference"]
     if name != "sgd":
-        assert re.fullmatch(r"@(inproceedings|misc)\{\w+,\n(  \w+ = \{.+\},?\n)+\}", recipe.bibtex)
-        title = recipe.reference.split(", ", 1)[1]
-        assert f"title = {{{title}}}" in recipe.bibtex
+        assert re.fullmatch(r"@(inproceedings|misc)\{\w+,\n(  \w+ = \{.+\},?\n)+\}", bibtex)
+        title = row["reference"].split(", ", 1)[1]
+        assert f"title = {{{title}}}" in bibtex
     page = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
     assert page.startswith(f"# {name}\n")
-    assert recipe.bibtex in page
-    assert f"Guarantee: {recipe.guarantee}." in page
-    for key, default in recipe.defaults.items():
+    assert bibtex in page
+    assert f"Guarantee: {row['guarantee']}." in page
+    settings = PublishedSmoothing().get_params() if name == "published_smoothing" else row["settings"]
+    for key, default in settings.items():
         assert f"| `{key}` | `{default}` |" in page, "the page says what each setting does, and its default"
     assert f"]({name}.md)" in (ROOT / "docs" / "methods" / "index.md").read_text()

@@ -82,7 +82,23 @@ def test_runs_without_a_guarantee_are_counted_but_in_no_total(tiny: Data, tiny_p
     run(tiny, tiny_plan, tmp_path / "b")
     found = statement(tmp_path / "b")["accounting"]
     assert (found["runs_composed"], found["uncounted_runs"]) == (2, 1)
-    assert "without any guarantee" in (tmp_path / "b" / "statement.md").read_text()
+    assert "without a guarantee for whole records" in (tmp_path / "b" / "statement.md").read_text()
+
+
+def test_a_run_with_a_public_seed_is_in_no_later_total(tiny: Data, tiny_plan: Plan) -> None:
+    ledger = DatasetLedger.of(tiny)
+    first = ledger.enter(tiny_plan, seeded=True)
+    assert (first["uncounted"], first["epsilons"]) == (0, DatasetLedger("other").enter(tiny_plan)["epsilons"])
+    second = ledger.enter(tiny_plan)
+    assert (second["runs"], second["uncounted"], second["epsilons"]) == (2, 1, first["epsilons"])
+
+
+def test_an_attached_run_says_that_its_seed_is_public(tiny: Data, tiny_plan: Plan, tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    held = torch.optim.SGD(model.parameters(), lr=0.1)
+    with eh.attach(model, held, LOSS, tiny_plan, out=tmp_path / "a", insecure_seed=0) as private:
+        private.step(next(private.batches(tiny)))
+    assert DatasetLedger.of(tiny).enter(tiny_plan)["uncounted"] == 1
 
 
 def test_an_owner_that_another_run_did_not_know_counts_with_its_dearest_class(tiny_plan: Plan, tiny: Data) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -11,18 +11,28 @@ from evenhand.cli import options
 
 NAME = "methods"
 EXAMPLE = "evenhand methods --json"
+ONCE = "Densities, released once instead of many gradient steps:"
 
 
 def run(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of the README.")] = False,
     json: options.Json = False,
 ) -> None:
-    """List every method with its guarantee level, settings and reference."""
+    """List every method and density with its guarantee level, settings and reference."""
+    found = rows()
+    options.emit(found, table(found) if markdown else _two(found, _listed), json)
+
+
+def rows() -> list[dict[str, Any]]:
+    """Every method that takes gradient steps, then every density; settings are what ``--set`` may change."""
+    from evenhand import density
+    from evenhand.densities import DENSITIES
     from evenhand.methods import catalogue
 
-    rows = [
+    steps = [
         {
             "name": recipe.name,
+            "kind": "steps",
             "guarantee": recipe.guarantee,
             "reference": recipe.reference,
             "summary": recipe.summary,
@@ -30,16 +40,36 @@ def run(
         }
         for recipe in catalogue()
     ]
-    text = table(rows) if markdown else "\n".join(_line(row) for row in rows)
-    options.emit(rows, text, json)
+    once = [
+        {
+            "name": found.name,
+            "kind": "density",
+            "guarantee": found.guarantee,
+            "reference": found.source.text,
+            "summary": found.summary,
+            "settings": density.settings(found.name) if found.name in density.METHODS else {},
+        }
+        for found in DENSITIES.values()
+    ]
+    return [*steps, *once]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The methods as a Markdown table."""
+    """The methods and the densities as Markdown tables."""
+    return _two(rows, _table)
+
+
+def _two(rows: Sequence[dict[str, Any]], shown: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+    """The methods that take steps, then the densities under a line that says what they are."""
+    steps, once = ([row for row in rows if row["kind"] == kind] for kind in ("steps", "density"))
+    return f"{shown(steps)}\n\n{ONCE}\n\n{shown(once)}"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| method | what it does | guarantee | reference |", "|---|---|---|---|"]
     lines += [f"| `{row['name']}` | {row['summary']} | {row['guarantee']} | {row['reference']} |" for row in rows]
     return "\n".join(lines)
 
 
-def _line(row: dict[str, Any]) -> str:
-    return f"{row['name']:<18} {row['guarantee']:<18} {row['summary']} [{row['reference']}]"
+def _listed(rows: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(f"{row['name']:<24} {row['guarantee']:<18} {row['summary']} [{row['reference']}]" for row in rows)

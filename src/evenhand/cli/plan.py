@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,10 @@ from evenhand.cli import options, schedules
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
+    from evenhand.densities import Density
+    from evenhand.plans import Plan
     from evenhand.privacy.budgets import Promise
+    from evenhand.schedules import Schedule
     from evenhand.types import Facts
 
 NAME = "plan"
@@ -45,26 +49,70 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
-    from evenhand import methods, owner_tables
-    from evenhand.planning import plan
+    from evenhand import owner_tables
+    from evenhand.densities import DENSITIES
+    from evenhand.describing import warnings
     from evenhand.privacy.classes import chosen_few, rows
 
-    chosen = methods.method(method or "dpsgd", options.parsed(settings))
-    if schedule is not None:
-        shape = schedules.built(schedule, decay, every, phases, bound=getattr(chosen.schedule, "bound", None))
-        chosen = dataclasses.replace(chosen, schedule=shape)
+    name = method or "dpsgd"
+    shape = None if schedule is None else partial(schedules.built, schedule, decay, every, phases)
+    planner = _planner(name, options.parsed(settings), shape, epochs or 0.0, batch_size)
     asked = options.budgets(budgets)
     named = options.given(data=data, data_dir=data_dir, source=options.source(source), features=features)
     facts = _facts(named, records, owners, asked.get("record_budgets"))
     promise = _promise(epsilon, delta, noise, asked, facts)
-    made = plan(chosen, promise, data=facts, epochs=epochs or 0.0, batch_size=batch_size)
+    if name in DENSITIES and DENSITIES[name].guarantee == "not established":
+        _unproven(DENSITIES[name], facts, json)
+        return
+    made = planner(facts, promise)
     if plot is not None:
         shown = {facts.owner_names[index]: index for index in chosen_few(made.epsilons)}
         spending = {name: made.spending(index) for name, index in shown.items()}
         promised = {name: made.budgets[index] for name, index in shown.items()}
         schedules.draw(plot, spending, {k: v for k, v in promised.items() if v is not None}, made.delta)
     found = owner_tables.as_json(rows(made, made.epsilons), {}) if json else {}
-    options.emit({**made.to_json(), **found, "digest": made.digest, "warnings": made.warnings()}, str(made), json)
+    options.emit({**made.to_json(), **found, "digest": made.digest, "warnings": warnings(made)}, str(made), json)
+
+
+def _planner(
+    name: str,
+    settings: Mapping[str, Any],
+    shape: Callable[..., Schedule] | None,
+    epochs: float,
+    batch_size: float | None,
+) -> Callable[[Facts, Promise | None], Plan]:
+    """What plans the method called ``name``; names are checked here, before data are loaded."""
+    from evenhand import methods
+    from evenhand.densities import DENSITIES
+    from evenhand.planning import plan
+
+    if name in DENSITIES:
+        from evenhand.config import Config
+        from evenhand.configured import planned
+
+        if shape is not None:
+            raise UsageError(f"{name!r} takes no steps that could follow a schedule: leave out --schedule.")
+        return partial(planned, Config(method=name, settings=settings))
+    chosen = methods.method(name, settings)
+    if shape is not None:
+        chosen = dataclasses.replace(chosen, schedule=shape(bound=getattr(chosen.schedule, "bound", None)))
+    return lambda facts, promise: plan(chosen, promise, data=facts, epochs=epochs, batch_size=batch_size)
+
+
+def _unproven(found: Density, facts: Facts, json: bool) -> None:
+    """That nothing can be promised, and why: there is no noise to plan and no epsilon to print."""
+    from evenhand.density.published import WHY
+
+    nothing = [None] * len(facts.owners)
+    told = {
+        "method": found.name,
+        "guarantee": found.guarantee,
+        "budgets": nothing,
+        "epsilons": nothing,
+        "warnings": list(WHY),
+    }
+    said = f"{found.name} ({found.guarantee}): no epsilon is established for any promise, so nothing can be planned."
+    options.emit(told, "\n  ".join([said, *WHY]), json)
 
 
 def _facts(named: Mapping[str, Any], records: int | None, owners: str | None, by_record: str | None) -> Facts:

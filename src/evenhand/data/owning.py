@@ -66,6 +66,19 @@ class Roles:
         }
 
 
+def by_record(data: Data, names: Any, owners: Any) -> Data:
+    """The data with the owners that budgets by record make; refused where other ``owners`` were given too.
+
+    Examples:
+      >>> from evenhand.data.wrapping import wrap
+      >>> by_record(wrap(torch.ones(2, 1), [0, 1]), ["epsilon 1", "epsilon 2"], None).facts.owner_names
+      ('epsilon 1', 'epsilon 2')
+    """
+    if owners is not None and [str(name) for name in owners] != [str(name) for name in names]:
+        raise UsageError("Give owners, or one budget per record: with both a record would have two budgets.")
+    return owned(data, names)
+
+
 def owned(data: Data, owners: Iterable[Any]) -> Data:
     """The same records with one owner name each.
 

@@ -21,7 +21,10 @@ CHUNK = 2048
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some records. A row that is not finite is all zero and not ``present``: it must contribute nothing (law 5)."""
+    """Some records. A row that is not finite is all zero and not ``present``: it must contribute nothing (law 5).
+
+    Its labels stay: where labels are public, one that vanished would tell of such a row.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -50,10 +53,18 @@ def chunks(data: Data) -> Iterator[Chunk]:
         inputs, targets = data.fetch(rows)
         flat = inputs.detach().cpu().flatten(1).float()
         columns = targets.double() if targets.dim() == 2 else torch.nn.functional.one_hot(targets, classes).double()
-        present = torch.isfinite(flat).all(1) & torch.isfinite(columns).all(1)
+        labelled = _finite(columns)
+        present = _finite(flat) & labelled
         if not bool(present.all()):
-            flat, columns = (torch.where(present.unsqueeze(1), part, 0.0) for part in (flat, columns))
+            pairs = (present, flat), (labelled, columns)
+            flat, columns = (torch.where(kept.unsqueeze(1), part, 0.0) for kept, part in pairs)
         yield Chunk(flat, (columns > 0).double(), data.owner[rows], present.double())
+
+
+def _finite(rows: Tensor) -> Tensor:
+    """Which rows are finite. A finite sum says so at once; one that is not may also have overflowed."""
+    found = torch.isfinite(rows.sum(1))
+    return found if bool(found.all()) else torch.isfinite(rows).all(1)
 
 
 def as_data(

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from evenhand.data.owning import owned
+from evenhand.data.owning import by_record, owned
 from evenhand.data.wrapping import Data
 from evenhand.density.chunks import as_data, as_rows
 from evenhand.density.models import DensityModel
@@ -72,16 +72,16 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
           budgets: an epsilon per owner (Budgets or a mapping), or one per record (a sequence).
         """
         promise = self.promise(budgets)
-        if owners is None and isinstance(promise, Budgets) and promise.owners is not None:
-            owners = promise.owners
         data, names = as_data(X, y, owners=owners, classes=self.classes)
+        if isinstance(promise, Budgets) and promise.owners is not None:
+            data = by_record(data, promise.owners, owners)
         return self.fit_data(data, promise, names)
 
     def fit_data(
         self, data: Data, promise: Promise | None, names: Sequence[Any] | None = None, after: After | None = None
     ) -> PrivateDensity:
         """Fit on wrapped data, under a promise; ``after`` may add public files to the run folder."""
-        if isinstance(promise, Budgets) and promise.owners is not None and len(data.facts.owners) == 1:
+        if isinstance(promise, Budgets) and promise.owners is not None:
             data = owned(data, promise.owners)
         if not data.facts.labels:
             raise UsageError("A density per class needs classes: pass whole numbers or names as labels.")
@@ -102,7 +102,7 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_: DensityModel = model
         self.folder_ = folder
         notes = [_FACTS]
-        notes += [] if folder is not None and self.compose else [_OTHERS]
+        notes += [_OTHERS] if folder is None or not self.compose else _together(folder)
         notes += [] if self.insecure_seed is None else [_SEED]
         self.privacy_: Promised = self._promised(plan, tuple(notes))
         return self
@@ -149,3 +149,10 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         likely = np.exp(scores - scores.max(1, keepdims=True))
         found: NDArray[np.float64] = likely / likely.sum(1, keepdims=True)
         return found
+
+
+def _together(folder: Folder) -> list[str]:
+    """That earlier runs on these data count too, if there are any."""
+    runs = (folder.composition() or {}).get("runs") or 0
+    words = f"This run alone: {runs} runs on these data were counted; the statement in the run folder adds them up."
+    return [words] if runs > 1 else []

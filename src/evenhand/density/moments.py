@@ -46,16 +46,18 @@ class Embedding:
 
     def centred(self, inputs: Tensor) -> Tensor:
         """Before the directions: rows of norm at most 1; float64."""
-        found = unit(inputs)
-        if self.sketch is not None:
-            found = lengthened(found @ self.sketch.double())
+        if self.sketch is None:
+            found = unit(inputs)
+        else:
+            wide, norms = _lengths(inputs)
+            found = lengthened((wide @ self.sketch.double()).div_(norms))
         return found if self.mean is None else lengthened(found - self.mean.double())
 
 
 def unit(rows: Tensor) -> Tensor:
     """Every row divided by its norm, so that any record is bounded without a bound to choose; zeros stay zeros.
 
-    Divided by its largest entry first, in float64: no square is lost or overflows, however small or large the row.
+    In float64 no square of a float32 is lost or overflows, however small or large the row.
 
     Examples:
       >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0], [3e38, 3e38], [1e-45, 0.0]]))
@@ -64,11 +66,15 @@ def unit(rows: Tensor) -> Tensor:
               [0.7071, 0.7071],
               [1.0000, 0.0000]], dtype=torch.float64)
     """
-    wide = rows.double()
-    largest = torch.linalg.vector_norm(wide, ord=math.inf, dim=1, keepdim=True)
-    scaled = wide / torch.where(largest == 0, 1.0, largest)
-    norms: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    return scaled / norms.clamp(min=1.0)
+    wide, norms = _lengths(rows)
+    return wide.div_(norms)
+
+
+def _lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 rows as new float64 rows, and their norms; 1 for a row of zeros."""
+    wide = rows.to(torch.float64, copy=True)
+    norms: Tensor = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    return wide, norms.masked_fill_(norms == 0, 1.0)
 
 
 def lengthened(rows: Tensor) -> Tensor:
@@ -119,7 +125,7 @@ def _mean(data: Data, releases: Releases, public: Tensor | None) -> Tensor:
         rows, present = part.usable(Embedding(public).centred(part.inputs))
         return (releases.weights(torch.linalg.vector_norm(rows, dim=1), part.owner) * present) @ rows
 
-    return (releases.release(total(vector(part) for part in chunks(data))) / len(data)).float()
+    return (releases.release(total(vector(part) for part in chunks(data))) / releases.plan.facts.records).float()
 
 
 def _moments(data: Data, releases: Releases, centred: Embedding) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,7 @@ from evenhand.types import Facts
 _LABELS = "LABELS ARE PUBLIC: they were released as they are and nothing protects them (labels='public')."
 _RELATION = (
     "Replace one: a record is exchanged for any other of the same owner. Add/remove holds for a public number of rows "
-    "per owner, where a missing record leaves a row of zeros."
+    "per owner, where a missing record leaves a row of zeros. Which owner a row belongs to is public."
 )
 
 

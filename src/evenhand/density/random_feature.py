@@ -93,7 +93,7 @@ class RandomFeatureDensity(PrivateDensity):
     def plan(self, facts: Facts, promise: Promise | None) -> Plan:
         """Two releases for the projection if it is private, one for the densities."""
         _validate.whole(self.features, "features")
-        _validate.number(self.bandwidth, "bandwidth", low=0)
+        _validate.number(self.bandwidth, "bandwidth", low=1e-6)  # narrower, angles would be made of rounding
         _validate.number(self.count_weight, "count_weight", low=0)
         most = _validate.whole(self.most_labels, "most_labels")
         if self.smoothing and not self.private_projection:

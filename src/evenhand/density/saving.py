@@ -37,14 +37,14 @@ def made(
     """
     stream = Stream.fresh() if insecure_seed is None else Stream.insecure(insecure_seed, 0)
     if out is None:
-        _counted(plan, data, compose)
+        _counted(plan, data, compose, stream)
         return fit(Releases(plan, stream), stream), None
     folder = Folder.create(Path(out), plan)
     insecure = insecure_seed is not None
     with Ledger.open(
         folder.ledger_file, plan=plan.digest, steps=plan.steps, key=stream.fingerprint, insecure=insecure
     ) as ledger:
-        write_json(folder.composition_file, _counted(plan, data, compose))
+        write_json(folder.composition_file, _counted(plan, data, compose, stream))
         model = fit(Releases(plan, stream, ledger), stream)
         if after is not None:
             after(folder, model)
@@ -54,8 +54,8 @@ def made(
     return model, folder
 
 
-def _counted(plan: Plan, data: Data, compose: bool) -> dict[str, Any]:
-    return DatasetLedger.of(data).enter(plan) if compose else {"runs": None}
+def _counted(plan: Plan, data: Data, compose: bool, stream: Stream) -> dict[str, Any]:
+    return DatasetLedger.of(data).enter(plan, seeded=stream.public) if compose else {"runs": None}
 
 
 def _save(model: nn.Module, file: Path) -> None:

@@ -249,7 +249,7 @@ def runs_words(accounting: Mapping[str, Any], delta: float) -> str:
         return f"This is the first run on these data that the trainer's machine has counted.{chosen}"
     total = rounded_up(accounting["epsilon_all_runs"])
     extra = (
-        f"; {accounting['uncounted_runs']} of them without any guarantee and in no total"
+        f"; {accounting['uncounted_runs']} of them without a guarantee for whole records and in no total"
         if accounting["uncounted_runs"]
         else ""
     )

@@ -64,7 +64,7 @@ def replacing(plan: Plan, steps: int) -> list[str]:
     figures = f"at most {spent(largest)}" if many else ", ".join(map(spent, range(len(plan.scales))))
     meant = "" if set(plan.budgets) == {None} else f" Budgets were promised for: {settings['adjacency']}."
     return [
-        "every record is released in a row of its own: the add/remove epsilons of this statement hold only where the "
+        "every record is released in a row of its own: these add/remove epsilons hold only where the "
         "number of rows of each owner is public and a missing record leaves a row of zeros. If one record is REPLACED "
         f"by any other of its owner: {figures}, delta {plan.delta:g}.{meant}"
     ]

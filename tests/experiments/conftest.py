@@ -1,0 +1,23 @@
+"""The modules of experiments/, which is no package: imported for a test file and forgotten after it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parents[2] / "experiments"
+NAMES = ("results", "page_text", "judging", "summarising", "plotting", "correlating", "epsilon_study", "group_curves")
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[dict[str, ModuleType]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE))
+        yield {name: importlib.import_module(name) for name in NAMES}
+    for name in NAMES:
+        sys.modules.pop(name, None)
