@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,11 @@ from filelock import FileLock
 
 from evenhand.data.fingerprint import assignment, fingerprint
 from evenhand.data.wrapping import Data
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, UsageError
 from evenhand.plans import Plan
 from evenhand.privacy import accountants
+from evenhand.privacy.ledger import Reading
+from evenhand.privacy.statement_warnings import insecure
 from evenhand.runs import write_json
 from evenhand.stages import Stage
 from evenhand.types import Event
@@ -69,66 +73,103 @@ class DatasetLedger:
         """Where its entries are: the name is hashed once more, so that a listing tells nothing."""
         return state_folder() / "datasets" / hashlib.sha256(f"evenhand dataset {self.secret}".encode()).hexdigest()[:32]
 
-    def enter(self, plan: Plan, *, left: Plan | None = None, seeded: bool = False) -> dict[str, Any]:
-        """Record that a run is about to start; returns how many there are now, and what they spend together.
+    def follow(self, run: str, reading: Reading) -> bool:
+        """Note how far a run's ledger is; False if the run is not known here, or a copy of it went on since.
 
-        ``uncounted`` is how many of them are in no total: those without an established epsilon, such as plain SGD,
-        earlier ones with a public noise seed (``seeded``), and those that protect only a part of a record where this
-        run protects all of it. Of a run whose budgets changed, the steps before are counted with the plan they began
-        under, if that is here. ``left`` is the plan of a run that this one was forked from: it counts in full, and is
-        entered too if it is not here. No run is forgotten, whatever its owners were called.
+        Copies and restored backups of a run folder have equal names and other later rows: then the head that was noted
+        last is not among the rows of this one, and its steps must be counted once more.
         """
+        with self._locked():
+            file = self._heads / f"{run}.json"
+            last = json.loads(file.read_bytes())["head"] if file.exists() else None
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            write_json(file, {"head": reading.head, "seeded": insecure(reading)})
+        return last is not None and last in (*reading.hashes, *(row["head"] for row in reading.forks))
+
+    @property
+    def _heads(self) -> Path:
+        return self.folder / "heads"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(str(self.folder / ".lock"), timeout=30):
-                files = sorted(self.folder.glob("*.json"))
-                entries = [_entry(json.loads(file.read_bytes())) for file in files]
-                number = int(files[-1].stem) + 1 if files else 0
-                here = {entry.plan.digest for entry in entries}
-                unknown = [_Entry(left, None)] if left is not None and left.digest not in here else []
-                for place, entry in enumerate([*unknown, _Entry(plan, self.owners, seeded)], number):
-                    write_json(self.folder / f"{place:06d}.json", entry.to_json())
-                entries += unknown
+                yield
         except OSError as error:
             raise EvenhandError(
                 f"The dataset ledger in {state_folder()} cannot be written ({error.strerror}), so runs on the same "
                 "data could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False."
             ) from None
-        same = [self.owners is not None and entry.owners == self.owners for entry in entries] + [True]
-        plans = [*(entry.plan for entry in entries), plan]
-        known = {entry.digest for entry in plans if len(plans) > 1}
-        plans = [entry.from_here() if entry.earlier and entry.earlier[-1].plan in known else entry for entry in plans]
-        told = [not entry.seeded for entry in entries] + [True]
+
+    def enter(
+        self, plan: Plan, *, run: str | None = None, left: Plan | None = None, seeded: bool = False
+    ) -> dict[str, Any]:
+        """Record that a run is about to start; returns how many there are now, and what they spend together.
+
+        ``uncounted`` is how many of them are in no total: those without an established epsilon, such as plain SGD,
+        earlier ones with a public noise seed (``seeded``), and those that protect only a part of a record where this
+        run protects all of it; entries that were deleted count here too, as far as their numbers show. Of a run
+        whose budgets changed, the steps before are counted with the plan they began under, if an entry of the same
+        ``run`` has it. ``left`` is the plan of a run that this one was forked from: it counts in full, and is entered
+        too if it is not here. No run is forgotten, whatever its owners were called.
+        """
+        with self._locked():
+            files = sorted(self.folder.glob("*.json"))
+            entries = [_entry(json.loads(file.read_bytes())) for file in files]
+            number = int(files[-1].stem) + 1 if files else 0
+            lost = number - len(files)
+            here = {entry.key for entry in entries}
+            unknown = [_Entry(left, None, seeded, run)] if left is not None and (run, left.digest) not in here else []
+            own = _Entry(plan, self.owners, seeded, run)
+            for place, entry in enumerate([*unknown, own], number):
+                write_json(self.folder / f"{place:06d}.json", entry.to_json())
+            entries += unknown
+            open_to_all = {file.stem for file in self._heads.glob("*.json") if json.loads(file.read_bytes())["seeded"]}
+        known = {entry.key for entry in entries}
         counted = [
-            (entry, match)
-            for entry, match, secret in zip(plans, same, told, strict=True)
-            if entry.certified and secret and entry.unit in (WHOLE, plan.unit)
+            (entry.new(known), entry is own or (self.owners is not None and entry.owners == self.owners))
+            for entry in (*entries, own)
+            if entry.plan.certified
+            and entry.plan.unit in (WHOLE, plan.unit)
+            and (entry is own or not (entry.seeded or entry.run in open_to_all))
         ]
+        runs = lost + len(entries) + 1
         names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
         epsilons = {name: _total(counted, name, plan.delta) for name in names}
         noted = {"tuned": True} if self.tuned else {}
-        return {"runs": len(plans), "uncounted": len(plans) - len(counted), "epsilons": epsilons, **noted}
+        return {"runs": runs, "uncounted": runs - len(counted), "epsilons": epsilons, **noted}
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One run, who owned which record in it (None where that was not noted), and whether its noise seed was public."""
+    """One run, who owned which record in it (None where that was not noted), whether its noise seed was public, and its
+    random name, which a run keeps when its budgets change and in forks.
+    """
 
     plan: Plan
     owners: str | None
     seeded: bool = False
+    run: str | None = None
+
+    @property
+    def key(self) -> tuple[str | None, str]:
+        return self.run, self.plan.digest
+
+    def new(self, known: Set[tuple[str | None, str]]) -> Plan:
+        """The steps that no other entry counts: those before are left out only if an entry of the SAME run has them."""
+        before = self.plan.earlier[-1].plan if self.plan.earlier else None
+        return self.plan.from_here() if self.run is not None and (self.run, before) in known else self.plan
 
     def to_json(self) -> dict[str, Any]:
-        return {"plan": self.plan.to_json(), "owners": self.owners, "seeded": self.seeded}
+        return {"plan": self.plan.to_json(), "owners": self.owners, "seeded": self.seeded, "run": self.run}
 
 
 def _entry(found: dict[str, Any]) -> _Entry:
     """Before owners were noted, an entry was a plan alone."""
-    return (
-        _Entry(Plan.from_json(found["plan"]), found["owners"], found.get("seeded", False))
-        if "plan" in found
-        else _Entry(Plan.from_json(found), None)
-    )
+    if "plan" not in found:
+        return _Entry(Plan.from_json(found), None)
+    return _Entry(Plan.from_json(found["plan"]), found["owners"], found.get("seeded", False), found.get("run"))
 
 
 def _total(runs: list[tuple[Plan, bool]], name: str, delta: float) -> float:
@@ -155,6 +196,8 @@ def _dearest(stage: Stage) -> list[Event]:
 def state_folder() -> Path:
     """Where things are kept that outlive a run: EVENHAND_STATE, or the user's state folder."""
     given = os.environ.get("EVENHAND_STATE")
+    if given and not Path(given).is_absolute():
+        raise UsageError("EVENHAND_STATE must be an absolute path: a relative one would be another ledger elsewhere.")
     if given:
         return Path(given)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "evenhand"

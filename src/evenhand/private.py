@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from evenhand import checkpoints, guards
 from evenhand.averaging import Average
+from evenhand.counting import Counting
 from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.data.wrapping import Data, wrap
-from evenhand.datasets import DatasetLedger
 from evenhand.errors import BatchReuseError, PlanMismatchError
 from evenhand.gradients.randomness import seeded
 from evenhand.privacy.ledger import Ledger
 from evenhand.recording import Recorder
-from evenhand.runs import Folder, sha256, write_json
+from evenhand.runs import Folder, sha256
 from evenhand.step import Mechanism, early_weights, private_gradient
 from evenhand.types import Batch
 
@@ -81,7 +81,7 @@ class Private:
         self.left_out = 0
         self._position = ledger.reserved
         self._drawn: Batch | None = None
-        self._compose, self._kept = compose, kept
+        self._counting, self._kept = Counting(folder, mechanism.plan, compose), kept
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
 
     @property
@@ -173,15 +173,13 @@ class Private:
         """
         self._watch.refuse_spoilt()
         self._note_foreign()
-        files = [self.folder.model_file]
-        if average is not None:
-            files.append(self.folder.last_model_file)
-            self._save(files[-1])
-            average.apply()
-        self._save(files[0])
         self._recorder.flush()
-        for file in files:
-            self._ledger.release(sha256(file))
+        self._ledger.sync()
+        self._counting.follow()
+        if average is not None:
+            self._save(self.folder.last_model_file)
+            average.apply()
+        self._save(self.folder.model_file)
         self.folder.write_statement()
 
     def _note_foreign(self) -> None:
@@ -190,10 +188,12 @@ class Private:
             self._ledger.foreign(self._position)
 
     def _save(self, file: Path) -> None:
+        """The ledger has the release before the file has its name, so that none can be out without a row."""
         from safetensors.torch import save_model
 
         beside = file.with_suffix(".part")
         save_model(self.model, str(beside))
+        self._ledger.release(sha256(beside))
         os.replace(beside, file)
 
     def close(self) -> None:
@@ -237,10 +237,7 @@ class Private:
                 "input shape): make the plan from these data's .facts, nothing was spent."
             )
         self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
-        stream = self._mechanism.stream
-        if not self.folder.composition_file.exists():
-            counted = DatasetLedger.of(data).enter(self.plan, seeded=stream.public) if self._compose else {"runs": None}
-            write_json(self.folder.composition_file, counted)
+        self._counting.begin(data)
 
     def _update(self, gradient: Mapping[str, Tensor]) -> None:
         trainable = self._watch.trainable

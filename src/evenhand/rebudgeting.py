@@ -14,11 +14,11 @@ from typing import Any
 
 from evenhand import forking
 from evenhand.config import of_run
+from evenhand.counting import hold
 from evenhand.data.wrapping import wrap
 from evenhand.datasets import DatasetLedger
-from evenhand.errors import CalibrationError, PlanMismatchError, UsageError
+from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
 from evenhand.plans import Plan
-from evenhand.privacy import statement_warnings
 from evenhand.privacy.budgets import Budgets, Privacy
 from evenhand.privacy.ledger import Ledger, refuse_withdrawn
 from evenhand.replanning import OverspentError, back, promised, refuse_overspent, replan
@@ -138,6 +138,12 @@ def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) 
     if data.facts != plan.facts:
         raise PlanMismatchError("These data have other public facts than the run's: pass the data it was started with.")
     tuned = data.tuned or bool((folder.composition() or {}).get("tuned"))
-    return DatasetLedger.of(replace(data, tuned=tuned)).enter(
-        plan, left=left, seeded=statement_warnings.insecure(folder.ledger())
-    )
+    run, ledger = hold(folder, data), DatasetLedger.of(replace(data, tuned=tuned))
+    ledger.follow(run, folder.ledger())
+    counted = ledger.enter(plan, run=run, left=left)
+    if counted["runs"] <= ((folder.composition() or {}).get("runs") or 0):
+        raise EvenhandError(
+            "The dataset ledger knows fewer runs on these data than when this run was counted: it was lost, or "
+            "EVENHAND_STATE was another folder then. Set it to that one; the run is as it was."
+        )
+    return counted

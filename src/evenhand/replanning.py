@@ -94,6 +94,11 @@ def promised(plan: Plan, privacy: Privacy | Budgets) -> list[float]:
         raise UsageError("This run has no established epsilon, so there are no budgets that could change.")
     if privacy.delta is not None and privacy.delta != plan.delta:
         raise UsageError(f"delta cannot change while a run goes on: leave it out, or pass {plan.delta:g}.")
+    if isinstance(privacy, Budgets) and privacy.owners is not None:
+        raise UsageError(
+            "One epsilon per record cannot be given while a run goes on: who is in which class is fixed, so that a "
+            "record would keep its old budget without a word. Pass one per class, such as Budgets({'1': 2, '3': 4})."
+        )
     return [float(budget or 0.0) for budget in budgets_of(privacy, plan.facts)]
 
 

@@ -107,6 +107,11 @@ class Folder:
         """Of a run that was left for a fork: its ledger's head since, so that a row that says so cannot be lost."""
         return self.private / "withdrawn.json"
 
+    @property
+    def records_file(self) -> Path:
+        """A secret hash of the records that the run is on, and its random name."""
+        return self.private / "records.json"
+
     def markers(self) -> list[Path]:
         """One small file per checkpoint, with the ledger's head that it was written after."""
         files = (self.checkpoint_file.with_suffix(".json"), *sorted(self.kept.glob("*.json")))
@@ -145,7 +150,8 @@ class Folder:
                     f"{self.path} holds a run already: continue it with `evenhand resume {self.path}`, "
                     "or choose another --out."
                 )
-            for file in (self.ledger_file, self.composition_file, *self.private.glob("checkpoint.*")):
+            files = (self.ledger_file, self.composition_file, self.records_file)
+            for file in (*files, *self.private.glob("checkpoint.*")):
                 file.unlink(missing_ok=True)
         finally:
             lock.release()

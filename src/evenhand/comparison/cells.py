@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import time
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ def perform(found: Task) -> None:
     training = dataclasses.replace(training, tuned=found.tuned)
     if not _told(found):
         _tell(found)
-    if reading is not None and reading.released and reading.reserved >= found.plan.steps:
+    done = reading is not None and bool(reading.released) and reading.reserved >= found.plan.steps
+    if done and folder.model_file.exists():
         folder.write_statement()
     elif reading is not None and (reading.reserved or reading.torn):
         resume(found.path, train=training, test=held_out, progress=False)
@@ -136,7 +138,11 @@ def perform(found: Task) -> None:
 def _told(found: Task) -> bool:
     """Whether the run's count of runs says that trials chose its settings; a run that is not counted says nothing."""
     counted = found.folder.composition()
-    return not found.tuned or counted is None or counted["runs"] is None or bool(counted.get("tuned"))
+    if not found.tuned or counted is None or counted["runs"] is None:
+        return True
+    file = found.folder.statement_file
+    said = not file.exists() or json.loads(file.read_bytes())["accounting"]["tuning_counted"] is False
+    return said and bool(counted.get("tuned"))
 
 
 def _tell(found: Task) -> None:

@@ -48,8 +48,7 @@ def made(
         model = fit(Releases(plan, stream, ledger), stream)
         if after is not None:
             after(folder, model)
-        _save(model, folder.model_file)
-        ledger.release(sha256(folder.model_file))
+        _save(model, folder.model_file, ledger)
         folder.write_statement()
     return model, folder
 
@@ -58,9 +57,10 @@ def _counted(plan: Plan, data: Data, compose: bool, stream: Stream) -> dict[str,
     return DatasetLedger.of(data).enter(plan, seeded=stream.public) if compose else {"runs": None}
 
 
-def _save(model: nn.Module, file: Path) -> None:
+def _save(model: nn.Module, file: Path, ledger: Ledger) -> None:
     from safetensors.torch import save_model
 
     beside = file.with_suffix(".part")
     save_model(model, str(beside))
+    ledger.release(sha256(beside))
     os.replace(beside, file)

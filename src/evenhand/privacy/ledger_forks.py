@@ -7,6 +7,7 @@ names the other ledger's head, and a ``replan`` row.
 from __future__ import annotations
 
 import json
+import secrets
 
 from evenhand.errors import LedgerError
 from evenhand.privacy.chain import Reading, encoded, parse
@@ -41,7 +42,7 @@ def forked(start: bytes, left: Reading, *, position: int, plan: str, steps: int)
     fork = {"type": "fork", "head": left.head, "from": before.reserved, "charged": left.reserved}
     keys = [key for key in left.keys if key not in before.keys]
     foreign, told = left.foreign[len(before.foreign) :], left.told[len(before.told) :]
-    line, mark = encoded({**fork, "keys": keys}, before.head)
+    line, mark = encoded({**fork, "keys": keys, "id": secrets.token_hex(16)}, before.head)
     lines, head = [start, line], mark
     for row in (
         *({"type": "foreign", "position": place} for place in foreign if place <= position),

@@ -1,0 +1,75 @@
+"""That a run stays on its records, and that the dataset ledger counts it: also after its folder was copied or moved.
+
+A run folder holds a secret hash of its records and a random name. The dataset ledger remembers, by that name, the head
+of the run's ledger when it was last seen. A copy that goes on has other rows from there on, so that it is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, field, replace
+
+from evenhand.data.fingerprint import identity
+from evenhand.data.wrapping import Data
+from evenhand.datasets import DatasetLedger
+from evenhand.errors import PlanMismatchError
+from evenhand.plans import Plan
+from evenhand.runs import Folder, write_json
+
+
+def hold(folder: Folder, data: Data) -> str:
+    """The run's random name. Before the first charge it notes which records these are; later others are refused.
+
+    Raises:
+      PlanMismatchError: other records, another order, or other owners than the run was started with: what was charged
+        for one record would be counted for another.
+    """
+    records = identity(data)
+    if not folder.records_file.exists():
+        write_json(folder.records_file, {"records": records, "run": secrets.token_hex(16)})
+    held = json.loads(folder.records_file.read_bytes())
+    if held["records"] != records:
+        raise PlanMismatchError(
+            "These are not the records that this run was started on, or their order or their owners changed: what was "
+            "charged would count for the wrong records. Pass the data it was started with; nothing was spent."
+        )
+    return str(held["run"])
+
+
+@dataclass
+class Counting:
+    """What a run in training does so that it is counted: ``begin`` before rows are drawn, ``follow`` before a release.
+
+    With ``compose`` False nothing is counted, and the statement says so.
+    """
+
+    folder: Folder
+    plan: Plan
+    compose: bool
+    _seen: Data | None = field(default=None, init=False)
+    _run: str = field(default="", init=False)
+
+    def begin(self, data: Data) -> None:
+        """Refuse other records than before, then see that the run is counted."""
+        if self._seen is data:
+            return
+        self._run = hold(self.folder, data)
+        before = self.folder.composition()
+        if before is None and not self.compose:
+            write_json(self.folder.composition_file, {"runs": None})
+        self._seen = replace(data, tuned=data.tuned or bool((before or {}).get("tuned")))
+        self.follow(new=before is None)
+        self._seen = data
+
+    def follow(self, *, new: bool = False) -> None:
+        """Enter the run if it is new, unknown here, or a copy of it went on since it was last seen."""
+        before = self.folder.composition()
+        if self._seen is None or (before is not None and before["runs"] is None):
+            return
+        ledger = DatasetLedger.of(self._seen)
+        if ledger.follow(self._run, self.folder.ledger()) and not new:
+            return
+        counted = ledger.enter(self.plan, run=self._run)
+        if before is None or counted["runs"] > before["runs"]:
+            write_json(self.folder.composition_file, counted)
