@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import evenhand as eh
+from evenhand.types import Facts
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,6 +60,19 @@ def owned(seed: int, records: int) -> list[str]:
     return [names[min(i, len(names) - 1)] for i in order]
 
 
+def promised(everybody: str = "") -> eh.Budgets:
+    """Each owner's own budget, or the same for all."""
+    return eh.Budgets({owner: float(everybody or budget) for owner, budget in BUDGETS.items()}, DELTA)
+
+
+def noise(method: str, records: int = 60_000) -> float:
+    """The noise multiplier of a method's plan."""
+    name, _, everybody = method.partition(":")
+    facts = Facts(records, tuple((owner, round(share * records)) for owner, share in SHARES.items()))
+    plan = eh.plan(name, promised(everybody), data=facts, epochs=STEPS * BATCH / records, batch_size=BATCH)
+    return plan.levels[0].noise
+
+
 def run(folder: Path, method: str, seed: int, steps: int) -> dict[str, Any]:
     """Train once; accuracy on the official test images, and what each owner spent."""
     x, y = read(folder, "train-images-idx3-ubyte"), read(folder, "train-labels-idx1-ubyte").long()
@@ -74,7 +88,7 @@ def run(folder: Path, method: str, seed: int, steps: int) -> dict[str, Any]:
             train,
             method=name,
             settings={"bound": BOUND},
-            privacy=eh.Budgets({owner: float(everybody or budget) for owner, budget in BUDGETS.items()}, DELTA),
+            privacy=promised(everybody),
             epochs=steps * BATCH / len(y),
             batch_size=BATCH,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=RATE),
@@ -119,10 +133,16 @@ def page(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         accuracy.setdefault(row["method"], {})[row["seed"]] = 100 * row["accuracy"]
     spent = {row["method"]: row["spent"] for row in rows}
-    head = ["method", "seeds", "accuracy, %", *(f"epsilon spent, budget {budget:g}" for budget in BUDGETS.values())]
+    head = [
+        "method",
+        "seeds",
+        "accuracy, %",
+        "noise multiplier",
+        *(f"epsilon spent, budget {budget:g}" for budget in BUDGETS.values()),
+    ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for method, by_seed in sorted(accuracy.items()):
-        cells = [method, str(len(by_seed)), lined.said(list(by_seed.values()))]
+        cells = [method, str(len(by_seed)), lined.said(list(by_seed.values())), f"{noise(method):.3f}"]
         lines.append("| " + " | ".join([*cells, *(f"{spent[method][name]:.4f}" for name in BUDGETS)]) + " |")
     return "\n\n".join(
         [
