@@ -48,28 +48,29 @@ class Counting:
     plan: Plan
     compose: bool
     _seen: Data | None = field(default=None, init=False)
-    _run: str = field(default="", init=False)
+    _known: tuple[str, DatasetLedger] | None = field(default=None, init=False)
 
     def begin(self, data: Data) -> None:
         """Refuse other records than before, then see that the run is counted."""
         if self._seen is data:
             return
-        self._run = hold(self.folder, data)
-        before = self.folder.composition()
+        run, before = hold(self.folder, data), self.folder.composition()
         if before is None and not self.compose:
-            write_json(self.folder.composition_file, {"runs": None})
-        self._seen = replace(data, tuned=data.tuned or bool((before or {}).get("tuned")))
-        self.follow(new=before is None)
+            before = {"runs": None}
+            write_json(self.folder.composition_file, before)
+        if before is None or before["runs"] is not None:
+            tuned = data.tuned or bool((before or {}).get("tuned"))
+            self._known = run, DatasetLedger.of(replace(data, tuned=tuned))
+            self.follow()
         self._seen = data
 
-    def follow(self, *, new: bool = False) -> None:
+    def follow(self) -> None:
         """Enter the run if it is new, unknown here, or a copy of it went on since it was last seen."""
-        before = self.folder.composition()
-        if self._seen is None or (before is not None and before["runs"] is None):
+        if self._known is None:
             return
-        ledger = DatasetLedger.of(self._seen)
-        if ledger.follow(self._run, self.folder.ledger()) and not new:
-            return
-        counted = ledger.enter(self.plan, run=self._run)
-        if before is None or counted["runs"] > before["runs"]:
-            write_json(self.folder.composition_file, counted)
+        (run, ledger), reading, before = self._known, self.folder.ledger(), self.folder.composition()
+        if before is None or not ledger.knows(run, reading):
+            counted = ledger.enter(self.plan, run=run)
+            if before is None or counted["runs"] > before["runs"]:
+                write_json(self.folder.composition_file, counted)
+        ledger.note(run, reading)

@@ -73,8 +73,8 @@ class DatasetLedger:
         """Where its entries are: the name is hashed once more, so that a listing tells nothing."""
         return state_folder() / "datasets" / hashlib.sha256(f"evenhand dataset {self.secret}".encode()).hexdigest()[:32]
 
-    def follow(self, run: str, reading: Reading) -> bool:
-        """Note how far a run's ledger is; False if the run is not known here, or a copy of it went on since.
+    def knows(self, run: str, reading: Reading) -> bool:
+        """Whether a run is counted here, and no copy of it went on since it was last noted.
 
         Copies and restored backups of a run folder have equal names and other later rows: then the head that was noted
         last is not among the rows of this one, and its steps must be counted once more.
@@ -82,9 +82,13 @@ class DatasetLedger:
         with self._locked():
             file = self._heads / f"{run}.json"
             last = json.loads(file.read_bytes())["head"] if file.exists() else None
-            file.parent.mkdir(mode=0o700, exist_ok=True)
-            write_json(file, {"head": reading.head, "seeded": insecure(reading)})
         return last is not None and last in (*reading.hashes, *(row["head"] for row in reading.forks))
+
+    def note(self, run: str, reading: Reading) -> None:
+        """How far a run's ledger is, once the run is counted."""
+        with self._locked():
+            self._heads.mkdir(mode=0o700, exist_ok=True)
+            write_json(self._heads / f"{run}.json", {"head": reading.head, "seeded": insecure(reading)})
 
     @property
     def _heads(self) -> Path:

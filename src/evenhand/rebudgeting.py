@@ -139,8 +139,8 @@ def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) 
         raise PlanMismatchError("These data have other public facts than the run's: pass the data it was started with.")
     tuned = data.tuned or bool((folder.composition() or {}).get("tuned"))
     run, ledger = hold(folder, data), DatasetLedger.of(replace(data, tuned=tuned))
-    ledger.follow(run, folder.ledger())
     counted = ledger.enter(plan, run=run, left=left)
+    ledger.note(run, folder.ledger())
     if counted["runs"] <= ((folder.composition() or {}).get("runs") or 0):
         raise EvenhandError(
             "The dataset ledger knows fewer runs on these data than when this run was counted: it was lost, or "
