@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from evenhand.data.fingerprint import identity
 from evenhand.data.wrapping import Data
-from evenhand.datasets import DatasetLedger
+from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import PlanMismatchError
 from evenhand.plans import Plan
 from evenhand.runs import Folder, write_json
@@ -31,8 +31,10 @@ def hold(folder: Folder, data: Data) -> str:
     held = json.loads(folder.records_file.read_bytes())
     if held["records"] != records:
         raise PlanMismatchError(
-            "These are not the records that this run was started on, or their order or their owners changed: what was "
-            "charged would count for the wrong records. Pass the data it was started with; nothing was spent."
+            "These are not the records that this run was started on, or their order or their owners changed, or a "
+            "library reads them in another way by now: what was charged could count for the wrong records. Pass the "
+            "data it was started with; nothing was spent. If you know that they are the same, delete "
+            "private/records.json in the run folder: the run then counts once more."
         )
     return str(held["run"])
 
@@ -48,7 +50,7 @@ class Counting:
     plan: Plan
     compose: bool
     _seen: Data | None = field(default=None, init=False)
-    _known: tuple[str, DatasetLedger] | None = field(default=None, init=False)
+    _counted: tuple[str, DatasetLedger] | None = field(default=None, init=False)
 
     def begin(self, data: Data) -> None:
         """Refuse other records than before, then see that the run is counted."""
@@ -59,18 +61,15 @@ class Counting:
             before = {"runs": None}
             write_json(self.folder.composition_file, before)
         if before is None or before["runs"] is not None:
-            tuned = data.tuned or bool((before or {}).get("tuned"))
-            self._known = run, DatasetLedger.of(replace(data, tuned=tuned))
+            self._counted = run, DatasetLedger.of(data, tuned=bool((before or {}).get("tuned")))
             self.follow()
         self._seen = data
 
     def follow(self) -> None:
         """Enter the run if it is new, unknown here, or a copy of it went on since it was last seen."""
-        if self._known is None:
+        if self._counted is None:
             return
-        (run, ledger), reading, before = self._known, self.folder.ledger(), self.folder.composition()
+        (run, ledger), reading, before = self._counted, self.folder.ledger(), self.folder.composition()
         if before is None or not ledger.knows(run, reading):
-            counted = ledger.enter(self.plan, run=run)
-            if before is None or counted["runs"] > before["runs"]:
-                write_json(self.folder.composition_file, counted)
+            write_json(self.folder.composition_file, at_least(ledger.enter(self.plan, run=run), before))
         ledger.note(run, reading)

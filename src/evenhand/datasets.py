@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from evenhand.data.fingerprint import assignment, fingerprint
 from evenhand.data.wrapping import Data
@@ -57,8 +57,8 @@ class DatasetLedger:
     tuned: bool = False
 
     @classmethod
-    def of(cls, data: Data) -> DatasetLedger:
-        """The ledger of these data.
+    def of(cls, data: Data, *, tuned: bool = False) -> DatasetLedger:
+        """The ledger of these data; ``tuned`` if trials on them chose the settings, also where the data do not say so.
 
         Examples:
           >>> import evenhand as eh
@@ -66,7 +66,7 @@ class DatasetLedger:
           >>> DatasetLedger.of(train).folder == DatasetLedger.of(test).folder
           True
         """
-        return cls(fingerprint(data), assignment(data), data.tuned)
+        return cls(fingerprint(data), assignment(data), tuned or data.tuned)
 
     @property
     def folder(self) -> Path:
@@ -74,21 +74,37 @@ class DatasetLedger:
         return state_folder() / "datasets" / hashlib.sha256(f"evenhand dataset {self.secret}".encode()).hexdigest()[:32]
 
     def knows(self, run: str, reading: Reading) -> bool:
-        """Whether a run is counted here, and no copy of it went on since it was last noted.
+        """Whether a run is counted here, this copy of it included; if so, how far it is by now is noted.
 
-        Copies and restored backups of a run folder have equal names and other later rows: then the head that was noted
-        last is not among the rows of this one, and its steps must be counted once more.
+        Copies and restored backups of a run folder have equal names and other later rows. One that goes on from where
+        another went on before has none of the heads that were noted last, and must be counted once more.
         """
         with self._locked():
-            file = self._heads / f"{run}.json"
-            last = json.loads(file.read_bytes())["head"] if file.exists() else None
-        return last is not None and last in (*reading.hashes, *(row["head"] for row in reading.forks))
+            known = any(head in _rows(reading) for head in self._noted(run)["heads"])
+            if known:
+                self._write(run, reading)
+        return known
 
     def note(self, run: str, reading: Reading) -> None:
-        """How far a run's ledger is, once the run is counted."""
+        """How far this copy of a run is, once it is counted."""
         with self._locked():
-            self._heads.mkdir(mode=0o700, exist_ok=True)
-            write_json(self._heads / f"{run}.json", {"head": reading.head, "seeded": insecure(reading)})
+            self._write(run, reading)
+
+    def has(self, run: str) -> bool:
+        """Whether a run, or a copy of it, was ever counted here."""
+        return bool(self._noted(run)["heads"])
+
+    def _noted(self, run: str) -> dict[str, Any]:
+        file = self._heads / f"{run}.json"
+        found: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {"heads": [], "seeded": False}
+        return found
+
+    def _write(self, run: str, reading: Reading) -> None:
+        """One head for each copy that went on: this one's takes the place of the one it came from."""
+        noted, rows = self._noted(run), _rows(reading)
+        heads = [*(head for head in noted["heads"] if head not in rows), reading.head]
+        self._heads.mkdir(mode=0o700, exist_ok=True)
+        write_json(self._heads / f"{run}.json", {"heads": heads, "seeded": noted["seeded"] or insecure(reading)})
 
     @property
     def _heads(self) -> Path:
@@ -100,6 +116,11 @@ class DatasetLedger:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(str(self.folder / ".lock"), timeout=30):
                 yield
+        except Timeout:
+            raise EvenhandError(
+                f"Another process has been writing to the dataset ledger in {state_folder()} for half a minute: try "
+                "again; nothing was spent."
+            ) from None
         except OSError as error:
             raise EvenhandError(
                 f"The dataset ledger in {state_folder()} cannot be written ({error.strerror}), so runs on the same "
@@ -143,6 +164,19 @@ class DatasetLedger:
         epsilons = {name: _total(counted, name, plan.delta) for name in names}
         noted = {"tuned": True} if self.tuned else {}
         return {"runs": runs, "uncounted": runs - len(counted), "epsilons": epsilons, **noted}
+
+
+def at_least(counted: dict[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """No figure falls where this ledger knows less than the one that counted the run before."""
+    if before is None or before["runs"] is None:
+        return counted
+    epsilons = {name: max(total, before["epsilons"].get(name, 0.0)) for name, total in counted["epsilons"].items()}
+    larger = {name: max(counted[name], before[name]) for name in ("runs", "uncounted")}
+    return {**counted, **larger, "epsilons": epsilons}
+
+
+def _rows(reading: Reading) -> set[str]:
+    return {*reading.hashes, *(row["head"] for row in reading.forks)}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -21,8 +20,9 @@ from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BatchReuseError, PlanMismatchError
 from evenhand.gradients.randomness import seeded
 from evenhand.privacy.ledger import Ledger
+from evenhand.publishing import publish
 from evenhand.recording import Recorder
-from evenhand.runs import Folder, sha256
+from evenhand.runs import Folder
 from evenhand.step import Mechanism, early_weights, private_gradient
 from evenhand.types import Batch
 
@@ -151,6 +151,7 @@ class Private:
         self._note_foreign()
         self._recorder.flush()
         self._ledger.sync()
+        self._counting.follow()
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -164,6 +165,7 @@ class Private:
 
     def told(self) -> None:
         """Record that figures of the present weights leave the process: to a logger, before it gets them."""
+        self._counting.follow()
         self._ledger.told(self._position)
 
     def release(self, average: Average | None = None) -> None:
@@ -177,24 +179,15 @@ class Private:
         self._ledger.sync()
         self._counting.follow()
         if average is not None:
-            self._save(self.folder.last_model_file)
+            publish(self.model, self.folder.last_model_file, self.folder, self._ledger)
             average.apply()
-        self._save(self.folder.model_file)
+        publish(self.model, self.folder.model_file, self.folder, self._ledger)
         self.folder.write_statement()
 
     def _note_foreign(self) -> None:
         """Tell the ledger if somebody else wrote the weights since the last step."""
         if self._watch.changed_elsewhere():
             self._ledger.foreign(self._position)
-
-    def _save(self, file: Path) -> None:
-        """The ledger has the release before the file has its name, so that none can be out without a row."""
-        from safetensors.torch import save_model
-
-        beside = file.with_suffix(".part")
-        save_model(self.model, str(beside))
-        self._ledger.release(sha256(beside))
-        os.replace(beside, file)
 
     def close(self) -> None:
         """Write the last commits and let go of the ledger. Safe to call twice."""
@@ -237,6 +230,7 @@ class Private:
                 "input shape): make the plan from these data's .facts, nothing was spent."
             )
         self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
+        self._ledger.sync()
         self._counting.begin(data)
 
     def _update(self, gradient: Mapping[str, Tensor]) -> None:

@@ -8,7 +8,6 @@ new run goes on from the last checkpoint that fits (see ``forking``).
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from evenhand import forking
 from evenhand.config import of_run
 from evenhand.counting import hold
 from evenhand.data.wrapping import wrap
-from evenhand.datasets import DatasetLedger
+from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
 from evenhand.plans import Plan
 from evenhand.privacy.budgets import Budgets, Privacy
@@ -137,13 +136,16 @@ def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) 
     data = wrap(of_run(folder.path).load_data()[0] if train is None else train)
     if data.facts != plan.facts:
         raise PlanMismatchError("These data have other public facts than the run's: pass the data it was started with.")
-    tuned = data.tuned or bool((folder.composition() or {}).get("tuned"))
-    run, ledger = hold(folder, data), DatasetLedger.of(replace(data, tuned=tuned))
-    counted = ledger.enter(plan, run=run, left=left)
-    ledger.note(run, folder.ledger())
-    if counted["runs"] <= ((folder.composition() or {}).get("runs") or 0):
+    before, reading = folder.composition() or {"runs": None}, folder.ledger()
+    run = hold(folder, data)
+    ledger = DatasetLedger.of(data, tuned=bool(before.get("tuned")))
+    if (before["runs"] or 0) > 1 and not ledger.has(run):
         raise EvenhandError(
-            "The dataset ledger knows fewer runs on these data than when this run was counted: it was lost, or "
-            "EVENHAND_STATE was another folder then. Set it to that one; the run is as it was."
+            "The dataset ledger does not know this run, which was counted with others: it was lost, or EVENHAND_STATE "
+            "was another folder then. Set it to that one; the run is as it was."
         )
+    if before["runs"] is not None and not ledger.knows(run, reading):
+        ledger.enter(folder.plan(), run=run)
+    counted = at_least(ledger.enter(plan, run=run, left=left), before)
+    ledger.note(run, reading)
     return counted

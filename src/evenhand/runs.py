@@ -182,6 +182,17 @@ class Folder:
         """The ledger, read and checked."""
         return ledgers.read(self.ledger_file)
 
+    def finished(self) -> bool:
+        """Whether nothing is left to do: all steps are charged, and model and statement came after them."""
+        reading = self.ledger()
+        return (
+            bool(reading.released)
+            and reading.reserved >= reading.steps
+            and self.model_file.exists()
+            and self.statement_file.exists()
+            and head_in(self.statement_file) == reading.head
+        )
+
     def metrics(self) -> list[dict[str, Any]]:
         """Evaluations so far, in order; a line that a crash cut short is left out."""
         return list(_json_lines(self.metrics_file))

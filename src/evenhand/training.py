@@ -189,12 +189,12 @@ def resume(
     data, and loss, optimizer, scheduler, average or augmentation of your own. Names are found in the run's config.
     """
     folder = Folder.existing(path)
-    made, reading = folder.plan(), folder.ledger()
+    made = folder.plan()
     if made.method in METHODS:
         raise UsageError(
             "A density has no steps to go on with: what its ledger says is spent. Start another in a new folder."
         )
-    if reading.released and reading.reserved >= made.steps and folder.model_file.exists():
+    if folder.finished():
         raise BudgetExhausted(
             f"This run is finished: all {made.steps} steps are charged and the model is in {folder.model_file}. "
             "To train on, make a new plan; both budgets add up."

@@ -16,7 +16,6 @@ from evenhand.data.wrapping import Data
 from evenhand.errors import DataError
 
 ROWS = 512
-READ_TWICE = 4
 
 
 def fingerprint(data: Data) -> str:
@@ -107,18 +106,23 @@ def identity(data: Data) -> str:
 
 
 def _contents(data: Data) -> str:
-    count = len(data)
-    rows = torch.unique(torch.linspace(0, count - 1, min(ROWS, count)).round().long())
+    """Hash of the number of records and of the inputs of some, which are read twice, once for each Data."""
+    held: str | None = data.__dict__.get("_contents")
+    if held is None:
+        rows = torch.linspace(0, len(data) - 1, min(ROWS, len(data)), dtype=torch.float64).round().long()
+        held, again = (_hashed(len(data), _inputs(data, torch.unique(rows))) for _ in range(2))
+        if held != again:
+            raise DataError(
+                "Reading the same records twice gives different ones, so that a run could not go on after a stop, and "
+                "runs on these data could not be added up. Take random transforms out of the dataset: pass augment=."
+            )
+        data.__dict__["_contents"] = held
+    return held
+
+
+def _hashed(count: int, inputs: Any) -> str:
     digest = hashlib.sha256(str(count).encode())
-    _feed(digest, _inputs(data, rows))
-    first, again = hashlib.sha256(), hashlib.sha256()
-    _feed(first, _inputs(data, rows[:READ_TWICE]))
-    _feed(again, _inputs(data, rows[:READ_TWICE]))
-    if first.digest() != again.digest():
-        raise DataError(
-            "Reading a record twice gives two different ones, so that runs on these data could not be recognised and "
-            "added up. Take random transforms out of the dataset and pass them as augment=."
-        )
+    _feed(digest, inputs)
     return digest.hexdigest()
 
 
@@ -127,7 +131,7 @@ def _inputs(data: Data, rows: torch.Tensor) -> Any:
     python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is what transforms use
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             random.seed(0)
             np.random.seed(0)  # noqa: NPY002
             return data.fetch(rows)[0]
@@ -144,5 +148,10 @@ def _feed(digest: Any, value: Any) -> None:
     elif isinstance(value, tuple | list):
         for part in value:
             _feed(digest, part)
-    else:
+    elif isinstance(value, torch.Tensor):
+        digest.update(f"{tuple(value.shape)} {value.dtype}".encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    else:
+        raise DataError(
+            f"A record has an input of type {type(value).__name__}: give tensors, or dicts and lists of them."
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
 from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger
-from evenhand.runs import Folder, sha256, write_json
+from evenhand.publishing import publish
+from evenhand.runs import Folder, write_json
 from evenhand.streams import Stream
 
 Fit = Callable[[Releases, Stream], nn.Module]
@@ -48,19 +48,10 @@ def made(
         model = fit(Releases(plan, stream, ledger), stream)
         if after is not None:
             after(folder, model)
-        _save(model, folder.model_file, ledger)
+        publish(model, folder.model_file, folder, ledger)
         folder.write_statement()
     return model, folder
 
 
 def _counted(plan: Plan, data: Data, compose: bool, stream: Stream) -> dict[str, Any]:
     return DatasetLedger.of(data).enter(plan, seeded=stream.public) if compose else {"runs": None}
-
-
-def _save(model: nn.Module, file: Path, ledger: Ledger) -> None:
-    from safetensors.torch import save_model
-
-    beside = file.with_suffix(".part")
-    save_model(model, str(beside))
-    ledger.release(sha256(beside))
-    os.replace(beside, file)
