@@ -149,7 +149,7 @@ def page(rows: list[dict[str, Any]]) -> str:
             "# MNIST with three budgets: what individual promises are worth",
             "Does it pay to use each owner's own budget instead of the strictest for all (Boenisch et al. 2024)? "
             f"{STEPS} steps of {BATCH} records, tanh CNN, rate {RATE}, clip bound {BOUND}, delta {DELTA:g}. "
-            "Nothing was tuned: the settings are the paper's.",
+            "Nothing was tuned: the settings are the paper's; pixels are divided by 255.",
             "\n".join(f"- {line}" for line in verdict(accuracy)),
             f"The paper reports {PAPER['dpsgd']} % for DP-SGD at the strictest budget, {PAPER['idp_sample']} % for "
             f"Sample and {PAPER['idp_scale']} % for Scale, on a looser accountant.",
