@@ -151,7 +151,6 @@ class Private:
         self._note_foreign()
         self._recorder.flush()
         self._ledger.sync()
-        self._counting.follow()
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -162,6 +161,7 @@ class Private:
             "ledger_head": self._ledger.head,
         }
         checkpoints.save(self.folder, state)
+        self._counting.follow()
 
     def told(self) -> None:
         """Record that figures of the present weights leave the process: to a logger, before it gets them."""
