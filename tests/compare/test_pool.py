@@ -52,7 +52,8 @@ def test_a_death_is_retried_once_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 ORPHANS = """
-import sys; sys.path.insert(0, {here!r})
+import signal, sys; sys.path.insert(0, {here!r})
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started with it ignored
 from test_pool import work
 from evenhand.comparison.pool import run_all
 if __name__ == "__main__":
