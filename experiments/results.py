@@ -36,7 +36,7 @@ RESULTS = HERE.parent / "docs" / "results"
 PACKAGED = HERE.parent / "src" / "evenhand" / "recommending.json"
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "density_leak": (),
-    "density_mnist": ("{data}/mnist", "--cache", "{runs}/features", "--lines", "{runs}/density_mnist.jsonl"),
+    "densities": ("{data}", "--cache", "{runs}/features", "--lines", "{runs}/densities.jsonl"),
     "epsilon_study": (),
     "group_curves": ("--data-dir", "{data}"),
     "idp_mnist": ("{data}/mnist", "--lines", "{runs}/idp_mnist.jsonl"),

@@ -63,17 +63,22 @@ def records(layer: nn.Module, x: Tensor, grad: Tensor) -> tuple[dict[str, Tensor
     return dict(zip(names, columns[1:], strict=True)), columns[0].sum(0)
 
 
-def check(layer: nn.Module, x: Tensor, lean: bool, tolerance: float = 1e-9) -> Share:
-    """Output, input gradient, norms, reach, weighted sums and instances of one layer, twice in the same room."""
+def check(layer: nn.Module, x: Tensor, lean: bool, tolerance: float = 1e-9, last: bool = False) -> Share:
+    """Output, input gradient, norms, reach, weighted sums and instances of one layer, twice in the same room.
+
+    ``last``: by the kernel that leaves the channels last, whose input and gradient come like that too.
+    """
     kernel, room = kernel_for(layer), Room(lean)
     assert kernel is not None
+    if last:
+        kernel, x = kernel.channels_last(layer), x.contiguous(memory_format=torch.channels_last)
     assert kernel.accepts(layer, x)
     close = {"rtol": tolerance, "atol": tolerance}
     with torch.no_grad():
         out, saved = kernel.forward(layer, x)
         torch.testing.assert_close(out, layer(x))
     for size in (len(x), max(1, len(x) - 1)):
-        part, grad = x[:size], torch.randn(out[:size].shape, dtype=x.dtype).to(memory_format=torch.preserve_format)
+        part, grad = x[:size], torch.randn_like(out[:size])
         expected, dx = records(layer, part, grad)
         norm = torch.stack([rows.flatten(1).norm(dim=1) for rows in expected.values()]).norm(dim=0)
         with torch.no_grad():

@@ -34,16 +34,21 @@ class Line:
     budgets: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def steps(self) -> bool:
+        """Whether the method trains by gradient steps; a density releases once, whatever the rate or the batch."""
+        return self.method not in density.METHODS
+
+    @property
     def private(self) -> bool:
         """Whether the method keeps a promise."""
-        if self.method in density.METHODS:
+        if not self.steps:
             return True
         return methods.method(self.method, self.settings).rule.guarantee != "not private"
 
     @property
     def known(self) -> Mapping[str, Any]:
         """The settings that the method has, with their defaults."""
-        if self.method in density.METHODS:
+        if not self.steps:
             return density.settings(self.method)
         return {recipe.name: recipe.defaults for recipe in methods.catalogue()}.get(self.method, {})
 
@@ -74,7 +79,7 @@ def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], own:
     )
     used = {key: value for key, value in common.items() if key in found.known}
     settings = {**used, **table.get("settings", {}), **own}
-    if found.method in density.METHODS:
+    if not found.steps:
         for key in settings:
             _validate.known(key, found.known, f"setting of {found.method}")
     else:

@@ -65,6 +65,8 @@ class Tune:
       >>> made = tune({"lr": [0.1, 0.5], "settings": {"bound": [0.5, 1.0, 2.0]}})
       >>> len(made.choices(Line("dpsgd", "dpsgd"))), len(made.choices(Line("sgd", "sgd")))
       (6, 2)
+      >>> len(made.choices(Line("moment_density", "moment_density")))  # one release: no rate, no bound
+      1
     """
 
     config: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Tune:
 
     def choices(self, line: Line) -> list[Choice]:
         """Every point of the grid that this line has; what it fixes itself is not tried."""
-        config = {key: values for key, values in self.config.items() if key not in line.config}
+        config = {key: values for key, values in self.config.items() if line.steps and key not in line.config}
         settings = {
             key: values for key, values in self.settings.items() if key in line.known and key not in line.settings
         }

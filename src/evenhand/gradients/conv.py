@@ -12,12 +12,11 @@ from torch.nn import functional
 
 from evenhand.gradients.kernels import register_kernel
 from evenhand.gradients.measuring import Gauge, chunks
+from evenhand.gradients.padding import Conv, Pads, flat, surrounded
 from evenhand.gradients.patches import Geometry, Patches, patches_of
 from evenhand.gradients.pixel_gram import gram_lengths
 from evenhand.gradients.rooms import Room
 
-Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
-Pads = Sequence[tuple[int, int]]
 SCALED = 1 << 21
 """Elements of the output gradient scaled at a time."""
 
@@ -147,8 +146,8 @@ class _Convolved:
         pads = list(zip(of.before, of.after, strict=True))
         total: Tensor | None = None
         for rows in parts:
-            shape = (rows.stop - rows.start, *self.grad.shape[1:])
-            scaled = torch.mul(self.grad[rows], column[rows], out=self._room.empty("scaled", shape, self.grad))
+            own = self.grad[rows]
+            scaled = torch.mul(own, column[rows], out=self._room.like("scaled", own))
             part = _backward(self._module, self.x[rows], scaled, of.stride, pads, 1)
             total = part if total is None else total.add_(part)
         return torch.zeros(self._shape, dtype=self.x.dtype, device=self.x.device) if total is None else total
@@ -205,7 +204,7 @@ def _backward(module: Conv, x: Tensor, grad: Tensor, stride: Sequence[int], pads
     none = [0] * len(pads)
     gradient: Tensor = torch.ops.aten.convolution_backward(
         grad,
-        x if even else functional.pad(x, _flat(pads)),
+        x if even else functional.pad(x, flat(pads)),
         module.weight.to(grad.dtype),
         None,
         stride,
@@ -216,37 +215,25 @@ def _backward(module: Conv, x: Tensor, grad: Tensor, stride: Sequence[int], pads
         module.groups,
         [which == 0, which == 1, False],
     )[which]
-    return gradient if even or which else functional.pad(gradient, [-side for side in _flat(pads)])
-
-
-def _flat(pads: Pads) -> list[int]:
-    """As ``functional.pad`` takes them: the last dimension first."""
-    return [side for pair in reversed(pads) for side in pair]
-
-
-def _pads(module: Conv) -> Pads:
-    """What is added before and after the input along each dimension."""
-    if module.padding == "valid":
-        return [(0, 0)] * len(module.kernel_size)
-    if module.padding == "same":
-        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        return [(total // 2, total - total // 2) for total in totals]
-    return [(int(side), int(side)) for side in module.padding]
-
-
-def _surrounded(module: Conv, x: Tensor) -> tuple[Tensor, Pads]:
-    """The input, and the zeros that belong around it; padding that is not zero is added now."""
-    pads = _pads(module)
-    if module.padding_mode == "zeros":
-        return x, pads
-    return functional.pad(x, _flat(pads), mode=module.padding_mode), [(0, 0)] * len(pads)
+    return gradient if even or which else functional.pad(gradient, [-side for side in flat(pads)])
 
 
 @register_kernel(nn.Conv1d)
 @register_kernel(nn.Conv2d)
 @register_kernel(nn.Conv3d)
 class ConvKernel:
-    """``nn.Conv1d``, ``nn.Conv2d`` and ``nn.Conv3d`` with any stride, padding, dilation and groups."""
+    """``nn.Conv1d``, ``nn.Conv2d`` and ``nn.Conv3d`` with any stride, padding, dilation and groups.
+
+    ``last`` leaves the channels of pictures last in memory. What follows keeps to that: torch pools such pictures
+    several times as fast on a CPU, and their patches are copied in long runs.
+    """
+
+    def __init__(self, last: bool = False) -> None:
+        self._last = last
+
+    def channels_last(self, module: Conv) -> ConvKernel | None:
+        """The kernel of the same layer that leaves the channels last; None where that is not known to pay."""
+        return _LAST if isinstance(module, nn.Conv2d) else None
 
     def serves(self, module: Conv) -> bool:
         """Every configuration with its own two parameters."""
@@ -260,25 +247,40 @@ class ConvKernel:
         """As the layer itself."""
         padding = module.padding
         if module.padding_mode != "zeros":
-            x, padding = _surrounded(module, x)[0], (0,) * len(module.kernel_size)
+            x, padding = surrounded(module, x)[0], (0,) * len(module.kernel_size)
         convolve = _FORWARD[len(module.kernel_size)]
-        return convolve(x, module.weight, module.bias, module.stride, padding, module.dilation, module.groups), ()
+        weight = _turned(module.weight) if self._last and x.is_cpu else module.weight
+        return convolve(x, weight, module.bias, module.stride, padding, module.dilation, module.groups), ()
 
     def input_gradient(self, module: Conv, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
         """By the transposed convolution, and back through padding that is not zero."""
-        padded, pads = _surrounded(module, x)
+        padded, pads = surrounded(module, x)
         gradient = _unseen(module, padded, grad, pads)
         if padded is x:
             return gradient
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
-            return torch.autograd.grad(_surrounded(module, leaf)[0], leaf, gradient)[0]
+            return torch.autograd.grad(surrounded(module, leaf)[0], leaf, gradient)[0]
 
     def share(
         self, module: Conv, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor, trainable: frozenset[str], room: Room
     ) -> _Convolved:
         """Output gradients times patches."""
-        return _Convolved(module, *_surrounded(module, x), grad, trainable, room)
+        return _Convolved(module, *surrounded(module, x), grad, trainable, room)
 
 
+def _turned(weight: Tensor) -> Tensor:
+    """The weight with its channels last: torch then leaves the output like that, whatever the input.
+
+    One channel lies like that anyway, but only these steps say so.
+
+    >>> _turned(torch.ones(4, 1, 3, 3)).stride()
+    (9, 1, 3, 1)
+    """
+    _, channels, height, width = weight.shape
+    steps = (channels * height * width, 1, width * channels, channels)
+    return weight.contiguous(memory_format=torch.channels_last).as_strided(weight.shape, steps)
+
+
+_LAST = ConvKernel(last=True)
 _FORWARD = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}

@@ -41,6 +41,9 @@ _ORDER = (
     "must not be released; keep records in their order in the model"
 )
 
+_VIEW = "view size is not compatible"
+"""What torch says of ``x.view(...)`` where ``x.reshape(...)`` would copy."""
+
 
 def per_sample(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Pass:
     """Per-record losses, gradient norms and, for weights chosen afterwards, the weighted gradient sum.
@@ -86,6 +89,7 @@ class Engine:
         self._rooms: list[Room] = []
         self._newest = 0
         self._since = 0
+        self._turns = True
         self.watcher: Callable[[Layout], None] | None = None
 
     def forget(self) -> None:
@@ -125,8 +129,22 @@ class Engine:
             if layout.identities == identities:
                 if self.watcher is not None:
                     self.watcher(layout)
-                return self._run(layout, inputs, targets, size)
+                return self._laid_out(layout, inputs, targets, size)
         return self.run(inputs, targets)
+
+    def _laid_out(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Pass:
+        """With the channels of pictures last; as the model's own layers leave them if it views them otherwise."""
+        try:
+            return self._run(layout, inputs, targets, size)
+        except RuntimeError as error:
+            if not self._turns or layout.turned == layout.served or _VIEW not in str(error):
+                raise
+            self._turns = False
+            self._served.clear()
+            return self._run(layout, inputs, targets, size)
+
+    def _kernels(self, layout: Layout) -> Served:
+        return layout.turned if self._turns else layout.served
 
     def _run(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Pass:
         with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
@@ -166,7 +184,7 @@ class Engine:
                     raise UnsupportedModelError(_ORDER)
             if habits.learning:
                 habits = replace(habits, learning=False) if verified else Habits(learning=False)
-            served = layout.served if verified else []
+            served = self._kernels(layout) if verified else []
             kept = self._taped(layout, served, inputs, targets, size, self._rooms, habits)
             self._demand_use(layout)
             if verified is not None:
@@ -186,7 +204,7 @@ class Engine:
         return self._since & (self._since - 1) == 0 or self._since % 4096 == 0
 
     def _few(self, layout: Layout, habits: Habits, inputs: Any, targets: Any, size: int) -> Bookkeeping | None:
-        return self._taped(layout, layout.served, inputs, targets, size, [], habits)
+        return self._taped(layout, self._kernels(layout), inputs, targets, size, [], habits)
 
     def _taped(
         self, layout: Layout, served: Served, inputs: Any, targets: Any, size: int, rooms: list[Room], habits: Habits

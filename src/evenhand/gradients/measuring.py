@@ -25,6 +25,25 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.float64 else torch.float32
 
 
+def rows_of(x: Tensor) -> Tensor:
+    """One row per record, in the order that its memory has: lengths do not depend on it, and copies cost.
+
+    >>> last = torch.arange(12.0).view(1, 2, 3, 2).contiguous(memory_format=torch.channels_last)
+    >>> rows_of(last).data_ptr() == last.data_ptr()
+    True
+    """
+    return (x.movedim(1, -1) if lies_last(x) else x).reshape(len(x), -1)
+
+
+def lies_last(x: Tensor) -> bool:
+    """Whether pictures have their channels last in memory, and not only by chance.
+
+    >>> lies_last(torch.ones(2, 3, 4, 4)), lies_last(torch.ones(2, 4, 4, 3).movedim(-1, 1))
+    (False, True)
+    """
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+
+
 class Gauge:
     """Measures the length of each row; afterwards ``trusted`` says whether float32 could carry all of them.
 
@@ -61,7 +80,7 @@ class Gauge:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Length of each row of ``x`` (its first dimension), in the precision of ``x``."""
-        flat = x if x.dim() == 2 else x.reshape(len(x), -1)
+        flat = x if x.dim() == 2 else rows_of(x)
         lengths: Tensor = torch.linalg.vector_norm(flat, dim=1)
         self._seen.append((lengths, flat))
         self._fine = False
@@ -97,7 +116,7 @@ class CarefulGauge(Gauge):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Length of each row in float64."""
-        flat = x.reshape(len(x), -1)
+        flat = rows_of(x)
         lengths: Tensor = torch.linalg.vector_norm(flat, dim=1).double()
         if x.dtype != torch.float64 and not within(lengths, 1 / ROW_LIMIT, ROW_LIMIT):
             odd = ~((lengths >= 1 / ROW_LIMIT) & (lengths <= ROW_LIMIT))

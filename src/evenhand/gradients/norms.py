@@ -150,6 +150,9 @@ def _last(shape: Shape) -> tuple[int, ...]:
 class GroupNormKernel:
     """``nn.GroupNorm`` with input (B, C, ...)."""
 
+    channels_first = True
+    """Sums over the places of a channel want them side by side, so that pictures had better stay like that."""
+
     def serves(self, module: nn.GroupNorm) -> bool:
         """Every affine configuration."""
         return set(module._parameters) == {"weight", "bias"}

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from evenhand.gradients.measuring import chunks
+from evenhand.gradients.measuring import chunks, lies_last
 from evenhand.gradients.patches import Geometry
 from evenhand.gradients.rooms import Room
 
@@ -41,7 +41,11 @@ def gram_lengths(geometry: Geometry, x: Tensor, grad: Tensor, groups: int, room:
 def _gram(name: str, x: Tensor, groups: int, room: Room) -> Tensor:
     """Inner products of pixels, over the channels of a group: (n * groups, pixels, pixels)."""
     pixels = math.prod(x.shape[2:])
-    wide = room.empty(name, x.shape, x, torch.float64).copy_(x).view(len(x) * groups, -1, pixels)
+    if groups == 1 and lies_last(x):
+        last = x.movedim(1, -1)
+        wide = room.empty(name, last.shape, x, torch.float64).copy_(last).view(len(x), pixels, -1).mT
+    else:
+        wide = room.empty(name, x.shape, x, torch.float64).copy_(x).view(len(x) * groups, -1, pixels)
     out = room.empty(f"{name} gram", (len(wide), pixels, pixels), wide)
     return torch.bmm(wide.mT, wide, out=out)
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from evenhand.gradients.measuring import lies_last
+
 KEPT_BYTES = 1 << 28
 """Instantiated gradients larger than this are not kept for the weighted sum; it is then computed again."""
 
@@ -35,6 +37,16 @@ class Room:
             # Poisson batches vary in size: a little more now saves growing later.
             held = self._held[name] = like.new_empty(count + count // 8, dtype=dtype)
         return held[:count].view(tuple(shape))
+
+    def like(self, name: str, x: Tensor) -> Tensor:
+        """The same of the shape of ``x``, with the channels last if they are there.
+
+        >>> Room(lean=False).like("scaled", torch.ones(2, 4, 4, 3).movedim(-1, 1)).stride()
+        (48, 1, 12, 3)
+        """
+        if not lies_last(x):
+            return self.empty(name, x.shape, x)
+        return self.empty(name, x.movedim(1, -1).shape, x).movedim(-1, 1)
 
     def keeps(self, elements: int, like: Tensor) -> bool:
         """Whether a tensor of so many elements may be kept until the weighted sum."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,6 +52,24 @@ class Composed:
 
 
 Served = Sequence[Site | Composed]
+
+
+def channels_last(served: Served) -> list[Site | Composed]:
+    """The same with kernels that leave the channels of pictures last, where every layer is content with that.
+
+    >>> kernels = [site.kernel for site in sites([("", nn.Conv2d(1, 2, 3))])]
+    >>> kernels == [site.kernel for site in channels_last(sites([("", nn.Conv2d(1, 2, 3))]))]
+    False
+    """
+    if any(isinstance(site, Site) and getattr(site.kernel, "channels_first", False) for site in served):
+        return list(served)
+    return [_turned(site) if isinstance(site, Site) else site for site in served]
+
+
+def _turned(site: Site) -> Site:
+    turn = getattr(site.kernel, "channels_last", None)
+    kernel = None if turn is None else turn(site.module)
+    return site if kernel is None else replace(site, kernel=kernel)
 
 
 def sites(modules: Modules) -> list[Site | Composed]:
@@ -114,6 +133,11 @@ class Layout:
         trainable = trainable_of(modules)
         names = {id(p): name for name, p in trainable.items()}
         return cls(model, modules, identities, parameters, buffers, trainable, sites(modules), marks, names)
+
+    @cached_property
+    def turned(self) -> list[Site | Composed]:
+        """What is served, by kernels that leave the channels of pictures last where that pays."""
+        return channels_last(self.served)
 
     def state(self) -> tuple[tuple[int, int], ...]:
         """Identity and version of every buffer and parameter: a write in place or a replacement changes them.
