@@ -13,8 +13,12 @@ from torch import Tensor, nn
 
 import evenhand as eh
 from evenhand.attachment import Private, attach
+from evenhand.normals import Desk
+from evenhand.releasing import release_within
+from evenhand.streams import Stream
 
 BOUND, STEPS = 1.0, 1_000_000
+NOISE = "noise of ours"
 Step = Callable[[], Any]
 
 
@@ -69,6 +73,16 @@ def _steps(private: Private, data: eh.Data, x: Tensor, y: Tensor) -> Iterator[St
 def ours_lean(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> Iterator[Step]:
     """The same in memory mode."""
     return ours(model, x, y, rate, noise, lean=True)
+
+
+def noise_alone(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> Iterator[Step]:
+    """What the noise of our step costs by itself: made from the cipher's bits, added on the grid, divided."""
+    stream, desk = Stream.fresh(), Desk()
+    flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    for number in range(STEPS):
+        yield lambda number=number: release_within(  # type: ignore[misc]
+            flat, noise, 2.0**-30, stream, "gradient", number, float(len(x)), desk
+        )
 
 
 def vmap_grad(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> Iterator[Step]:
@@ -183,6 +197,7 @@ def competitors() -> dict[str, Competitor]:
         "SGD": Competitor(sgd, private=False),
         "ours": Competitor(ours),
         "ours, memory mode": Competitor(ours_lean),
+        NOISE: Competitor(noise_alone, private=False),
     }
     if importlib.util.find_spec("opacus") is not None:
         found["Opacus hooks"] = Competitor(opacus_hooks, opacus_model)

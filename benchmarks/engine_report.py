@@ -50,6 +50,7 @@ def markdown(found: Row) -> str:
     parts = ["Time of a step, as a multiple of plain SGD's (quartiles over the rounds).", _table(head, times)]
     weighed = {key: here for key, here in cells.items() if "peak_mb" in here["SGD"]}
     if weighed:
+        peers = [peer for peer in peers if any("peak_mb" in here.get(peer, {}) for here in weighed.values())]
         head = ["model", "batch", "SGD MB", *(f"{peer} MB" for peer in peers)]
         peaks = [
             [model, str(batch), f"{here['SGD']['peak_mb']:.1f}", *(_peak(here.get(p), here["SGD"]) for p in peers)]
@@ -58,6 +59,8 @@ def markdown(found: Row) -> str:
         parts += ["Peak memory above the loaded model and data, and as a multiple of SGD's.", _table(head, peaks)]
     packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", "evenhand", "opacus") if facts[name])
     where = f"{facts['processor']}, {facts['cores']} cores, {packages}"
+    missed = misses(found["rows"])
+    parts.append("\n".join([f"Of our own bars {len(missed) or 'none'} are missed:", *(f"- {line}" for line in missed)]))
     return "\n\n".join([*parts, f"Measured in {found['rounds']} rounds on {where}."])
 
 

@@ -11,7 +11,10 @@ from types import ModuleType
 import pytest
 
 HERE = Path(__file__).parents[2] / "experiments"
-NAMES = ("results", "page_text", "judging", "summarising", "plotting", "correlating", "epsilon_study", "group_curves")
+NAMES = (
+    *("results", "page_text", "judging", "summarising", "plotting", "correlating", "epsilon_study", "group_curves"),
+    *("lined", "density_page", "densities"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,3 +70,36 @@ def test_the_page_on_groups_is_what_its_figures_make(modules: Any) -> None:
         assert (RESULTS / name).read_text() == made, "run: python experiments/group_curves.py --pages"
     apart = study.apart(found, "loss", "dpsgd")
     assert f"{apart.value:.3f} ({apart.low:.3f} to" in text
+
+
+def density_rows(modules: Any, gain: float) -> list[dict[str, Any]]:
+    """Made-up lines: a density that lies ``gain`` points above the linear model in everything."""
+    page = modules["density_page"]
+    seconds = {"fit": 1.0, "predict": 0.5}
+    return [
+        {"data": name, "epsilon": epsilon, "form": form, "seed": seed, "accuracy": 90.0 + seed + more,
+         "classes": [80.0 + seed + more, 95.0], "auc": [0.9, 0.95], "seconds": seconds, "memory": 100.0}
+        for name in page.DATA[:2] for epsilon in (0.0, 1.0, 3.0) for seed in (0, 1)
+        for form, more in ((page.LINEAR, 0.0), ("moment_density", gain))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gain", "near", "above"), [(0.5, "yes", "yes"), (-0.5, "yes", "no"), (-1.5, "no", "no")])
+def test_densities_are_judged_by_their_goals(modules: Any, gain: float, near: str, above: str) -> None:
+    said = "\n".join(modules["density_page"].answers(density_rows(modules, gain)))
+    assert f"accuracy of `moment_density` less the linear model's: {gain:.2f} ({gain:.2f} to {gain:.2f})" in said
+    assert said.count(f"at most 1 point below: {near}") == said.count(f"above the linear model: {above}") == 2
+
+
+def test_the_page_of_densities_shows_every_form_and_class(modules: Any) -> None:
+    text, pictures = modules["density_page"].page(density_rows(modules, 0.5), 1e-5)
+    assert "| DP-SGD linear | 90.50 (84.15 to 96.85) / 80.5 |" in text
+    assert "| moment_density | 81.0 | 95.0 |" in text
+    assert "| moment_density | 1.0 | 0.5 | 100 |" in text
+    assert len(pictures) == 4
+    assert all(f"]({name})" in text for name in pictures)
+
+
+def test_scores_of_classes(modules: Any) -> None:
+    scores, labels = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 0, 1])
+    assert modules["densities"].by_class(scores, labels) == [50.0, 0.0]
