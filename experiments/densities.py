@@ -80,8 +80,8 @@ def density(kind: type, train: Split, epsilon: float | None, seed: int, **settin
 
 
 def published(train: Split, epsilon: float | None, seed: int) -> Scores:
-    """The paper's own form: it has no epsilon."""
-    made = PublishedSmoothing(seed=seed, allow_unproven=True)
+    """The paper's own form: it has no epsilon. Three passes of its projection, which takes most of the time."""
+    made = PublishedSmoothing(seed=seed, epochs=3, allow_unproven=True)
     found: Scores = made.fit(np.asarray(train.inputs), train.labels).decision_function
     return found
 
@@ -182,7 +182,7 @@ def train_all(given: argparse.Namespace) -> None:
         train, test = features(SOURCES[name], given.folder, given.cache)
         for seed, epsilon, form in itertools.product(given.seeds, given.epsilons, given.forms):
             promise, where = epsilon or None, {"data": name, "epsilon": epsilon}
-            if form == density_page.PUBLISHED and promise is not None:
+            if form == density_page.PUBLISHED and (promise is not None or seed != given.seeds[0]):
                 continue
             if form == density_page.LINEAR:
                 lined.once(given.lines, where | {"tuned": form}, functools.partial(best_rate, train, promise))

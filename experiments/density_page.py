@@ -50,7 +50,7 @@ def page(rows: Sequence[Row], delta: float) -> tuple[str, dict[str, str]]:
         "\n".join(f"- {line}" for line in answers(rows)),
         f"Everything is in per cent of test records, mean over at most {seeds} seeds, with a 95 % t-interval; delta "
         f"{delta:g}, add or remove one record. Without privacy: densities with a noise multiplier of 0.02, plain SGD, "
-        "and the form of the paper, for which no epsilon holds.",
+        "and the form of the paper, for which no epsilon holds (one seed, three passes of its projection).",
     ]
     pictures: dict[str, str] = {}
     for number, name in enumerate(DATA):
