@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import evenhand as eh
 from evenhand.attachment import Private, attach
 from evenhand.normals import Desk
-from evenhand.releasing import release_within
+from evenhand.releasing import in_parts, release_within
 from evenhand.streams import Stream
 
 BOUND, STEPS = 1.0, 1_000_000
@@ -80,9 +80,8 @@ def noise_alone(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: floa
     stream, desk = Stream.fresh(), Desk()
     flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     for number in range(STEPS):
-        yield lambda number=number: release_within(  # type: ignore[misc]
-            flat, noise, 2.0**-30, stream, "gradient", number, float(len(x)), desk
-        )
+        parts = in_parts(stream, "gradient", number, len(flat), desk)
+        yield lambda parts=parts: release_within(flat, noise, 2.0**-30, parts, float(len(x)))  # type: ignore[misc]
 
 
 def vmap_grad(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> Iterator[Step]:

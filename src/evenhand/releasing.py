@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -15,7 +16,7 @@ from evenhand.streams import Domain, Stream
 
 CHUNK = 1 << 16
 SMALL_CHUNK = 1 << 15
-"""Numbers that are made and added at a time where memory counts."""
+"""Numbers of a gradient that are made and added at a time: they stay in the cache."""
 AHEAD_FROM = 1 << 15
 """Fewer numbers than this are made faster than they could be handed over by another thread."""
 FEW = AT_ONCE * BLOCK // 2
@@ -40,13 +41,22 @@ class Ahead:
         self.desk, self._desks = Desk(), [Desk(), Desk()]  # the other thread works on desks only
         self._several, self._made = Desk(), dict[tuple[int, int], NDArray[np.float64]]()
 
-    def works(self, count: int) -> bool:
-        """Whether so many numbers are made before their step; otherwise ``release_within`` is the quickest."""
+    def parts(self, domain: Domain, step: int, count: int) -> Iterator[NDArray[np.float64]]:
+        """As ``in_parts`` gives them; what is made before its step is there as a whole."""
+        if not self._works(count):
+            yield from in_parts(self._stream, domain, step, count, self.desk)
+            return
+        whole = self.normals(domain, step, count)
+        for start in range(0, count, SMALL_CHUNK):
+            yield whole[start : start + SMALL_CHUNK]
+
+    def _works(self, count: int) -> bool:
+        """Whether so many numbers are made before their step."""
         return count <= FEW or (self._worker is not None and count >= AHEAD_FROM)
 
     def normals(self, domain: Domain, step: int, count: int, offset: int = 0) -> NDArray[np.float64]:
         """As the stream gives them."""
-        if domain != "gradient" or offset or not self.works(count):
+        if domain != "gradient" or offset or not self._works(count):
             return self._stream.normals(domain, step, count, offset, self.desk)
         if count <= FEW or self._worker is None:
             return self._few(step, count)
@@ -68,6 +78,19 @@ class Ahead:
             rows = self._stream.normals_of("gradient", step, steps, count, self._several)
             self._made = {(step + i, count): row for i, row in enumerate(rows)}
         return self._made.pop((step, count))
+
+
+def in_parts(
+    stream: Stream, domain: Domain, step: int, count: int, desk: Desk | None = None
+) -> Iterator[NDArray[np.float64]]:
+    """The first normals of a step, ``SMALL_CHUNK`` at a time; what is given is overwritten by the next part.
+
+    >>> [len(part) for part in in_parts(Stream.insecure(0, 0), "gradient", 0, 40_000)]
+    [32768, 7232]
+    """
+    desk = desk or Desk()
+    for start in range(0, count, SMALL_CHUNK):
+        yield stream.normals(domain, step, min(SMALL_CHUNK, count - start), start, desk)
 
 
 def release(
@@ -98,29 +121,23 @@ def release(
 
 
 def release_within(
-    total: Tensor,
-    std: float,
-    spacing: float,
-    stream: Stream,
-    domain: Domain,
-    step: int,
-    divisor: float,
-    desk: Desk | None = None,
+    total: Tensor, std: float, spacing: float, parts: Iterator[NDArray[np.float64]], divisor: float
 ) -> Tensor:
-    """As ``release``, in the memory of ``total`` (one dimension) and a small chunk more.
+    """As ``release``, in the memory of ``total`` (one dimension) and a small chunk more, with normals in parts.
 
     What comes out are the same numbers, rounded once more to the precision of ``total``, which is overwritten.
 
-    >>> noisy = release_within(torch.zeros(3), 1.0, 2**-20, Stream.insecure(0, 0), "gradient", 5, 2.0)
+    >>> parts = in_parts(Stream.insecure(0, 0), "gradient", 5, 3)
+    >>> noisy = release_within(torch.zeros(3), 1.0, 2**-20, parts, 2.0)
     >>> same = release(torch.zeros(3), 1.0, 2**-20, Stream.insecure(0, 0), "gradient", 5, divisor=2.0)
     >>> noisy.dtype, bool((noisy == same.float()).all())
     (torch.float32, True)
     """
-    desk, room = desk or Desk(), torch.empty(min(len(total), SMALL_CHUNK), dtype=torch.float64)
-    for start in range(0, len(total), SMALL_CHUNK):
-        part = total[start : start + SMALL_CHUNK]
-        noise = torch.from_numpy(stream.normals(domain, step, len(part), start, desk))
-        part.copy_(_add(part, noise, std, spacing, divisor, out=room[: len(part)]))
+    room = torch.empty(min(len(total), SMALL_CHUNK), dtype=torch.float64)
+    for part, numbers in zip(torch.split(total, SMALL_CHUNK), parts, strict=True):
+        if len(numbers) != len(part):  # one number would serve for all
+            raise RuntimeError("Noise and sum differ in size: nothing was released.")
+        part.copy_(_add(part, torch.from_numpy(numbers), std, spacing, divisor, out=room[: len(part)]))
     return total
 
 

@@ -22,7 +22,7 @@ from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
 from evenhand.queries import Query
-from evenhand.releasing import Ahead, release, release_within
+from evenhand.releasing import Ahead, in_parts, release, release_within
 from evenhand.rules import Rule, SampleRule
 from evenhand.streams import Stream
 from evenhand.types import Batch, Pass, Public, State, Stats
@@ -270,12 +270,11 @@ def _released(
         if usual:
             mechanism.usual_noise[key] = known
     spacing, covered, std = known
-    ahead = mechanism.normals
-    if mechanism.lean or not ahead.works(flat.numel()):
-        batch, desk = plan.expected_batch, None if mechanism.lean else ahead.desk
-        noisy = release_within(flat, std, spacing, mechanism.stream, "gradient", step, batch, desk)
+    if mechanism.lean:
+        parts = in_parts(mechanism.stream, "gradient", step, len(flat))
     else:
-        noisy = release(flat, std, spacing, mechanism.normals, "gradient", step, divisor=plan.expected_batch)
+        parts = mechanism.normals.parts("gradient", step, len(flat))
+    noisy = release_within(flat.cpu(), std, spacing, parts, plan.expected_batch).to(flat.device)
     return _shaped(noisy, total), covered, std
 
 

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from evenhand.gradients import footprint
 from evenhand.gradients.microbatches import MicroBatches
-from evenhand.releasing import SMALL_CHUNK, release, release_within
+from evenhand.releasing import SMALL_CHUNK, Ahead, in_parts, release, release_within
 from evenhand.streams import Stream
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -108,12 +108,21 @@ def test_weighing_counts_what_grows_with_the_batch_and_leaves_random_numbers_alo
 def test_noise_added_in_place_is_the_same_to_the_bit(count: int, dtype: torch.dtype) -> None:
     stream, total = Stream.insecure(3, 0), 10 * torch.randn(count).to(dtype)
     expected = release(total, 1.7, 2.0**-12, stream, "gradient", 9, divisor=60.5)
-    found = release_within(total, 1.7, 2.0**-12, stream, "gradient", 9, 60.5)
-    assert found.data_ptr() == total.data_ptr()
-    assert torch.equal(found, expected.to(dtype))
+    before = total.clone()
+    ahead = Ahead(stream)
+    for parts in (in_parts(stream, "gradient", 9, count), ahead.parts("gradient", 9, count)):
+        found = release_within(total.copy_(before), 1.7, 2.0**-12, parts, 60.5)
+        assert found.data_ptr() == total.data_ptr()
+        assert torch.equal(found, expected.to(dtype))
+
+
+@pytest.mark.parametrize("count", [1, 5, SMALL_CHUNK, SMALL_CHUNK + 6])
+def test_parts_that_do_not_fit_are_refused(count: int) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=r"shorter|differ in size"):
+        release_within(torch.zeros(SMALL_CHUNK + 5), 1.0, 0.5, in_parts(Stream.fresh(), "gradient", 0, count), 1.0)
 
 
 def test_noise_added_in_place_stays_on_the_grid() -> None:
     total = torch.randn(SMALL_CHUNK + 5, dtype=torch.float64)
-    found = release_within(total, 0.3, 2.0**-10, Stream.fresh(), "gradient", 0, 1.0) * 2.0**10
+    found = release_within(total, 0.3, 2.0**-10, in_parts(Stream.fresh(), "gradient", 0, len(total)), 1.0) * 2.0**10
     assert torch.equal(found, found.round())
