@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from engine_models import CASES, Case
+from engine_peers import LAST, Step, competitors, deviation
 from engine_peers import NOISE as ALONE
-from engine_peers import Step, competitors, deviation
 from engine_report import Row, machine, markdown, misses, paste
 
 RATE, NOISE, BLOCK_SECONDS = 1e-6, 1.0, 0.2
@@ -149,9 +149,11 @@ def sizes(text: str, case: Case) -> tuple[int, ...]:
 
 
 def weighed(row: Row) -> Row:
-    """The row with the competitor's peak memory, unless it could not run or trains nothing."""
+    """The row with the competitor's peak memory, unless it could not run or trains nothing of its own."""
+    if "error" in row or row["competitor"] in (ALONE, LAST):
+        return row
     cell = {name: row[name] for name in ("model", "batch", "threads", "competitor")}
-    return row if "error" in row or row["competitor"] == ALONE else row | worker("engine_memory.py", "memory", cell)
+    return row | worker("engine_memory.py", "memory", cell)
 
 
 def chosen(text: str, names: list[str]) -> list[str]:

@@ -18,7 +18,9 @@ from evenhand.releasing import in_parts, release_within
 from evenhand.streams import Stream
 
 BOUND, STEPS = 1.0, 1_000_000
-NOISE = "noise of ours"
+NOISE, LAST = "noise of ours", "SGD, channels last"
+PICTURES = 4
+"""Dimensions of a batch of pictures."""
 Step = Callable[[], Any]
 
 
@@ -46,6 +48,14 @@ def sgd(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> It
 
     while True:
         yield step
+
+
+def sgd_last(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> Iterator[Step]:
+    """The same for who asks torch to lay out pictures and weights with their channels last, as our engine does."""
+    if x.dim() != PICTURES:
+        raise ValueError("these records are no pictures")
+    turned = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return sgd(turned, x.contiguous(memory_format=torch.channels_last), y, rate, noise)
 
 
 def ours(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float, lean: bool = False) -> Iterator[Step]:
@@ -194,6 +204,7 @@ def competitors() -> dict[str, Competitor]:
     """Those that can run here, by the name of their column."""
     found = {
         "SGD": Competitor(sgd, private=False),
+        LAST: Competitor(sgd_last, private=False),
         "ours": Competitor(ours),
         "ours, memory mode": Competitor(ours_lean),
         NOISE: Competitor(noise_alone, private=False),

@@ -60,7 +60,7 @@ def markdown(found: Row) -> str:
     packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", "evenhand", "opacus") if facts[name])
     where = f"{facts['processor']}, {facts['cores']} cores, {packages}"
     missed = misses(found["rows"])
-    parts.append("\n".join([f"Of our own bars {len(missed) or 'none'} are missed:", *(f"- {line}" for line in missed)]))
+    parts.append("\n".join([f"Bars of our own that are missed: {len(missed)}.", *(f"- {line}" for line in missed)]))
     return "\n\n".join([*parts, f"Measured in {found['rounds']} rounds on {where}."])
 
 
