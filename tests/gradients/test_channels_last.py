@@ -9,10 +9,14 @@ import pytest
 import torch
 from test_conv import DOUBLE, OPTIONS, check, form
 from test_engine_models import Custom, cross_entropy
+from test_silently_wrong import compare, oracle
 from torch import Tensor, nn
 
+from conftest import by_kernels
 from evenhand.gradients import Engine, serving
+from evenhand.gradients.conv import ConvKernel
 from evenhand.gradients.measuring import lies_last
+from evenhand.gradients.microbatches import MicroBatches
 from evenhand.types import Pass
 
 __all__ = ["form"]
@@ -81,6 +85,110 @@ def test_channels_are_left_last(agrees: Oracle) -> None:
 def test_a_model_that_looks_at_memory_stays_exact(forward: Forward, kernels: bool | None, agrees: Oracle) -> None:
     model, (x, y) = network(forward), pictures()
     agrees(model, x, y, kernels=kernels)
+
+
+NARROW = [((3, 2), (1, 2), (5, 1)), (3, (1, 2), (5, 2)), (3, (1, 8), (28, 6)), (3, 1, (1, 1)), (2, 1, (2, 2))]
+
+
+@pytest.mark.parametrize(("kernel", "stride", "size"), NARROW)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_one_channel_a_group_and_narrow_pictures(kernel: Any, stride: Any, size: tuple[int, int], groups: int) -> None:
+    """Steps that only say that one channel lies last make torch's convolution wrong, or crash, for some of these."""
+    layer = nn.Conv2d(groups, 8, kernel, stride, padding=1, groups=groups)
+    turned = ConvKernel().channels_last(layer)
+    assert turned is not None
+    for count in (1, 2, 3, 8):
+        x = torch.randn(count, groups, *size)
+        with torch.no_grad():
+            torch.testing.assert_close(turned.forward(layer, x)[0], layer.double()(x.double()).float())
+        layer.float()
+
+
+class Wants(torch.autograd.Function):
+    """Code of one's own that refuses what does not lie in order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if not x.is_contiguous():
+            raise ValueError("x must be contiguous")
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.saved_tensors[0].cos()
+
+
+def wanting(m: Any, x: Tensor) -> Tensor:
+    return m.head(Wants.apply(m.body(x)).flatten(1))
+
+
+def complex_numbers(m: Any, x: Tensor) -> Tensor:
+    return m.head(torch.view_as_complex(m.body(x).unflatten(3, (-1, 2))).abs().repeat(1, 1, 1, 2).flatten(1))
+
+
+@pytest.mark.parametrize("forward", [wanting, complex_numbers])
+def test_code_that_wants_its_own_order_is_served_by_kernels(forward: Forward) -> None:
+    model, (x, y) = network(forward), pictures()
+    engine = Engine(model, cross_entropy)
+    result = engine.run(x, y)
+    assert by_kernels(result)
+    compare(result, oracle(model, cross_entropy, x, y))
+
+
+class Counting(nn.Module):
+    """Fails with channels last, but only where there is more than one pixel; drops at random and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.drop, self.head = nn.Conv2d(2, 8, 3, padding=1), nn.Dropout(0.5), nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        found = self.drop(self.conv(x))
+        return self.head(found.view(len(found), 4, -1).tanh().mean(2))
+
+
+def test_a_failed_attempt_leaves_no_trace() -> None:
+    model, y = Counting().double(), torch.randint(3, (8,))
+    small, large = torch.randn(8, 2, 1, 1, dtype=DOUBLE), torch.randn(8, 2, 3, 3, dtype=DOUBLE)
+    used, fresh = Engine(model, cross_entropy), Engine(model, cross_entropy)
+    used.run(small, y)
+    found = []
+    for engine in (used, fresh):
+        torch.manual_seed(7)
+        before = model.calls.clone()
+        found.append((engine.run(large, y).loss.sum().item(), torch.rand(1).item(), (model.calls - before).item()))
+    assert found[0] == found[1]
+    assert found[0][2] == 1
+
+
+class Plain(nn.Module):
+    """What vmap cannot go through: it asks for a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.detach().abs().sum()) >= 0 else -x
+
+
+@pytest.mark.parametrize("between", [nn.Identity(), Plain()])
+def test_no_record_exceeds_its_bound_when_parts_run_twice(between: nn.Module) -> None:
+    """A record that is not finite makes the first part run the slow way, and by kernels the second time.
+
+    The same random numbers then drop other activations, so the gradient of the sum is not the one whose norm was taken.
+    """
+    body = [nn.Conv2d(1, 8, 3), nn.ReLU(), between, nn.Dropout(0.5), nn.Flatten(), nn.Linear(128, 16), nn.Dropout(0.5)]
+    model, longest = nn.Sequential(*body, nn.Linear(16, 3)).double(), []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        x, y = torch.randn(16, 1, 6, 6, dtype=DOUBLE), torch.randint(3, (16,))
+        x[0] = torch.nan
+        result = MicroBatches(model, cross_entropy, limit=8).run(x, y)
+        weights = torch.zeros(16, dtype=DOUBLE)
+        weights[1 + seed % 7] = 1 / result.norm[1 + seed % 7]
+        longest.append(torch.cat([v.flatten() for v in result.weighted_sum(weights).values()]).norm().item())
+    assert max(longest) <= 1 + 1e-9
+    assert min(longest) > 0.2
 
 
 def test_views_are_given_up_once_and_kernels_still_serve() -> None:

@@ -249,8 +249,11 @@ class ConvKernel:
         if module.padding_mode != "zeros":
             x, padding = surrounded(module, x)[0], (0,) * len(module.kernel_size)
         convolve = _FORWARD[len(module.kernel_size)]
-        weight = _turned(module.weight) if self._last and x.is_cpu else module.weight
-        return convolve(x, weight, module.bias, module.stride, padding, module.dilation, module.groups), ()
+        last, weight = self._last and x.is_cpu, module.weight
+        if last and weight.shape[1] > 1:  # then torch leaves the output like that by itself
+            weight = weight.contiguous(memory_format=torch.channels_last)
+        out = convolve(x, weight, module.bias, module.stride, padding, module.dilation, module.groups)
+        return out.contiguous(memory_format=torch.channels_last) if last else out, ()
 
     def input_gradient(self, module: Conv, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
         """By the transposed convolution, and back through padding that is not zero."""
@@ -267,19 +270,6 @@ class ConvKernel:
     ) -> _Convolved:
         """Output gradients times patches."""
         return _Convolved(module, *surrounded(module, x), grad, trainable, room)
-
-
-def _turned(weight: Tensor) -> Tensor:
-    """The weight with its channels last: torch then leaves the output like that, whatever the input.
-
-    One channel lies like that anyway, but only these steps say so.
-
-    >>> _turned(torch.ones(4, 1, 3, 3)).stride()
-    (9, 1, 3, 1)
-    """
-    _, channels, height, width = weight.shape
-    steps = (channels * height * width, 1, width * channels, channels)
-    return weight.contiguous(memory_format=torch.channels_last).as_strided(weight.shape, steps)
 
 
 _LAST = ConvKernel(last=True)

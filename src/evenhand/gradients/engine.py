@@ -17,19 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from evenhand.errors import UnsupportedModelError, UsageError
+from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients.bookkeeping import Bookkeeping
 from evenhand.gradients.comparing import Comparison
 from evenhand.gradients.direct import uses
 from evenhand.gradients.fallback import Fallback, Instances
 from evenhand.gradients.finishing import Finished, zero
+from evenhand.gradients.footprint import out_of_memory
 from evenhand.gradients.habits import Habits
 from evenhand.gradients.locking import exclusive
 from evenhand.gradients.precision import plain
 from evenhand.gradients.randomness import RandomState
 from evenhand.gradients.records import LossFn, batch_size, call, losses, versions
 from evenhand.gradients.rooms import Room
-from evenhand.gradients.serving import Layout, Served
+from evenhand.gradients.serving import Before, Layout, Served
 from evenhand.gradients.structure import modules_of
 from evenhand.gradients.tape import Tape
 from evenhand.gradients.views import Viewed
@@ -40,9 +41,6 @@ _ORDER = (
     "way that depends on the batch. Steps since the last comparison may not have been bounded, so what they trained "
     "must not be released; keep records in their order in the model"
 )
-
-_VIEW = "view size is not compatible"
-"""What torch says of ``x.view(...)`` where ``x.reshape(...)`` would copy."""
 
 
 def per_sample(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Pass:
@@ -133,15 +131,24 @@ class Engine:
         return self.run(inputs, targets)
 
     def _laid_out(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Pass:
-        """With the channels of pictures last; as the model's own layers leave them if it views them otherwise."""
+        """With the channels of pictures last; with the layers' own layout if the model's code cannot do with that."""
+        if not self._turning(layout):
+            return self._run(layout, inputs, targets, size)
+        before = Before(layout)
         try:
             return self._run(layout, inputs, targets, size)
-        except RuntimeError as error:
-            if not self._turns or layout.turned == layout.served or _VIEW not in str(error):
+        except EvenhandError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
                 raise
             self._turns = False
             self._served.clear()
-            return self._run(layout, inputs, targets, size)
+            before.restore()
+        return self._run(layout, inputs, targets, size)
+
+    def _turning(self, layout: Layout) -> bool:
+        return self._turns and layout.turned is not layout.served
 
     def _kernels(self, layout: Layout) -> Served:
         return layout.turned if self._turns else layout.served
@@ -175,6 +182,9 @@ class Engine:
             if not known:
                 self._since = 1
                 verified = self._comparison(layout, habits).agree(inputs, targets, size)
+                if verified is False and self._turning(layout):
+                    self._turns, habits = False, Habits()
+                    verified = self._comparison(layout, habits).agree(inputs, targets, size)
             elif self._due():
                 right = self._comparison(layout, habits).still_agree(inputs, targets, size)
                 if right is None:

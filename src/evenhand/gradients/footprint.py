@@ -57,3 +57,15 @@ def part_of(size: int, each: int) -> int:
     (64, 34, 256)
     """
     return -(-size // max(1, min(PARTS, size * each // PART_BYTES)))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on any device.
+
+    >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("shape mismatch"))
+    (True, False)
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return "not enough memory" in text or "can't allocate memory" in text

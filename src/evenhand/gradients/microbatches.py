@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evenhand.errors import UsageError
 from evenhand.gradients.engine import Engine
-from evenhand.gradients.footprint import part_of, saved_bytes
+from evenhand.gradients.footprint import out_of_memory, part_of, saved_bytes
 from evenhand.gradients.locking import exclusive
 from evenhand.gradients.measuring import chunks
 from evenhand.gradients.randomness import RandomState
@@ -79,18 +79,6 @@ class MicroBatches:
         return part_of(size, self._each)
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on any device.
-
-    >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("shape mismatch"))
-    (True, False)
-    """
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error)
-    return "not enough memory" in text or "can't allocate memory" in text
-
-
 class _Parts:
     """The parts of one batch, run one after the other."""
 
@@ -130,11 +118,23 @@ class _Parts:
             for rows, state in self._parts:
                 state.restore()
                 part = self._engine.run(take(self._inputs, rows), take(self._targets, rows))
-                _add(total, part.weighted_sum(weights[rows]))
+                _add(total, part.weighted_sum(weights[rows] * _shrunk(self._norm[rows], part.norm)))
                 del part
         finally:
             now.restore()
         return total
+
+
+def _shrunk(before: Tensor, now: Tensor) -> Tensor:
+    """What each weight is multiplied by if a record's gradient is longer now than when its weight was chosen.
+
+    The second run draws the same random numbers, but layers need not use them in the same order: kernels and the slow
+    way lay out pictures differently, and the first run may have been the other one. The bound must hold all the same.
+
+    >>> _shrunk(torch.tensor([2.0, 2.0, 0.0, torch.nan]), torch.tensor([1.0, 4.0, 1.0, 1.0]))
+    tensor([1.0000, 0.5000, 0.0000, 1.0000])
+    """
+    return torch.where(now > before, before / now, 1.0)
 
 
 def _add(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from evenhand.gradients.kernels import Composite, Kernel, Piece, Share, composite_for, kernel_for
 from evenhand.gradients.measuring import working_dtype
+from evenhand.gradients.randomness import RandomState
 from evenhand.gradients.refusals import refuse
 from evenhand.gradients.rooms import Room
 from evenhand.gradients.structure import Modules, Trainable, modules_of, trainable_of
@@ -136,8 +137,9 @@ class Layout:
 
     @cached_property
     def turned(self) -> list[Site | Composed]:
-        """What is served, by kernels that leave the channels of pictures last where that pays."""
-        return channels_last(self.served)
+        """What is served, by kernels that leave the channels of pictures last; the same object if there are none."""
+        turned = channels_last(self.served)
+        return self.served if turned == self.served else turned
 
     def state(self) -> tuple[tuple[int, int], ...]:
         """Identity and version of every buffer and parameter: a write in place or a replacement changes them.
@@ -160,6 +162,30 @@ class Layout:
             if not part.serves(site.module):
                 return Layout.read(self.model)
         return self
+
+
+class Before:
+    """Random numbers and buffers before an attempt that may fail, so that the next one finds what this one found.
+
+    >>> layout = Layout.read(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
+    >>> before = Before(layout); first = layout.model(torch.ones(1, 1)); before.restore()
+    >>> bool((first == layout.model(torch.ones(1, 1))).all())
+    True
+    """
+
+    def __init__(self, layout: Layout):
+        self._random = RandomState(layout.model)
+        held = [(places, name, places.get(name)) for places, name in layout.buffers]
+        self._buffers = [(places, name, t, t.detach().clone()) for places, name, t in held if t is not None]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self._random.restore()
+        with torch.no_grad():
+            for places, name, tensor, copy in self._buffers:
+                places[name] = tensor
+                if not torch.equal(tensor, copy):
+                    tensor.copy_(copy)
 
 
 @dataclass(frozen=True, slots=True)
