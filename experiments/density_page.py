@@ -43,6 +43,7 @@ def least_auc(row: Row) -> float:
 def page(rows: Sequence[Row], delta: float) -> tuple[str, dict[str, str]]:
     """The text, and its pictures by file name."""
     seeds = len({row["seed"] for row in rows})
+    minutes = sum(sum(row["seconds"].values()) for row in rows) / 60
     parts = [
         "# Densities on scattering features",
         "Can one release of class densities stand beside a linear model that DP-SGD trains on the same features at the "
@@ -63,7 +64,8 @@ def page(rows: Sequence[Row], delta: float) -> tuple[str, dict[str, str]]:
         costs(rows),
         "The linear model's learning rate is the best of three on a tenth of the training records, for every "
         "epsilon; the densities run with their defaults, which were found on MNIST. Neither is counted in epsilon.",
-        "Made by `python experiments/densities.py DATA --cache FEATURES`.",
+        f"Made by `python experiments/densities.py DATA --cache FEATURES`; {minutes:.0f} minutes of runs on shared "
+        "cores, besides features and tuning.",
     ]
     return "\n\n".join(parts) + "\n", pictures
 

@@ -48,8 +48,11 @@ def page(table: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def index(tables: Sequence[Mapping[str, Any]]) -> str:
-    """All experiments, and which method to take for data like mine."""
+def index(tables: Sequence[Mapping[str, Any]], scripts: float = 0.0, missing: Sequence[str] = ()) -> str:
+    """All experiments, and which method to take for data like mine.
+
+    ``scripts`` is how many minutes the pages say that scripts wrote; ``missing`` are experiments without a page.
+    """
     minutes = sum(_seconds(table)[0] + _seconds(table)[1] for table in tables) / 60
     rows = [_like(table, at) for table in tables for at in judging.promises(table)]
     head = ["data", "records", "smallest group", "model", "promise", "best overall", "best worst group", "page"]
@@ -65,10 +68,17 @@ def index(tables: Sequence[Mapping[str, Any]]) -> str:
         f"{_list(_claims(tables)) or 'No claim was judged yet.'}\n\n"
         "## All of it again\n\n"
         f"```text\n{COMMAND} --all --data-dir FOLDER\n```\n\n"
-        f"The comparisons in the table took {minutes:.1f} processor minutes: about {minutes / 2:.1f} minutes on two "
-        "cores. The other pages come from scripts that the same command runs.\n\n"
+        f"The comparisons in the table took {minutes:.0f} processor minutes with their tuning, the other pages, which "
+        f"scripts of the same command write, {scripts:.0f} minutes on one core: together about "
+        f"{(minutes + scripts) / 120:.1f} hours on two cores. {_unrun(missing)}\n\n"
         f"```{{toctree}}\n:maxdepth: 1\n:glob:\n\n*\n```\n"
     )
+
+
+def _unrun(missing: Sequence[str]) -> str:
+    if not missing:
+        return "Nothing else is run by it."
+    return f"Not in these figures, since they have not been run for these pages: {', '.join(missing)}."
 
 
 def _claims(tables: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,10 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "idp_mnist": ("{data}/mnist", "--lines", "{runs}/idp_mnist.jsonl"),
 }
 """Experiments that are no comparison of runs, and what their scripts are told."""
+PAGES = {"epsilon_study": "epsilon"}
+"""Pages that are not called like their script."""
+MINUTES = re.compile(r"([\d.]+) (?:processor minutes|minutes of runs on shared cores)")
+"""How the pages of scripts say what they took; less than a minute goes unsaid."""
 DIGITS = 5
 """Figures after the point in the JSON files: what is left out is far below every interval."""
 
@@ -102,7 +107,15 @@ def write(found: Mapping[str, Any], out: Path) -> None:
     for end, picture in plotting.pictures(found).items():
         (out / f"{name}_{end}.svg").write_text(picture.drawing)
     (out / f"{name}.md").write_text(page_text.page(found))
-    (out / "index.md").write_text(page_text.index(written(out)))
+    (out / "index.md").write_text(index(out))
+
+
+def index(out: Path) -> str:
+    """The index of all pages in ``out``, with what they took."""
+    pages = [out / f"{PAGES.get(name, name)}.md" for name in SCRIPTS]
+    minutes = sum(float(found) for page in pages if page.exists() for found in MINUTES.findall(page.read_text()))
+    missing = [name for name in names() if not (out / f"{name}.json").exists()]
+    return page_text.index(written(out), minutes, missing)
 
 
 def again(name: str, out: Path) -> dict[str, Any]:

@@ -111,9 +111,19 @@ def test_a_page_has_question_answer_claims_effort_and_command(modules: Any) -> N
         "python experiments/results.py made",
     ):
         assert words in text, words
-    index = modules["page_text"].index([TABLE])
+    index = modules["page_text"].index([TABLE], 236.0, ["other"])
     assert "| made | 1,000 | b, 10 % | linear | epsilon 3 | good or alike |" in index
-    assert "4.0 processor minutes: about 2.0" in index
+    assert "took 4 processor minutes with their tuning, the other pages, which scripts of the same command" in index
+    assert "236 minutes on one core: together about 2.0 hours on two cores. Not in these figures" in index
+    assert index.count("other.") == 1
+
+
+def test_the_index_adds_up_what_pages_say_they_took(modules: Any, tmp_path: Path) -> None:
+    (tmp_path / "idp_mnist.md").write_text("Made by a script; 30 minutes of runs on shared cores.")
+    (tmp_path / "densities.md").write_text("Made by another; 90 minutes of runs on shared cores, besides tuning.")
+    found = modules["results"].index(tmp_path)
+    assert "120 minutes on one core: together about 1.0 hours on two cores." in found
+    assert all(name in found for name in modules["results"].names())
 
 
 def test_the_command_runs_a_small_part_and_writes_everything(
