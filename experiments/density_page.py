@@ -53,6 +53,11 @@ def page(rows: Sequence[Row], delta: float) -> tuple[str, dict[str, str]]:
         f"{delta:g}, add or remove one record. Without privacy: densities with a noise multiplier of 0.02, plain SGD, "
         "and the form of the paper, for which no epsilon holds (one seed, three passes of its projection).",
     ]
+    parts.append(
+        "Above, the density that is named is the best by the same figures. `noisy_embedding_density` releases every "
+        "record by itself, so that budgets can differ from record to record; its noise is that of a single record, "
+        "which leaves little at these epsilons. The others release sums, whose noise many records share."
+    )
     pictures: dict[str, str] = {}
     for number, name in enumerate(DATA):
         here = [row for row in rows if row["data"] == name]
