@@ -26,8 +26,8 @@ FEW = AT_ONCE * BLOCK // 2
 class Ahead:
     """The numbers of a stream, those of the next step made by another thread while this one trains.
 
-    Noise is addressed by step and position, so working ahead cannot change it. With one core there is nothing to gain.
-    What is returned is overwritten by the next call.
+    Noise is addressed by step and position, so working ahead cannot change it. Without a core to spare there is nothing
+    to gain. What is returned is overwritten by the next call.
 
     >>> stream = Stream.insecure(0, 0)
     >>> bool((Ahead(stream).normals("gradient", 3, 40_000) == stream.normals("gradient", 3, 40_000)).all())
@@ -36,7 +36,7 @@ class Ahead:
 
     def __init__(self, stream: Stream):
         self._stream = stream
-        self._worker = ThreadPoolExecutor(1, "evenhand-noise") if _cores() > 1 else None
+        self._worker = ThreadPoolExecutor(1, "evenhand-noise") if _spare() else None
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None
         self.desk, self._desks = Desk(), [Desk(), Desk()]  # the other thread works on desks only
         self._several, self._made = Desk(), dict[tuple[int, int], NDArray[np.float64]]()
@@ -147,5 +147,7 @@ def _add(total: Tensor, noise: Tensor, std: float, spacing: float, divisor: floa
     return out.add_(noise, alpha=std / spacing).round_().mul_(spacing / divisor)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _spare() -> bool:
+    """Whether there is a core that torch does not use: its threads wait for each other, so one more slows all down."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores > torch.get_num_threads()

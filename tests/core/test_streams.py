@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from evenhand import releasing
 from evenhand.releasing import Ahead
 from evenhand.streams import Stream
 
@@ -58,8 +59,12 @@ def test_fresh_keys_never_repeat_and_stay_secret() -> None:
     assert streams[0].key.hex() not in repr(streams[0])
 
 
-def test_working_ahead_gives_the_numbers_of_the_stream_beside_small_requests() -> None:
+@pytest.mark.parametrize("spare", [True, False])
+def test_working_ahead_gives_the_numbers_of_the_stream_beside_small_requests(
+    spare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A question of few numbers, asked while the other thread makes those of the next step, must not touch them."""
+    monkeypatch.setattr(releasing, "_spare", lambda: spare)
     ahead, count = Ahead(STREAM), 60_000
     for step in range(12):
         small = ahead.normals("queries", step, 7, 3).copy()
