@@ -48,6 +48,27 @@ def test_every_seed_of_insecure_noise_differs() -> None:
     assert [cell.config.insecure_seed for cell in cells] == [7, 8]
 
 
+def test_every_run_may_draw_owners_of_its_own() -> None:
+    values = {
+        "methods": ["idp_sample", "ino_sample"],
+        "seeds": 2,
+        "seed": 5,
+        "budgets": {f"owner {number + 1}": 1 + number for number in range(10)},
+        "source": {"owners": "random class", "owner_seed": "each run"},
+        "tune": {"lr": [0.1, 0.5]},
+    }
+    made = grid.sweep(values)
+    assert [cell.config.source["owner_seed"] for cell in made.cells()] == [5, 6, 5, 6]
+    assert {trial.cell.config.source["owner_seed"] for trial in made.trials()} == {10_000}
+    first, second = (cell.config.load_data()[0] for cell in made.cells()[:2])
+    assert first.facts.owner_names == second.facts.owner_names
+    assert first.facts.owners != second.facts.owners
+    fixed = grid.sweep({**values, "source": {"owners": "random class", "owner_seed": 3}})
+    assert {cell.config.source["owner_seed"] for cell in fixed.cells()} == {3}
+    with pytest.raises(UsageError, match="must be a whole number"):
+        made.base.load_data()
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -66,6 +87,7 @@ def test_every_seed_of_insecure_noise_differs() -> None:
         ({"settings": {"bond": 1}}, "No method compared has a setting called 'bond'"),
         ({"settings": {"idp_scale.bound": 1}}, "not among the methods compared"),
         ({"epochz": 3}, "Did you mean 'epochs'"),
+        ({"source": {"owner_seed": "every run"}}, 'a whole number, or "each run"'),
     ],
 )
 def test_mistakes_are_named(values: dict, words: str) -> None:

@@ -19,6 +19,8 @@ from evenhand.errors import UsageError
 from evenhand.privacy.budgets import Budgets
 
 REFERENCE = "sgd"
+EACH_RUN = "each run"
+"""As ``owner_seed`` of the source: every run draws its owners with its own seed, the same for all methods."""
 _OWN: dict[str, type] = {
     "methods": list,
     "epsilons": list,
@@ -88,6 +90,9 @@ class Sweep:
     Examples:
       >>> [cell.name for cell in Sweep(Config(), methods=("sgd", "dpsgd"), epsilons=(1.0, 3.0), seeds=1).cells()]
       ['sgd-seed0', 'dpsgd-eps1-seed0', 'dpsgd-eps3-seed0']
+      >>> drawn = Config(source={"owners": "random class", "owner_seed": "each run"})
+      >>> [cell.config.source["owner_seed"] for cell in Sweep(drawn, seeds=3).cells()]
+      [0, 1, 2]
     """
 
     base: Config
@@ -113,6 +118,10 @@ class Sweep:
             )
         if self.base.record_budgets is not None:
             raise UsageError("Budgets by record are not compared: give every class of records an owner name instead.")
+        if isinstance(word := self.base.source.get("owner_seed"), str) and word != EACH_RUN:
+            raise UsageError(
+                f'owner_seed takes a whole number, or "{EACH_RUN}": then every run of the comparison draws anew.'
+            )
         Budgets(self.base.budgets or {"all": 1.0}, self.base.delta)
         for name in (set(self._settings()[1]) - set(self.names)) if self.base.settings else ():
             raise UsageError(f"There are settings for {name!r}, which is not among the methods compared.")
@@ -189,10 +198,12 @@ class Sweep:
     def _config(self, line: lines.Line, epsilon: float | None, seed: int, choice: tuning.Choice | None) -> Config:
         """One split for all: who trains in one run must not be held out, and so unprotected, in another."""
         base, choice = self.base, choice or tuning.Choice()
+        drawn = {"owner_seed": seed} if base.source.get("owner_seed") == EACH_RUN else {}
         promised = lines.kept(line.budgets, base.budgets, line.name)
         return dataclasses.replace(
             merged(base, {**line.config, **choice.config}),
             method=line.method,
+            source={**base.source, **drawn},
             epsilon=None if base.budgets else epsilon,
             budgets=promised if epsilon is not None else {},
             seed=seed,
