@@ -10,18 +10,15 @@ shown. The clip bounds follow from noisy counts that the training paid for, so t
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import plotting
 import torch
+from following import DIGITS, command, curve, drawn, followed, table, words
 from torch import Tensor, nn
 
 import evenhand as eh
@@ -29,17 +26,14 @@ from evenhand import methods, models, registry
 from evenhand.comparison import grid
 from evenhand.data import Data, load
 from evenhand.gradients import per_sample
+from evenhand.private import Private
 from evenhand.reporting.frames import Estimate
 from evenhand.reporting.intervals import over_seeds
-from evenhand.reporting.svg import lines
-from evenhand.reporting.text import unmarked
 from evenhand.rules import GroupClip
 from evenhand.types import Facts, State
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "docs" / "results"
 METHODS = ("dpsgd", "dpsgd_f")
-DIGITS = 5
 MEASURES = {
     "loss": "mean loss",
     "norm": "mean norm of the gradients",
@@ -94,25 +88,18 @@ def trained(name: str, train: Data, test: Data, settings: Settings, seed: int) -
     promise = eh.Privacy(settings.epsilon, settings.delta)
     plan = eh.plan(method, promise, data=train.facts, epochs=settings.epochs, batch_size=settings.batch_size)
     optimizer, loss = torch.optim.SGD(model.parameters(), lr=settings.lr), nn.CrossEntropyLoss(reduction="none")
-    per_epoch, rows = train.facts.records / plan.expected_batch, []
     factors: list[Tensor] = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        eh.attach(model, optimizer, loss, plan, out=Path(folder) / "run", compose=False) as private,
-    ):
-        for batch in private.batches(train):
-            private.step(batch)
-            factors.append(private.memory.get("factors", torch.ones(len(train.facts.groups))))
-            if int(private.position / per_epoch) > int((private.position - 1) / per_epoch) or not private.remaining:
-                bounds = settings.bound * torch.stack(factors).mean(0)
-                named = {
-                    name: round(each, DIGITS) for name, each in zip(train.facts.groups, bounds.tolist(), strict=True)
-                }
-                rows.append(
-                    {"epoch": round(private.position / per_epoch, 2), **held_out(model, loss, test), "bound": named}
-                )
-                factors.clear()
-    return rows
+
+    def remember(private: Private) -> None:
+        factors.append(private.memory.get("factors", torch.ones(len(train.facts.groups))))
+
+    def look() -> dict[str, Any]:
+        bounds = settings.bound * torch.stack(factors).mean(0)
+        named = {name: round(each, DIGITS) for name, each in zip(train.facts.groups, bounds.tolist(), strict=True)}
+        factors.clear()
+        return {**held_out(model, loss, test), "bound": named}
+
+    return followed(model, optimizer, loss, plan, train, look, after=remember)
 
 
 def held_out(model: nn.Module, loss: nn.Module, data: Data) -> dict[str, dict[str, float]]:
@@ -131,8 +118,9 @@ def _mean(values: Tensor) -> float:
     return round(values.mean().item(), DIGITS)
 
 
-def measured(settings: Settings, seeds: int, data_dir: Path | None) -> dict[str, Any]:
+def measured(seeds: int, data_dir: Path | None) -> dict[str, Any]:
     """Every training, with what it was made with and what it took."""
+    settings = Settings.of_paper()
     train, test = load("adult", data_dir=data_dir)
     if test is None:
         raise ValueError("Adult has held-out records")
@@ -150,20 +138,6 @@ def measured(settings: Settings, seeds: int, data_dir: Path | None) -> dict[str,
         "held_out": held,
         "runs": runs,
     }
-
-
-def curves(found: Mapping[str, Any], measure: str, names: Sequence[str]) -> dict[str, list[tuple[float, Estimate]]]:
-    """Means over seeds after each epoch, by method and group."""
-    series = {}
-    for method in names:
-        runs = [run["rows"] for run in found["runs"] if run["method"] == method]
-        for group in found["held_out"]:
-            points = [
-                (float(rows[0]["epoch"]), over_seeds([row[measure][group] for row in rows]))
-                for rows in zip(*runs, strict=True)
-            ]
-            series[f"{method}, {group}"] = points
-    return series
 
 
 def apart(found: Mapping[str, Any], measure: str, method: str) -> Estimate:
@@ -185,64 +159,37 @@ def page(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
         f"paper's choices, nothing tuned. Means over {found['seeds']} seeds on the held-out records ({groups}), which "
         "no epsilon covers: Adult is public, and these are research figures.",
         "After the last epoch the groups are apart by (means with 95 % t-intervals over seeds):",
-        _rows(
+        table(
             ["method", *(MEASURES[name] for name in differing)],
-            [[method, *(_words(apart(found, name, method)) for name in differing)] for method in METHODS],
+            [[method, *(words(apart(found, name, method)) for name in differing)] for method in METHODS],
         ),
         "The norm of the mean gradient says how far a group is from its own best model, whatever its records disagree "
         "about. Clip bounds are means over the steps of each epoch; DP-SGD has the base bound for all.",
     ]
     pictures: dict[str, str] = {}
     last: dict[tuple[str, str], Estimate] = {}
-    for measure, words in MEASURES.items():
+    for measure, meaning in MEASURES.items():
         names = METHODS[1:] if measure == "bound" else METHODS
-        series = curves(found, measure, names)
-        title = f"{words[0].upper()}{words[1:]} of each group over the epochs"
-        values = {name: [(epoch, each.value) for epoch, each in points] for name, points in series.items()}
+        series = {
+            f"{name}, {group}": curve(found, name, measure, group) for name in names for group in found["held_out"]
+        }
+        title = f"{meaning[0].upper()}{meaning[1:]} of each group over the epochs"
         file = f"group_curves_{measure}.svg"
-        pictures[file] = plotting.alone(lines(values, title=title, x_label="epoch", y_label=words))
+        pictures[file] = drawn(series, title, meaning)
         last |= {(name, measure): points[-1][1] for name, points in series.items()}
         parts += [f"![{title}]({file})"]
     rows = [
-        [name, *(_words(last.get((name, measure))) for measure in MEASURES)]
+        [name, *(words(last.get((name, measure))) for measure in MEASURES)]
         for name in dict.fromkeys(name for name, _ in last)
     ]
     parts += [
         "Each group after the last epoch:",
-        _rows(["method and group", *MEASURES.values()], rows),
+        table(["method and group", *MEASURES.values()], rows),
         f"Made by `python experiments/group_curves.py --data-dir FOLDER`; {found['seconds']:.1f} processor seconds a "
         "training. The figures: [group_curves.json](group_curves.json).",
     ]
     return "\n\n".join(parts) + "\n", pictures
 
 
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lined = [f"| {' | '.join(map(unmarked, row))} |" for row in [head, *rows]]
-    return "\n".join([lined[0], f"|{'---|' * len(head)}", *lined[1:]])
-
-
-def _words(found: Estimate | None) -> str:
-    return "" if found is None else f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
-
-
-def main() -> None:
-    """Train, or read what was trained, then draw and write it down."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--data-dir", type=Path, help="where the files of the data sets are")
-    asked.add_argument("--seeds", type=int, default=3)
-    asked.add_argument("--pages", action="store_true", help="train nothing, read the JSON file")
-    asked.add_argument("--out", type=Path, default=RESULTS)
-    given = asked.parse_args()
-    file = given.out / "group_curves.json"
-    if not given.pages:
-        given.out.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(measured(Settings.of_paper(), given.seeds, given.data_dir), indent=1) + "\n")
-    text, pictures = page(json.loads(file.read_text()))
-    (given.out / "group_curves.md").write_text(text)
-    for name, drawing in pictures.items():
-        (given.out / name).write_text(drawing)
-
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    command("group_curves", __doc__, measured, page)

@@ -41,6 +41,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "epsilon_study": (),
     "group_curves": ("--data-dir", "{data}"),
     "idp_mnist": ("{data}/mnist", "--lines", "{runs}/idp_mnist.jsonl"),
+    "owner_curves": ("--data-dir", "{data}"),
 }
 """Experiments that are no comparison of runs, and what their scripts are told."""
 PAGES = {"epsilon_study": "epsilon"}

@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parents[2] / "experiments"
 NAMES = (
     *("results", "page_text", "judging", "summarising", "plotting", "correlating", "epsilon_study", "group_curves"),
-    *("lined", "density_page", "densities"),
+    *("lined", "density_page", "densities", "following", "owner_curves"),
 )
 
 

@@ -104,7 +104,7 @@ def test_pages_are_what_their_figures_make(modules: Any, tmp_path: Path) -> None
     names = [name for name in modules["results"].names() if (RESULTS / f"{name}.json").exists()]
     for name in names:
         shutil.copy(RESULTS / f"{name}.json", tmp_path)
-    for script in ("idp_mnist", "densities"):  # their pages say what they took, and the index adds it up
+    for script in modules["results"].SCRIPTS:  # their pages say what they took, and the index adds it up
         if (RESULTS / f"{script}.md").exists():
             shutil.copy(RESULTS / f"{script}.md", tmp_path)
     assert modules["results"].main(["--pages", "--out", str(tmp_path)]) == 0

@@ -1,7 +1,8 @@
-"""The studies with a script of their own: epsilon by epochs and by noise, and how groups learn."""
+"""The studies with a script of their own: epsilon by epochs and by noise, how groups and an owner's classes learn."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,9 @@ import torch
 
 import evenhand as eh
 from evenhand import registry
+from evenhand.comparison.grid import Cell
+from evenhand.config import Config
+from evenhand.errors import UsageError
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PRINTED = {"Adult": 3.1, "Dutch": 2.66, "MNIST": 6.55}
@@ -62,14 +66,83 @@ def test_gradients_of_held_out_records(modules: Any) -> None:
     assert found["norm"][name] > found["pull"][name]
 
 
-def test_the_page_on_groups_is_what_its_figures_make(modules: Any) -> None:
+@pytest.mark.parametrize("name", ["group_curves", "owner_curves"])
+def test_pages_of_curves_are_what_their_figures_make(modules: Any, name: str) -> None:
+    file = RESULTS / f"{name}.json"
+    if not file.exists():
+        pytest.skip(f"{name} has not been run for docs/results")
+    text, pictures = modules[name].page(json.loads(file.read_text()))
+    for end, made in {f"{name}.md": text, **pictures}.items():
+        assert (RESULTS / end).read_text() == made, f"run: python experiments/{name}.py --pages"
+
+
+def test_the_page_on_groups_says_how_far_they_are_apart(modules: Any) -> None:
     study = modules["group_curves"]
     found = json.loads((RESULTS / "group_curves.json").read_text())
-    text, pictures = study.page(found)
-    for name, made in {"group_curves.md": text, **pictures}.items():
-        assert (RESULTS / name).read_text() == made, "run: python experiments/group_curves.py --pages"
     apart = study.apart(found, "loss", "dpsgd")
-    assert f"{apart.value:.3f} ({apart.low:.3f} to" in text
+    assert f"{apart.value:.3f} ({apart.low:.3f} to" in study.page(found)[0]
+
+
+def test_classes_of_an_owner_are_followed_with_the_rate_that_tuning_chose(modules: Any, tmp_path: Path) -> None:
+    study = modules["owner_curves"]
+    tuned = {"entries": [{"method": m, "epsilon": 4.0, "tuning": {"chosen": {"lr": 0.75}}} for m in study.METHODS]}
+    (tmp_path / "mnist_owners.json").write_text(json.dumps(tuned))
+    cells = study.cells(2, tmp_path)
+    assert [(cell.method, cell.seed) for cell in cells] == [(m, seed) for m in study.METHODS for seed in (0, 1)]
+    assert {cell.config.lr for cell in cells} == {0.75}
+    assert cells[0].config.source["owners"] == "digits"
+    with pytest.raises(UsageError, match="run `python experiments/results"):
+        study.cells(2, tmp_path / "none")
+
+
+def test_recall_of_classes_rises_while_an_owner_is_followed(modules: Any) -> None:
+    budgets = {"0-4": 4.0, "5-9": 8.0}
+    config = Config("digits", model="linear", method="ino_sample", epochs=3.0, batch_size=128.0, lr=1.0, delta=1e-4)
+    config = dataclasses.replace(config, source={"owners": "digits"}, budgets=budgets, settings={"bound": 0.5})
+    found = modules["owner_curves"].measured([Cell("ino_sample", 8.0, 0, config)], None)
+    rows = found["runs"][0]["rows"]
+    assert [row["epoch"] for row in rows] == pytest.approx([0.5, 1, 1.5, 2, 2.5, 3], abs=0.1)
+    assert list(rows[0]["recall"]) == [f"class {digit}" for digit in range(10)]
+    assert sum(rows[-1]["recall"].values()) > sum(rows[0]["recall"].values())
+    assert {owner: list(held) for owner, held in found["owners"].items()} == {
+        "0-4": [f"class {digit}" for digit in range(5)],
+        "5-9": [f"class {digit}" for digit in range(5, 10)],
+    }
+
+
+def followed(modules: Any, lift: float) -> dict[str, Any]:
+    """Made-up figures: INO lifts the slow class of the strict owner by ``lift``, and nothing else."""
+    study, epochs = modules["owner_curves"], (0.5, 1.0, 2.0)
+    runs = [
+        {
+            "method": method,
+            "seed": seed,
+            "rows": [
+                {"epoch": e, "recall": {"slow": 0.4 + seed / 100 + more, "fast": 0.9 + seed / 100, "other": 0.1}}
+                for e in epochs
+            ],
+        }
+        for method, more in zip(study.METHODS, (0.0, lift), strict=True)
+        for seed in range(3)
+    ]
+    settings = {"data": "made", "model": "linear", "delta": 1e-5, "epochs": 2.0, "batch_size": 10.0, "records": 100}
+    settings |= {"bound": 1.0, "budgets": {"open": 4.0, "strict": 1.0}, "lr": dict.fromkeys(study.METHODS, 0.5)}
+    owners = {"open": {"other": 10}, "strict": {"slow": 10, "fast": 20}}
+    return {"settings": settings, "seeds": 3, "minutes": 2.5, "owners": owners, "runs": runs}
+
+
+@pytest.mark.parametrize(("lift", "verdict"), [(0.2, "holds"), (-0.1, "does not hold")])
+def test_the_page_on_an_owner_judges_what_the_paper_says(modules: Any, lift: float, verdict: str) -> None:
+    text, pictures = modules["owner_curves"].page(followed(modules, lift))
+    spread = 50 - 100 * lift
+    change = f"{-100 * lift:+.1f} ({-100 * lift:+.1f} to {-100 * lift:+.1f})"
+    shown = f"| 50.0 (50.0 to 50.0) | {spread:.1f} ({spread:.1f} to {spread:.1f}) | {change} | {verdict} |"
+    assert text.count(shown) == 3
+    assert "| idp\\_sample, slow | 41.0 (38.5 to 43.5) |" in text
+    assert "sample, other" not in text
+    assert modules["results"].MINUTES.findall(text) == ["2.5"]
+    assert list(pictures) == ["owner_curves_idp_sample.svg", "owner_curves_ino_sample.svg"]
+    assert all("slow" in drawing and "recall, %" in drawing for drawing in pictures.values())
 
 
 def density_rows(modules: Any, gain: float) -> list[dict[str, Any]]:
