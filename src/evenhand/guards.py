@@ -17,6 +17,7 @@ from evenhand import _validate
 from evenhand.augmenting import Views
 from evenhand.errors import BatchReuseError, DataError, EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients import Layout, MicroBatches, probe
+from evenhand.gradients.heap import Held
 from evenhand.gradients.microbatches import Early
 from evenhand.gradients.precision import full
 from evenhand.gradients.records import batch_size
@@ -32,7 +33,8 @@ class Compute:
 
     Args:
       micro_batch: records that go through the model at once; when memory runs out it is halved, whatever it is.
-      lean: prefer forms that need little memory, at some cost in time.
+      lean: prefer forms that need little memory, at some cost in time. Otherwise memory that a step frees stays with
+        the process until the run is closed, see ``gradients/heap.py``.
       precision: "bf16" runs the model under torch's autocast; norms, sums and noise keep their full precision.
 
     Examples:
@@ -78,6 +80,7 @@ class Watch:
         self._before: list[tuple[Layout, Marks]] = []
         self._weights: Marks | None = None
         self._spoilt = ""
+        self._held = None if self._compute.lean else Held(self)
 
     def probe(self, rows: tuple[Any, Any]) -> None:
         """Look thoroughly at the model in its present mode, also with the last declared label."""
@@ -132,6 +135,12 @@ class Watch:
     def trainable(self) -> Mapping[str, nn.Parameter]:
         """The parameters that the last probe found to be trained, by name."""
         return {} if self._probed is None else self._probed.trainable
+
+    def close(self) -> None:
+        """Give back the memory that passes were made in. Safe to call twice."""
+        self._engine.forget()
+        if self._held is not None:
+            self._held.give_back()
 
     def refuse_spoilt(self) -> None:
         """Nothing may leave the run once a buffer holds data."""

@@ -190,11 +190,12 @@ class Private:
             self._ledger.foreign(self._position)
 
     def close(self) -> None:
-        """Write the last commits and let go of the ledger. Safe to call twice."""
+        """Write the last commits, let go of the ledger and of the memory for passes. Safe to call twice."""
         try:
             self._recorder.flush()
         finally:
             self._ledger.close()
+            self._watch.close()
 
     def __enter__(self) -> Private:
         return self

@@ -1,0 +1,67 @@
+"""The C library's heap while a model trains: what a step frees serves the next one instead of going back to the system.
+
+A step frees everything at its end. glibc then shrinks its heap, and the next step pays for every page again: a quarter
+of a gigabyte, and a tenth of the time, for a ResNet. Elsewhere than in glibc nothing is done, nor where the environment
+says how memory is to be handled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import threading
+import weakref
+from typing import Any
+
+_TRIM, _MMAP = -1, -3
+"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of <malloc.h>."""
+_LARGEST_BLOCK = 32 << 20
+"""Larger blocks cannot be had from the heap."""
+_USUAL_TRIM, _NEVER_TRIM = 2 * _LARGEST_BLOCK, (1 << 31) - 1
+_CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_lock = threading.Lock()
+_holders = 0
+
+
+@functools.cache
+def _library() -> Any:
+    """glibc, or None if this is none of ours to change."""
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in _CHOSEN):
+        return None
+    library = ctypes.CDLL(None)
+    wanted = ("gnu_get_libc_version", "mallopt", "malloc_trim")
+    return library if all(hasattr(library, name) for name in wanted) else None
+
+
+class Held:
+    """Keeps freed memory in the process until `give_back`, or until ``owner`` is gone; the last one out gives it back.
+
+    >>> class Training: pass
+    >>> training = Training()
+    >>> held = Held(training); held.give_back(); held.give_back()
+    """
+
+    def __init__(self, owner: object):
+        _count(1)
+        self._finish = weakref.finalize(owner, _count, -1)
+
+    def give_back(self) -> None:
+        """Let the memory go, if nobody else holds it. Safe to call twice."""
+        self._finish()
+
+
+def _count(change: int) -> None:
+    global _holders
+    library = _library()
+    with _lock:
+        before, _holders = _holders, _holders + change
+        if library is None:
+            return
+        if not before:
+            library.mallopt(_MMAP, _LARGEST_BLOCK)
+            library.mallopt(_TRIM, _NEVER_TRIM)
+        elif not _holders:
+            library.mallopt(_TRIM, _USUAL_TRIM)
+            library.malloc_trim(0)
