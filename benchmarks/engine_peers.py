@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import evenhand as eh
 from evenhand.attachment import Private, attach
-from evenhand.normals import Desk
-from evenhand.releasing import in_parts, release_within
+from evenhand.releasing import Ahead, release_parts
 from evenhand.streams import Stream
 
 BOUND, STEPS = 1.0, 1_000_000
@@ -87,11 +86,10 @@ def ours_lean(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float)
 
 def noise_alone(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> Iterator[Step]:
     """What the noise of our step costs by itself: made from the cipher's bits, added on the grid, divided."""
-    stream, desk = Stream.fresh(), Desk()
-    flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    source = Ahead(Stream.fresh())
+    totals = [torch.zeros_like(parameter, requires_grad=False) for parameter in model.parameters()]
     for number in range(STEPS):
-        parts = in_parts(stream, "gradient", number, len(flat), desk)
-        yield lambda parts=parts: release_within(flat, noise, 2.0**-30, parts, float(len(x)))  # type: ignore[misc]
+        yield lambda number=number: release_parts(totals, noise, 2.0**-30, source, number, len(x))  # type: ignore[misc]
 
 
 def vmap_grad(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> Iterator[Step]:

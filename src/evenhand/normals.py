@@ -1,4 +1,4 @@
-"""Standard normals from random bits: Box-Muller in float64, in memory that is kept."""
+"""Standard normals from random bits: Box-Muller in float64, in memory that is kept, compiled where that can be had."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-BLOCK = 1024
-"""Normals that are made together: first all that come from a cosine, then those from the sine."""
+from evenhand import compiled
+from evenhand.compiled import BLOCK
+
 AT_ONCE = 32
 """Blocks that are made together: what they need fits the cache, and torch keeps to one thread."""
-_ZEROS = memoryview(bytes(1 << 16))
+_ZEROS = memoryview(bytes(1 << 18))
 
 
 def box_muller(words: Tensor, out: Tensor, at_once: int) -> None:
@@ -27,23 +28,23 @@ def box_muller(words: Tensor, out: Tensor, at_once: int) -> None:
     start = 0
     while start < words.size(0):
         stop = min(start + at_once, words.size(0))
-        both = words[start:stop].double()  # 53 bits or more of 64 in [-2^63, 2^63]
+        both = words[start:stop].bitwise_right_shift(11).double()  # 53 bits, from -2^52 to 2^52 - 1
         radius, angle, made = both[:, 0], both[:, 1], out[start:stop]
-        radius.add_(9223372036854777856.0).mul_(5.421010862427522e-20)  # + 2^63 + 2048: from 2^-53 to 1
+        radius.add_(4503599627370497.0).mul_(1.1102230246251565e-16)  # + 2^52 + 1: from 2^-53 to 1
         radius.log_().mul_(-2.0).sqrt_()
-        angle.mul_(6.283185307179586 * 5.421010862427522e-20)
+        angle.mul_(6.283185307179586 * 1.1102230246251565e-16)
         torch.cos(angle, out=made[:, 0]).mul_(radius)
         torch.sin(angle, out=made[:, 1]).mul_(radius)
         start = stop
 
 
 @functools.cache
-def _compiled() -> Callable[[Tensor, Tensor, int], None]:
+def _scripted() -> Callable[[Tensor, Tensor, int], None]:
     """The same as TorchScript: it runs without Python's lock, so that a thread can work ahead beside training."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        compiled: Callable[[Tensor, Tensor, int], None] = torch.jit.script(box_muller)
-    return compiled
+        scripted: Callable[[Tensor, Tensor, int], None] = torch.jit.script(box_muller)
+    return scripted
 
 
 class Desk:
@@ -75,9 +76,17 @@ class Desk:
         for start in range(0, size, len(_ZEROS)):
             encrypt(_ZEROS[: size - start], self._raw[start:])
 
+    @property
+    def address(self) -> int:
+        """Where the bits lie until normals are made of them."""
+        return self._words.data_ptr()
+
     def normals(self, blocks: int) -> NDArray[np.float64]:
         """The normals made of those bits; overwritten by the next."""
-        out = self._out[:blocks]
-        _compiled()(self._words[:blocks], out, AT_ONCE)
+        out, loops = self._out[:blocks], compiled.loops()
+        if loops is None:
+            _scripted()(self._words[:blocks], out, AT_ONCE)
+        else:
+            loops.normals(self.address, self.address, blocks)
         numbers: NDArray[np.float64] = out.view(-1).numpy()
         return numbers

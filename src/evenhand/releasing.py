@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -11,7 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.normals import AT_ONCE, BLOCK, Desk
+from evenhand import compiled
+from evenhand.compiled import BLOCK, Loops, Parts
+from evenhand.errors import UnsupportedModelError
+from evenhand.normals import AT_ONCE, Desk
 from evenhand.streams import Domain, Stream
 
 CHUNK = 1 << 16
@@ -24,7 +28,7 @@ FEW = AT_ONCE * BLOCK // 2
 
 
 class Ahead:
-    """The numbers of a stream, those of the next step made by another thread while this one trains.
+    """The numbers of a stream; without compiled loops, those of the next step are made by a thread of their own.
 
     Noise is addressed by step and position, so working ahead cannot change it. Without a core to spare there is nothing
     to gain. What is returned is overwritten by the next call.
@@ -35,7 +39,7 @@ class Ahead:
     """
 
     def __init__(self, stream: Stream):
-        self._stream = stream
+        self.stream = stream
         self._worker = ThreadPoolExecutor(1, "evenhand-noise") if _spare() else None
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None
         self.desk, self._desks = Desk(), [Desk(), Desk()]  # the other thread works on desks only
@@ -44,7 +48,7 @@ class Ahead:
     def parts(self, domain: Domain, step: int, count: int) -> Iterator[NDArray[np.float64]]:
         """As ``in_parts`` gives them; what is made before its step is there as a whole."""
         if not self._works(count):
-            yield from in_parts(self._stream, domain, step, count, self.desk)
+            yield from in_parts(self.stream, domain, step, count, self.desk)
             return
         whole = self.normals(domain, step, count)
         for start in range(0, count, SMALL_CHUNK):
@@ -57,16 +61,16 @@ class Ahead:
     def normals(self, domain: Domain, step: int, count: int, offset: int = 0) -> NDArray[np.float64]:
         """As the stream gives them."""
         if domain != "gradient" or offset or not self._works(count):
-            return self._stream.normals(domain, step, count, offset, self.desk)
+            return self.stream.normals(domain, step, count, offset, self.desk)
         if count <= FEW or self._worker is None:
             return self._few(step, count)
         ready, self._next = self._next, None
         if ready is not None and ready[:2] == (step, count):
             numbers = ready[2].result()
         else:
-            numbers = self._stream.normals(domain, step, count, desk=self.desk)
+            numbers = self.stream.normals(domain, step, count, desk=self.desk)
         self._desks.reverse()
-        made = self._worker.submit(self._stream.normals, domain, step + 1, count, 0, self._desks[0])
+        made = self._worker.submit(self.stream.normals, domain, step + 1, count, 0, self._desks[0])
         self._next = (step + 1, count, made)
         return numbers
 
@@ -75,7 +79,7 @@ class Ahead:
         if (step, count) not in self._made:
             steps = AT_ONCE // max(1, -(-count // BLOCK))
             self._made = {}
-            rows = self._stream.normals_of("gradient", step, steps, count, self._several)
+            rows = self.stream.normals_of("gradient", step, steps, count, self._several)
             self._made = {(step + i, count): row for i, row in enumerate(rows)}
         return self._made.pop((step, count))
 
@@ -118,6 +122,58 @@ def release(
         noise = normals[start : start + CHUNK]
         _add(flat[start : start + CHUNK], noise, std, spacing, divisor, out=noisy[start : start + CHUNK])
     return noisy.view(total.shape).to(total.device)
+
+
+def release_parts(
+    totals: Sequence[Tensor], std: float, spacing: float, source: Ahead, step: int, divisor: float, lean: bool = False
+) -> list[Tensor]:
+    """The gradient's sum, in as many tensors as it has parameters, as ``release`` gives it for all of them in a row.
+
+    What comes out has the precision, shape and device of what went in, which stays as it was. Raises before anything
+    is returned if a number is not finite. ``lean`` makes no numbers before they are needed.
+
+    >>> ones = [torch.ones(2), torch.ones(1, 3)]
+    >>> [part.tolist() for part in release_parts(ones, 0.0, 0.25, Ahead(Stream.fresh()), 0, 2.0)]
+    [[0.5, 0.5], [[0.5, 0.5, 0.5]]]
+    """
+    loops = compiled.loops()
+    if loops is not None and all(total.dtype == torch.float32 for total in totals):
+        return _by_loops(loops, totals, std, spacing, source, step, divisor)
+    flat = torch.cat([total.reshape(-1) for total in totals])
+    if not math.isfinite(float(flat.sum())):
+        raise _not_finite()
+    parts = in_parts(source.stream, "gradient", step, len(flat)) if lean else source.parts("gradient", step, len(flat))
+    noisy = release_within(flat.cpu(), std, spacing, parts, divisor).to(flat.device)
+    split = torch.split(noisy, [total.numel() for total in totals])
+    return [part.view(total.shape) for part, total in zip(split, totals, strict=True)]
+
+
+def _by_loops(
+    loops: Loops, totals: Sequence[Tensor], std: float, spacing: float, source: Ahead, step: int, divisor: float
+) -> list[Tensor]:
+    held = [_plain(total) for total in totals]
+    outs = [torch.empty_like(total) for total in held]
+    counts = [total.numel() for total in held]
+    parts = Parts([total.data_ptr() for total in held], [out.data_ptr() for out in outs], counts)
+    odd, desk, cipher = 0, source.desk, source.stream.cipher("gradient", step)
+    for first in range(0, parts.count, SMALL_CHUNK):
+        last = min(first + SMALL_CHUNK, parts.count)
+        desk.fill(-(-(last - first) // BLOCK), cipher)
+        odd += loops.release(desk.address, first, last, parts, std, spacing, divisor)
+    if odd:
+        raise _not_finite()
+    return [out if total.is_cpu else out.to(total.device) for out, total in zip(outs, totals, strict=True)]
+
+
+def _plain(total: Tensor) -> Tensor:
+    """One number after the other in the memory of the CPU."""
+    if total.is_cpu and total.is_contiguous() and not total.requires_grad:
+        return total
+    return total.detach().cpu().contiguous()
+
+
+def _not_finite() -> UnsupportedModelError:
+    return UnsupportedModelError("The bounded sum of gradients is not finite: nothing was released.")
 
 
 def release_within(

@@ -22,7 +22,7 @@ from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
 from evenhand.queries import Query
-from evenhand.releasing import Ahead, in_parts, release, release_within
+from evenhand.releasing import Ahead, release, release_parts
 from evenhand.rules import Rule, SampleRule
 from evenhand.streams import Stream
 from evenhand.types import Batch, Pass, Public, State, Stats
@@ -256,31 +256,20 @@ def _released(
 ) -> tuple[dict[str, Tensor], tuple[float, ...], float]:
     """The gradient by parameter, the sensitivity its noise covers per class, and the noise's standard deviation."""
     plan = mechanism.plan
-    flat = torch.cat([value.reshape(-1) for value in total.values()])
     if plan.guarantee == "not private":
-        return _shaped(flat / plan.expected_batch, total), (), 0.0
-    if not math.isfinite(float(flat.sum())):
-        raise UnsupportedModelError("The bounded sum of gradients is not finite: nothing was released.")
-    usual = sensitivity is bound
-    key = level.noise, level.bound, flat.numel()
+        return {name: value / plan.expected_batch for name, value in total.items()}, (), 0.0
+    dimension, usual = sum([value.numel() for value in total.values()]), sensitivity is bound
+    key = level.noise, level.bound, dimension
     known = mechanism.usual_noise.get(key) if usual else None
     if known is None:
         spacing = noise.grid(float(sensitivity.max()))
-        known = spacing, *noise_std(level, sensitivity, mechanism.scales, spacing, len(flat), plan.expected_batch)
+        known = spacing, *noise_std(level, sensitivity, mechanism.scales, spacing, dimension, plan.expected_batch)
         if usual:
             mechanism.usual_noise[key] = known
     spacing, covered, std = known
-    if mechanism.lean:
-        parts = in_parts(mechanism.stream, "gradient", step, len(flat))
-    else:
-        parts = mechanism.normals.parts("gradient", step, len(flat))
-    noisy = release_within(flat.cpu(), std, spacing, parts, plan.expected_batch).to(flat.device)
-    return _shaped(noisy, total), covered, std
-
-
-def _shaped(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    parts = torch.split(flat, [value.numel() for value in like.values()])
-    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+    parts = list(total.values())
+    noisy = release_parts(parts, std, spacing, mechanism.normals, step, plan.expected_batch, mechanism.lean)
+    return dict(zip(total, noisy, strict=True)), covered, std
 
 
 def noise_std(

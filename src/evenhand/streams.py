@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from evenhand.compiled import BLOCK
 
 if TYPE_CHECKING:
     from evenhand.normals import Desk
@@ -87,14 +90,21 @@ class Stream:
         Made in blocks of 1024: the first half of a block are radius times cosine, the second half radius times sine,
         so that everything runs over contiguous memory. A ``desk`` is overwritten by its next use.
         """
-        from evenhand.normals import BLOCK, Desk
+        from evenhand.normals import Desk
 
         first, last = offset // BLOCK, -(-(offset + count) // BLOCK)
         desk = desk or Desk()
-        desk.fill(last - first, self._encryptor(domain, step, first * (BLOCK // 2)).update_into)
+        desk.fill(last - first, self.cipher(domain, step, first))
         out = desk.normals(last - first)
         begin = offset - first * BLOCK
         return out[begin : begin + count]
+
+    def cipher(self, domain: Domain, step: int, first: int = 0) -> Callable[[memoryview, memoryview], object]:
+        """What puts the bits of the step's blocks on a desk, from block ``first`` on, call after call."""
+        encrypt: Callable[[memoryview, memoryview], object] = self._encryptor(
+            domain, step, first * (BLOCK // 2)
+        ).update_into
+        return encrypt
 
     def normals_of(self, domain: Domain, step: int, steps: int, count: int, desk: Desk) -> NDArray[np.float64]:
         """The first ``count`` standard normals of several steps, one row per step: what ``normals`` gives for each.
@@ -106,8 +116,6 @@ class Stream:
           >>> bool((both[1] == stream.normals("gradient", 6, 3)).all())
           True
         """
-        from evenhand.normals import BLOCK
-
         blocks = -(-count // BLOCK)
         encryptors = [self._encryptor(domain, step + i, 0) for i in range(steps)]
         left = [8 * BLOCK * blocks] * steps

@@ -13,7 +13,7 @@ import evenhand as eh
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients import footprint
 from evenhand.gradients.reference import norms_and_sum
-from evenhand.normals import _compiled, box_muller
+from evenhand.normals import _scripted, box_muller
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -64,7 +64,7 @@ def test_the_smallest_and_the_largest_uniform_give_finite_noise(how: str) -> Non
     ends = [least, least + 512, least + 513, least + 1024, least + 2048, -1, 0, 1, most - 512, most]
     words = torch.tensor([[a, b] for a in ends for b in ends])
     out = torch.empty(len(words), 2, dtype=torch.float64)
-    (box_muller if how == "python" else _compiled())(words.clone(), out, 7)
+    (box_muller if how == "python" else _scripted())(words.clone(), out, 7)
     assert bool(torch.isfinite(out).all())
     assert 8.0 < float(out.abs().max()) < 9.0
 

@@ -139,13 +139,18 @@ def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _data(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing]) -> dict[str, Any]:
+    from evenhand import compiled
+
     changed = [dataclasses.asdict(change) for change in done]
     timings = [dataclasses.asdict(row) for row in rows]
-    return {"trainable": found.trainable, **dataclasses.asdict(found), "fixed": changed, "bench": timings}
+    facts = {"trainable": found.trainable, **dataclasses.asdict(found), "fixed": changed, "bench": timings}
+    return facts | {"compiled_noise": compiled.loops() is not None}
 
 
 def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix: bool) -> str:
     import torch
+
+    from evenhand import compiled
 
     parts = []
     if fix:
@@ -153,6 +158,10 @@ def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix:
         parts += ["", str(found)] if done else ["  nothing to replace", "", str(found)]
     else:
         parts.append(str(found))
+    if compiled.loops() is None:
+        parts.append(
+            "Noise is made in Python, several times slower: install a C compiler (gcc or clang), then evenhand again."
+        )
     if found.fixable and not found.trainable:
         parts.append("Add --fix to examine the model with these replaced.")
     if rows:

@@ -1,0 +1,40 @@
+"""Compile the loops that make the noise (``noise.c``), where there is a compiler; everything works without one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGE = Path(__file__).parent / "src" / "evenhand"
+FLAGS = ("-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared")
+"""Nothing of -ffast-math: the arithmetic stays that of IEEE 754, but for products that are added without rounding."""
+
+
+class Compiled(BuildHookInterface[Any]):
+    """Leaves ``_noise.so`` beside its source; no Python is linked, so one file serves every version of it."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build, and name the wheel for this machine if that worked."""
+        built = PACKAGE / "_noise.so"
+        built.unlink(missing_ok=True)
+        compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+        if compiler is None or sys.platform == "win32":
+            self.app.display_warning("No C compiler: the noise will be made in Python, several times slower.")
+            return
+        source = str(PACKAGE / "noise.c")
+        done = subprocess.run(
+            [compiler, *FLAGS, source, "-o", str(built), "-lm"], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            built.unlink(missing_ok=True)
+            self.app.display_warning(f"{source} did not compile: the noise will be made in Python.\n{done.stderr}")
+            return
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data.update(pure_python=False, tag=f"py3-none-{platform}")
+        build_data["artifacts"].append("src/evenhand/_noise.so")

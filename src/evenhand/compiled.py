@@ -1,0 +1,105 @@
+"""The compiled loops that make the noise, if the installation could build them (``noise.c``, ``hatch_build.py``).
+
+Everything works without them, more slowly. They are compared with numpy when they are loaded: a compiler or a processor
+that computes something else must cost time, never privacy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 1024
+"""Normals that are made together: first all that come from a cosine, then those from the sine."""
+_FILE = Path(__file__).with_name("_noise.so")
+_PRECISE = 1e-13
+"""How far a normal may lie from numpy's: far below the grid, which is about a billionth of a standard deviation."""
+
+
+class Loops:
+    """The functions of the library. They run without Python's lock; addresses must stay valid during the call."""
+
+    def __init__(self, library: ctypes.CDLL):
+        whole, address, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+        self._normals, self._release = library.evenhand_normals, library.evenhand_release
+        self._normals.argtypes, self._normals.restype = (address, address, whole), None
+        self._release.argtypes = (address, whole, whole, address, address, address, number, number, number)
+        self._release.restype = whole
+
+    def normals(self, words: int, out: int, blocks: int) -> None:
+        """Standard normals from the bits at an address, ``BLOCK`` of them per block, perhaps in the same memory."""
+        self._normals(words, out, blocks)
+
+    def release(
+        self, words: int, first: int, last: int, parts: Parts, std: float, spacing: float, divisor: float
+    ) -> int:
+        """Numbers ``first`` to ``last - 1`` of a sum with noise, on the grid, divided; how many were not finite."""
+        found: int = self._release(
+            words, first, last, parts.totals, parts.outs, parts.ends, 1 / spacing, std / spacing, spacing / divisor
+        )
+        return found
+
+
+class Parts:
+    """A sum that lies in several places (float32, contiguous), and as many places of the same size for what leaves.
+
+    >>> Parts([1, 2], [3, 4], [10, 5]).count
+    15
+    """
+
+    def __init__(self, totals: Sequence[int], outs: Sequence[int], counts: Sequence[int]):
+        if not len(totals) == len(outs) == len(counts):
+            raise ValueError("every part needs a place to go")
+        self._held = array("Q", totals), array("Q", outs), array("q", accumulate(counts))
+        self.totals, self.outs, self.ends = [column.buffer_info()[0] for column in self._held]
+        self.count = self._held[2][-1]
+
+
+@functools.cache
+def loops() -> Loops | None:
+    """The compiled loops, or None if they are not there or do not compute what they should."""
+    try:
+        found = Loops(ctypes.CDLL(str(_FILE)))
+    except (OSError, AttributeError):
+        return None
+    return found if right(found) else None
+
+
+def reference(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Normals from words of whole blocks, in numpy: what the loops are compared with.
+
+    >>> reference(np.full(BLOCK, 2**63, np.uint64))[[0, 512]].round(3).tolist()
+    [-8.572, -0.0]
+    """
+    upper = ((words.reshape(-1, 2, BLOCK // 2) ^ np.uint64(1 << 63)) >> np.uint64(11)).astype(np.float64)
+    radius = np.sqrt(-2.0 * np.log((upper[:, 0] + 1.0) * 2.0**-53))
+    angle = 2.0 * np.pi * (upper[:, 1] * 2.0**-53 - 0.5)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
+
+
+def right(found: Loops) -> bool:
+    """Whether the loops agree with numpy on extreme and on many ordinary words, and put every number in its place."""
+    ends = np.array([0, 1, 2**11, 2**62, 2**63 - 1, 2**63, 2**63 + 2**11, 2**64 - 1], np.uint64)
+    words = np.random.default_rng(0).integers(0, 2**64, 3 * BLOCK, np.uint64)
+    words[: BLOCK // 2] = np.resize(ends, BLOCK // 2)
+    words[BLOCK // 2 : BLOCK] = np.resize(np.repeat(ends, len(ends)), BLOCK // 2)
+    normals, expected = np.empty(len(words)), reference(words)
+    found.normals(words.ctypes.data, normals.ctypes.data, 3)
+    if not bool((np.abs(normals - expected) <= _PRECISE * (1 + np.abs(expected))).all()):
+        return False
+    counts, spacing = (1, BLOCK - 2, 700), 2.0**-20
+    totals = [np.linspace(-3, 3, count, dtype=np.float32) for count in counts]
+    outs = [np.zeros(count, np.float32) for count in counts]
+    parts = Parts([part.ctypes.data for part in totals], [part.ctypes.data for part in outs], counts)
+    if found.release(words.ctypes.data, 0, parts.count, parts, 0.7, spacing, 2.0):
+        return False
+    on_grid = np.rint(np.concatenate(totals).astype(np.float64) / spacing)
+    noisy = np.rint(on_grid + expected[: parts.count] * (0.7 / spacing)) * (spacing / 2.0)
+    return bool((np.abs(np.concatenate(outs) - noisy.astype(np.float32)) <= 2 * spacing).all())

@@ -1,0 +1,158 @@
+"""The compiled loops: the numbers of numpy and of the slow way, in every variant, and not used when they are wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from evenhand import compiled, normals
+from evenhand.compiled import BLOCK, Loops
+from evenhand.errors import UnsupportedModelError
+from evenhand.releasing import SMALL_CHUNK, Ahead, release, release_parts
+from evenhand.streams import Stream
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "evenhand" / "noise.c"
+FLAGS = ("-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared")
+COMPILER = shutil.which("cc")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+STREAM = Stream.insecure(5, 0)
+LESS = {
+    "as built": (),
+    "without avx512": ('__builtin_cpu_supports("avx512dq")',),
+    "plain": ('__builtin_cpu_supports("avx512dq")', '__builtin_cpu_supports("avx2")'),
+}
+
+
+def build(folder: Path, text: str, *more: str) -> Loops:
+    (folder / "noise.c").write_text(text)
+    command = [str(COMPILER), *FLAGS, *more, "noise.c", "-o", "noise.so", "-lm"]
+    subprocess.run(command, cwd=folder, check=True)
+    return Loops(ctypes.CDLL(str(folder / "noise.so")))
+
+
+def words(blocks: int) -> np.ndarray:
+    return np.frombuffer(os.urandom(8 * BLOCK * blocks), np.uint64).copy()
+
+
+@needs_compiler
+def test_the_installation_built_the_loops_and_they_are_right() -> None:
+    """`pip install` compiles where it can, so that nobody pays for a slow way without knowing."""
+    assert compiled.loops() is not None
+
+
+@needs_compiler
+def test_flags_are_those_of_the_build() -> None:
+    text = (ROOT / "hatch_build.py").read_text()
+    assert all(f'"{flag}"' in text for flag in FLAGS)
+
+
+@needs_compiler
+@pytest.mark.parametrize("less", LESS.values(), ids=LESS.keys())
+def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_path: Path) -> None:
+    text = SOURCE.read_text()
+    for condition in less:
+        assert condition in text
+        text = text.replace(condition, "0")
+    loops, given = build(tmp_path, text, "-Wall", "-Wextra", "-Werror"), words(200)
+    assert compiled.right(loops)
+    made, expected = np.empty(len(given)), compiled.reference(given)
+    loops.normals(given.ctypes.data, made.ctypes.data, 200)
+    np.testing.assert_allclose(made, expected, rtol=0, atol=4e-15)
+    assert stats.kstest(made, "norm").pvalue > 1e-6
+    loops.normals(given.ctypes.data, given.ctypes.data, 200)  # in the same memory
+    assert np.array_equal(given.view(np.float64), made)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("what", "instead"),
+    [
+        ("radius * cosine", "radius * cosine * 0.999"),
+        ("radius * sine", "radius * cosine"),
+        ("sqrt(-2.0 * log)", "sqrt(-1.9 * log)"),
+        ("(q & 2) << 62", "(q & 0) << 62"),
+        (">> 11", ">> 40 << 29"),
+        ("normals[i] * alpha", "normals[0] * alpha"),
+        ("rint(whole + normals[i] * alpha)", "whole"),
+        ("while (ends[part] <= place) part++;", "while (ends[part] <= place) part++, place++;"),
+        ("odd += !(fabs(whole) <= DBL_MAX);", "odd += 1;"),
+        ("words += BLOCK", "words += 0"),
+    ],
+)
+def test_loops_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:
+    text = SOURCE.read_text()
+    assert what in text
+    loops = build(tmp_path, text.replace(what, instead))
+    assert not compiled.right(loops)
+
+
+def test_without_the_file_there_are_no_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiled, "_FILE", tmp_path / "none.so")
+    assert compiled.loops.__wrapped__() is None
+    (tmp_path / "none.so").write_bytes(b"no library")
+    assert compiled.loops.__wrapped__() is None
+
+
+def test_both_ways_to_make_normals_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds give the same run with and without a compiler, but for the last bits."""
+    quick = STREAM.normals("gradient", 3, 50_000).copy()
+    monkeypatch.setattr(normals.compiled, "loops", lambda: None)
+    np.testing.assert_allclose(STREAM.normals("gradient", 3, 50_000), quick, rtol=0, atol=4e-15)
+
+
+SHAPES = ((3, 5), (1,), (0, 4), (SMALL_CHUNK + 17,), (7, 1100), ())
+
+
+@pytest.mark.parametrize("way", ["compiled", "python"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lean", [True, False])
+def test_parts_leave_like_one_row(way: str, dtype: torch.dtype, lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "python":
+        monkeypatch.setattr(compiled, "loops", lambda: None)
+    totals = [10 * torch.randn(shape).to(dtype) for shape in SHAPES]
+    totals[0] = totals[0].t()  # not in the order of its memory
+    before = [total.clone() for total in totals]
+    found = release_parts(totals, 1.7, 2.0**-12, Ahead(STREAM), 9, 60.5, lean)
+    flat = torch.cat([total.reshape(-1) for total in totals])
+    expected = release(flat, 1.7, 2.0**-12, STREAM, "gradient", 9, divisor=60.5).to(dtype)
+    assert torch.equal(torch.cat([part.reshape(-1) for part in found]), expected)
+    assert all(torch.equal(total, old) for total, old in zip(totals, before, strict=True))
+    assert [part.shape for part in found] == [total.shape for total in totals]
+
+
+@pytest.mark.parametrize("way", ["compiled", "python"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 1023, SMALL_CHUNK + 3])
+def test_a_sum_that_is_not_finite_does_not_leave(
+    way: str, bad: float, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "python":
+        monkeypatch.setattr(compiled, "loops", lambda: None)
+    total = torch.zeros(SMALL_CHUNK + 5)
+    total[place] = bad
+    with pytest.raises(UnsupportedModelError, match="not finite: nothing was released"):
+        release_parts([torch.zeros(3), total], 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0)
+
+
+def test_two_parts_in_the_same_memory_get_noise_of_their_own() -> None:
+    """Two parameters may have one and the same gradient, such as an LSTM's two biases."""
+    total = torch.zeros(2000)
+    first, second = release_parts([total, total], 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0)
+    assert not torch.equal(first, second)
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.15
+    assert float(first.std()) == pytest.approx(1.0, rel=0.15)
+    assert not total.any()
+
+
+def test_what_leaves_lies_on_the_grid() -> None:
+    found = release_parts([torch.randn(5000)], 0.3, 2.0**-10, Ahead(Stream.fresh()), 0, 1.0)[0] * 2.0**10
+    assert torch.equal(found, found.round())
