@@ -31,10 +31,11 @@ Marks = tuple[tuple[int, int], ...]
 class Compute:
     """How gradients are computed: speed and memory. Never what is private: no number of the plan depends on it (law 3).
 
+    Memory that a step frees stays with the process until the run is closed, see ``gradients/heap.py``.
+
     Args:
       micro_batch: records that go through the model at once; when memory runs out it is halved, whatever it is.
-      lean: prefer forms that need little memory, at some cost in time. Otherwise memory that a step frees stays with
-        the process until the run is closed, see ``gradients/heap.py``.
+      lean: prefer forms that need little memory, at some cost in time.
       precision: "bf16" runs the model under torch's autocast; norms, sums and noise keep their full precision.
 
     Examples:
@@ -80,7 +81,7 @@ class Watch:
         self._before: list[tuple[Layout, Marks]] = []
         self._weights: Marks | None = None
         self._spoilt = ""
-        self._held = None if self._compute.lean else Held(self)
+        self._held = Held(self)
 
     def probe(self, rows: tuple[Any, Any]) -> None:
         """Look thoroughly at the model in its present mode, also with the last declared label."""
@@ -139,8 +140,7 @@ class Watch:
     def close(self) -> None:
         """Give back the memory that passes were made in. Safe to call twice."""
         self._engine.forget()
-        if self._held is not None:
-            self._held.give_back()
+        self._held.give_back()
 
     def refuse_spoilt(self) -> None:
         """Nothing may leave the run once a buffer holds data."""
