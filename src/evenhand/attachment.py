@@ -34,7 +34,7 @@ def attach(
     insecure_seed: int | None = None,
     compose: bool = True,
     compute: Compute | None = None,
-    augment: Augment | None = None,
+    augment: str | Augment | None = None,
     views: int = 1,
 ) -> Private:
     """Start private training inside your own loop; model and optimizer stay yours.
@@ -48,7 +48,8 @@ def attach(
       insecure_seed: make the run bit-reproducible. The statement then says that it protects nobody who knows the seed.
       compose: add this run up with earlier ones on the same data; the statement says when that was switched off.
       compute: micro-batches, memory and precision, see ``Compute``; nothing private depends on it.
-      augment: a function that gives a random view of every record of a batch of inputs, see ``augmenting``.
+      augment: "shift", "flip" or "flip+shift:2" for pictures; or a function that gives a random view of every record
+        of a batch of inputs, see ``augmenting``.
       views: how many views of a record are averaged before its gradient is bounded.
 
     Examples:

@@ -24,6 +24,7 @@ from evenhand import _validate
 from evenhand.errors import UnsupportedModelError, UsageError
 
 Augment = Callable[[Any], Any]
+PIXELS = 4
 
 
 def random_flip(inputs: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ def random_flip(inputs: Tensor) -> Tensor:
     return torch.where(heads.view(-1, *[1] * (inputs.dim() - 1)), inputs.flip(-1), inputs)
 
 
-def random_shift(inputs: Tensor, pixels: int = 4) -> Tensor:
+def random_shift(inputs: Tensor, pixels: int = PIXELS) -> Tensor:
     """Each image moved by up to ``pixels`` in both directions, by its own draw; zeros come in at the edge.
 
     The last two dimensions are height and width: (B, H, W) or (B, C, H, W).
@@ -120,16 +121,57 @@ class Views:
             raise UsageError(f"The run was started with views={state['views']}: resume it with as many.")
 
 
-def views_of(augment: Augment | None, views: int) -> Views | None:
+def views_of(augment: str | Augment | None, views: int) -> Views | None:
     """Both settings as one; nothing if nothing is augmented.
 
     Examples:
-      >>> views_of(None, 1) is None, views_of(random_flip, 4).count
+      >>> views_of(None, 1) is None, views_of("flip", 4).count
       (True, 4)
     """
     if augment is None and views != 1:
         raise UsageError("views=K needs augment=: without it all views of a record would be the same.")
-    return None if augment is None else Views(augment, views)
+    return None if augment is None else Views(named(augment), views)
+
+
+def named(augment: str | Augment) -> Augment:
+    """The function that a name stands for: flip, shift, shift:2 (pixels), or several joined by "+"; others as they are.
+
+    Examples:
+      >>> named("flip+shift:1")(torch.ones(2, 1, 8, 8)).shape
+      torch.Size([2, 1, 8, 8])
+    """
+    return Named(augment) if isinstance(augment, str) else augment
+
+
+@dataclass(frozen=True)
+class Named:
+    """Random flips and shifts of pictures, as a config names them.
+
+    Examples:
+      >>> Named("shift:1")(torch.zeros(2, 8, 8)).shape
+      torch.Size([2, 8, 8])
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        for part in self.name.split("+"):
+            kind, colon, pixels = part.partition(":")
+            _validate.known(kind, ("flip", "shift"), "augmentation")
+            if colon and not (kind == "shift" and pixels.isdecimal()):
+                raise UsageError("Only a shift takes a number, its pixels: shift:2, or flip+shift:2.")
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """A random view of every picture."""
+        if not isinstance(inputs, Tensor) or inputs.dim() < 3:
+            raise UsageError(
+                f"augment={self.name!r} flips and shifts pictures, and these records are none (height and width come "
+                "last): leave it out, or give a function of your own in Python."
+            )
+        for part in self.name.split("+"):
+            kind, _, pixels = part.partition(":")
+            inputs = random_flip(inputs) if kind == "flip" else random_shift(inputs, int(pixels or PIXELS))
+        return inputs
 
 
 def _size(inputs: Any) -> int:

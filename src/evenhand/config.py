@@ -72,6 +72,8 @@ class Config:
     momentum: float | None = None
     weight_decay: float | None = None
     average: float | None = None
+    augment: str | None = None
+    views: int = 1
     micro_batch: int | None = None
     lean: bool = False
     precision: str = "float32"

@@ -58,6 +58,8 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
         weight_decay=config.weight_decay,
         scheduler=config.lr_schedule,
         average=config.average,
+        augment=config.augment,
+        views=config.views,
         compute=Compute(config.micro_batch, config.lean, config.precision),
         test=held_out,
         out=out,

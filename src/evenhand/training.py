@@ -29,6 +29,7 @@ from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
 from evenhand.planning import Plan
 from evenhand.planning import plan as make_plan
 from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
+from evenhand.remembering import descent_again, settings_of, views_again
 from evenhand.results import Run
 from evenhand.runs import Folder, write_durably, write_json
 
@@ -57,7 +58,7 @@ def fit(
     scheduler: str | SchedulerFactory | None = None,
     average: float | EMA | None = None,
     compute: Compute | None = None,
-    augment: Augment | None = None,
+    augment: str | Augment | None = None,
     views: int = 1,
     test: Any = None,
     groups: Iterable[Any] | None = None,
@@ -97,7 +98,8 @@ def fit(
       average: decay of an average of the weights, 0.999 for example, or ``averaging.EMA``; the average is evaluated
         and released, with the last weights beside it.
       compute: micro-batches, memory and precision, see ``Compute``; nothing private depends on it.
-      augment: a function that gives a random view of every record of a batch of inputs, see ``augmenting``.
+      augment: "shift", "shift:2", "flip" or "flip+shift" for pictures; or a function that gives a random view of every
+        record of a batch of inputs, see ``augmenting``.
       views: how many views of a record are averaged before its gradient is bounded.
       test: held-out data for the report; not covered by the statement.
       groups: one name per training record, when ``train`` is not wrapped yet.
@@ -141,7 +143,7 @@ def fit(
     held, schedule = descent.build(model, made.steps)
     folder = Folder.create(Path(out) if out is not None else new_folder(made), made)
     kept = config or Config(data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed)
-    kept = dataclasses.replace(kept, **_settings(descent, loss, ema, computing))
+    kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
     write_durably(folder.path / "config.toml", to_toml(kept).encode())
     if data.declared is not None:
         write_json(folder.path / "preprocessing.json", data.declared.to_json())
@@ -177,7 +179,7 @@ def resume(
     scheduler: SchedulerFactory | None = None,
     average: EMA | None = None,
     compute: Compute | None = None,
-    augment: Augment | None = None,
+    augment: str | Augment | None = None,
     views: int = 1,
     progress: bool | None = None,
     loggers: Sequence[Logger] = (),
@@ -210,13 +212,13 @@ def resume(
     model = model if model is not None else config.build_model(data.facts)
     found = loss or config.loss
     ema = averaging.named(average if average is not None else config.average)
-    held, schedule = _resumed(config, optimizer, scheduler).build(model, made.steps)
+    held, schedule = descent_again(config, optimizer, scheduler).build(model, made.steps)
     aside = Aside(schedule, None if ema is None else Average(model, ema))
     private = start(
         *(model, held, default_loss(data) if found is None else losses.named(found), made, folder),
         insecure_seed=config.insecure_seed,
         compute=compute or Compute(config.micro_batch, config.lean, config.precision),
-        views=views_of(augment, views),
+        views=views_again(config, augment, views),
         kept=aside.kept,
     )
     return run(private, data, None if test is None else wrap(test), aside, telling, progress)
@@ -232,30 +234,6 @@ def _descent(
     """The rate of a user's own optimizer stays as given, unless a schedule is asked for."""
     usual = "linear" if optimizer is None or isinstance(optimizer, str) else "constant"
     return Descent(optimizer or "sgd", lr, momentum, weight_decay, scheduler or usual)
-
-
-def _resumed(config: Config, optimizer: OptimizerFactory | None, scheduler: SchedulerFactory | None) -> Descent:
-    """As at the start; a schedule of the user's own that is not passed again is missed by the checkpoint."""
-    if scheduler is None and config.lr_schedule == PYTHON:
-        return Descent(optimizer or config.optimizer, config.lr, scheduler="constant")
-    if optimizer is not None:
-        given = config.lr_schedule if config.optimizer == PYTHON else "constant"
-        return Descent(optimizer, config.lr, scheduler=scheduler or given)
-    return Descent(config.optimizer, config.lr, config.momentum, config.weight_decay, scheduler or config.lr_schedule)
-
-
-def _settings(descent: Descent, loss: str | Loss | None, ema: EMA | None, compute: Compute) -> dict[str, Any]:
-    """What the run's config must say for ``resume`` to go on in the same way."""
-    return {
-        "loss": loss if loss is None or isinstance(loss, str) else PYTHON,
-        "optimizer": descent.optimizer if isinstance(descent.optimizer, str) else PYTHON,
-        "lr": float(descent.lr),
-        "momentum": descent.momentum,
-        "weight_decay": descent.weight_decay,
-        "lr_schedule": descent.scheduler if isinstance(descent.scheduler, str) else PYTHON,
-        "average": ema.decay if ema is not None and ema.warm_up else None,
-        **dataclasses.asdict(compute),
-    }
 
 
 def _check_outputs(model: nn.Module, held_out: Data) -> None:

@@ -173,6 +173,71 @@ def test_training_with_views_keeps_names_and_stops_without_its_augmentation(tmp_
     assert eh.verify(tmp_path)["ok"]
 
 
+def small_cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 2))
+
+
+def test_views_by_name_are_kept_in_the_config_and_found_by_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    shift = random_shift
+
+    def watched(inputs: Tensor, pixels: int) -> Tensor:
+        seen.append((len(inputs), pixels))
+        return shift(inputs, pixels)
+
+    monkeypatch.setattr("evenhand.augmenting.random_shift", watched)
+    data, out = pictures(), tmp_path / "run"
+    stop: list[int] = []
+
+    def after_start(plan: object, seconds: float) -> None:
+        stop.append(1)
+        raise KeyboardInterrupt
+
+    options = {"epsilon": 3.0, "delta": 1e-2, "epochs": 1, "batch_size": 20, "out": out}
+    with pytest.raises(KeyboardInterrupt):
+        eh.fit(small_cnn(), data, augment="flip+shift:1", views=3, on_start=after_start, **options)
+    assert stop
+    config = (out / "config.toml").read_text()
+    assert 'augment = "flip+shift:1"' in config
+    assert "views = 3" in config
+    seen.clear()
+    eh.resume(out, model=small_cnn(), train=data)
+    assert {pixels for _, pixels in seen} == {1}
+    probed = 4
+    batches = [size for size, _ in seen if size != probed]
+    assert len(batches) % 3 == 0
+    assert batches[0::3] == batches[1::3] == batches[2::3]
+
+
+def test_a_comparison_may_give_one_line_more_views() -> None:
+    from evenhand.comparison import grid
+
+    variants = {"4 views": {"method": "dpsgd", "augment": "shift", "views": 4}}
+    values = {"methods": ["dpsgd"], "variants": variants, "epsilons": [3.0], "seeds": 1, "compose": False}
+    plain, viewed = [cell.config for cell in grid.sweep(values).cells()]
+    assert (plain.augment, plain.views, viewed.augment, viewed.views) == (None, 1, "shift", 4)
+
+
+@pytest.mark.parametrize(
+    ("augment", "words"),
+    [
+        ("shft", "Did you mean 'shift'"),
+        ("flip:2", "Only a shift takes a number"),
+        ("shift:a", "Only a shift takes a number"),
+        ("shift", "these records are none"),
+    ],
+)
+def test_mistakes_in_names_are_found_before_anything_is_spent(
+    augment: str, words: str, tiny: Data, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        eh.fit(nn.Linear(2, 2), tiny, epsilon=3.0, epochs=1, augment=augment, out=tmp_path / "run")
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    assert not ledger.exists() or Folder(tmp_path / "run").ledger().reserved == 0
+
+
 def test_views_do_not_change_the_noise(tiny: Data, tmp_path: Path) -> None:
     """Equal views are one view: the same seed gives the same weights, so views change neither noise nor charge."""
     found, announced = [], []

@@ -73,6 +73,12 @@ Average = Annotated[
     float | None,
     typer.Option("--average", help="Decay of an average of the weights, e.g. 0.99; it is what is released."),
 ]
+Augment = Annotated[
+    str | None, typer.Option("--augment", help="Random views of pictures: shift, shift:2 (pixels), flip, flip+shift.")
+]
+Views = Annotated[
+    int | None, typer.Option("--views", help="Views of each record, averaged before its gradient is bounded.")
+]
 MicroBatch = Annotated[
     int | None, typer.Option("--micro-batch", help="Records computed at once; halved when memory runs out.")
 ]

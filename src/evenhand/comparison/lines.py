@@ -11,7 +11,7 @@ from evenhand.errors import UsageError
 
 OWN = (
     *("model", "features", "epochs", "batch_size", "loss", "optimizer", "lr", "lr_schedule"),
-    *("momentum", "weight_decay", "average", "augment", "micro_batch", "lean", "precision"),
+    *("momentum", "weight_decay", "average", "augment", "views", "micro_batch", "lean", "precision"),
 )
 """Keys of a run's config that a variant may set. None of them changes what is promised to whom."""
 

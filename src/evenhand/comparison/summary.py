@@ -21,7 +21,7 @@ from evenhand.verification import verify
 _PLAIN = ("accuracy", "balanced_accuracy", "mcc", "roc_auc", "log_loss")
 SETTINGS = (
     *("method", "model", "features", "epochs", "batch_size", "loss", "optimizer", "lr", "lr_schedule", "momentum"),
-    *("weight_decay", "average"),
+    *("weight_decay", "average", "augment", "views"),
 )
 _SHARES = ("accuracy", "balanced_accuracy", "roc_auc", "accuracy_group_min", "accuracy_group_max")
 
