@@ -27,13 +27,13 @@ class Compiled(BuildHookInterface[Any]):
         if compiler is None or sys.platform == "win32":
             self.app.display_warning("No C compiler: the noise will be made in Python, several times slower.")
             return
-        source = str(PACKAGE / "noise.c")
-        done = subprocess.run(
-            [compiler, *FLAGS, source, "-o", str(built), "-lm"], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
+        command = [compiler, *FLAGS, str(PACKAGE / "noise.c"), "-o", str(built), "-lm"]
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
             built.unlink(missing_ok=True)
-            self.app.display_warning(f"{source} did not compile: the noise will be made in Python.\n{done.stderr}")
+            said = getattr(error, "stderr", "")
+            self.app.display_warning(f"noise.c did not compile: the noise will be made in Python.\n{error}\n{said}")
             return
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data.update(pure_python=False, tag=f"py3-none-{platform}")

@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 BLOCK = 1024
 """Normals that are made together: first all that come from a cosine, then those from the sine."""
 _FILE = Path(__file__).with_name("_noise.so")
+_ADDRESS = 8
+"""Bytes of an address, as the loops are told them."""
+_COUNTS = (1, 0, BLOCK - 2, 2 * BLOCK + 700, 3, 1)
+"""Sizes of the parts that the loops are compared on."""
 _PRECISE = 1e-13
 """How far a normal may lie from numpy's: far below the grid, which is about a billionth of a standard deviation."""
 
@@ -65,6 +69,8 @@ class Parts:
 @functools.cache
 def loops() -> Loops | None:
     """The compiled loops, or None if they are not there or do not compute what they should."""
+    if ctypes.sizeof(ctypes.c_void_p) != _ADDRESS:
+        return None
     try:
         found = Loops(ctypes.CDLL(str(_FILE)))
     except (OSError, AttributeError):
@@ -85,21 +91,41 @@ def reference(words: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def right(found: Loops) -> bool:
-    """Whether the loops agree with numpy on extreme and on many ordinary words, and put every number in its place."""
+    """Whether the loops agree with numpy, on extreme and on many ordinary words, for every number and its place."""
     ends = np.array([0, 1, 2**11, 2**62, 2**63 - 1, 2**63, 2**63 + 2**11, 2**64 - 1], np.uint64)
-    words = np.random.default_rng(0).integers(0, 2**64, 3 * BLOCK, np.uint64)
+    words = np.random.default_rng(0).integers(0, 2**64, sum(_COUNTS) // BLOCK * BLOCK + BLOCK, np.uint64)
     words[: BLOCK // 2] = np.resize(ends, BLOCK // 2)
     words[BLOCK // 2 : BLOCK] = np.resize(np.repeat(ends, len(ends)), BLOCK // 2)
     normals, expected = np.empty(len(words)), reference(words)
-    found.normals(words.ctypes.data, normals.ctypes.data, 3)
+    found.normals(words.ctypes.data, normals.ctypes.data, len(words) // BLOCK)
     if not bool((np.abs(normals - expected) <= _PRECISE * (1 + np.abs(expected))).all()):
         return False
-    counts, spacing = (1, BLOCK - 2, 700), 2.0**-20
-    totals = [np.linspace(-3, 3, count, dtype=np.float32) for count in counts]
-    outs = [np.zeros(count, np.float32) for count in counts]
-    parts = Parts([part.ctypes.data for part in totals], [part.ctypes.data for part in outs], counts)
-    if found.release(words.ctypes.data, 0, parts.count, parts, 0.7, spacing, 2.0):
-        return False
-    on_grid = np.rint(np.concatenate(totals).astype(np.float64) / spacing)
-    noisy = np.rint(on_grid + expected[: parts.count] * (0.7 / spacing)) * (spacing / 2.0)
-    return bool((np.abs(np.concatenate(outs) - noisy.astype(np.float32)) <= 2 * spacing).all())
+    total = np.linspace(-3, 3, sum(_COUNTS), dtype=np.float32)
+    return (
+        _released_right(found, words, total, expected, 0.7, 2.0**-10)
+        and _released_right(found, words, total, expected, 0.0, 2.0**-3)
+        and _released_right(
+            found, words, np.where(np.arange(len(total)) % 1500, total, np.nan), expected, 0.7, 2.0**-10
+        )
+        and _released_right(found, words, np.where(total == total[-5], np.inf, total), expected, 0.7, 2.0**-10)
+    )
+
+
+def _released_right(
+    found: Loops,
+    words: NDArray[np.uint64],
+    total: NDArray[np.float32],
+    normals: NDArray[np.float64],
+    std: float,
+    spacing: float,
+) -> bool:
+    """Released in two calls: every finite number to the bit, and as many that are not finite as there are."""
+    outs, cuts = [np.zeros(count, np.float32) for count in _COUNTS], list(accumulate(_COUNTS))[:-1]
+    held = [np.ascontiguousarray(part) for part in np.split(total.astype(np.float32), cuts)]
+    parts = Parts([part.ctypes.data for part in held], [part.ctypes.data for part in outs], _COUNTS)
+    odd = found.release(words.ctypes.data, 0, 2 * BLOCK, parts, std, spacing, 2.0)
+    odd += found.release(words[2 * BLOCK :].ctypes.data, 2 * BLOCK, parts.count, parts, std, spacing, 2.0)
+    finite = np.isfinite(total)
+    on_grid = np.rint(np.where(finite, total, 0.0).astype(np.float64) / spacing)
+    noisy = np.rint(on_grid + normals[: len(total)] * (std / spacing)) * (spacing / 2.0)
+    return odd == int((~finite).sum()) and bool((np.concatenate(outs) == noisy.astype(np.float32))[finite].all())

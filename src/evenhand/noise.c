@@ -127,7 +127,12 @@ INLINE int64_t all_parts(const uint64_t *words, int64_t first, int64_t last, con
 VARIANT(plain, )
 #if defined(__x86_64__)
 VARIANT(avx2, __attribute__((target("avx2,fma"))))
-VARIANT(avx512, __attribute__((target("avx512f,avx512dq,avx512vl,fma,prefer-vector-width=512"))))
+#if defined(__clang__)
+#define WIDE "avx512f,avx512dq,avx512vl,fma"
+#else
+#define WIDE "avx512f,avx512dq,avx512vl,fma,prefer-vector-width=512"
+#endif
+VARIANT(avx512, __attribute__((target(WIDE))))
 #define CHOOSE(what, ...)                                                                                              \
     (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") ? what##_avx512(__VA_ARGS__)             \
      : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")        ? what##_avx2(__VA_ARGS__)               \

@@ -129,8 +129,9 @@ def release_parts(
 ) -> list[Tensor]:
     """The gradient's sum, in as many tensors as it has parameters, as ``release`` gives it for all of them in a row.
 
-    What comes out has the precision, shape and device of what went in, which stays as it was. Raises before anything
-    is returned if a number is not finite. ``lean`` makes no numbers before they are needed.
+    What comes out has the shape and device of what went in, which stays as it was, and the precision that all of it
+    together has. Raises before anything is returned if a number is not finite. ``lean`` makes no numbers before they
+    are needed.
 
     >>> ones = [torch.ones(2), torch.ones(1, 3)]
     >>> [part.tolist() for part in release_parts(ones, 0.0, 0.25, Ahead(Stream.fresh()), 0, 2.0)]
@@ -167,9 +168,9 @@ def _by_loops(
 
 def _plain(total: Tensor) -> Tensor:
     """One number after the other in the memory of the CPU."""
-    if total.is_cpu and total.is_contiguous() and not total.requires_grad:
+    if total.is_cpu and total.is_contiguous() and not total.requires_grad and not total.is_neg():
         return total
-    return total.detach().cpu().contiguous()
+    return total.detach().cpu().contiguous().resolve_neg()
 
 
 def _not_finite() -> UnsupportedModelError:

@@ -86,6 +86,14 @@ def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_pat
         ("while (ends[part] <= place) part++;", "while (ends[part] <= place) part++, place++;"),
         ("odd += !(fabs(whole) <= DBL_MAX);", "odd += 1;"),
         ("words += BLOCK", "words += 0"),
+        ("double whole = rint((double)total[i] * inverse);", "double whole = (double)total[i] * inverse;"),
+        ("rint(whole + normals[i] * alpha)", "(whole + normals[i] * alpha)"),
+        ("odd += !(fabs(whole) <= DBL_MAX);", ""),
+        ("normals[i] * alpha", "(count > 1022 ? 0 : normals[i]) * alpha"),
+        (
+            "block_normals(words, normals);",
+            "block_normals(words, normals); if (first) memset(normals, 0, sizeof normals);",
+        ),
     ],
 )
 def test_loops_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:

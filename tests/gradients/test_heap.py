@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -89,3 +92,28 @@ def test_a_step_does_not_fetch_its_memory_from_the_system_again() -> None:
     """Layers of 16 MB that are freed at the end of every step: some 4,000 pages each."""
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_does_not_wait_for_a_thread_of_its_parent(library: Library) -> None:
+    """A thread that counts while the process forks is not in the child, and never lets go of the lock there."""
+    inside, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with heap._lock:
+            inside.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait(30)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        heap.Held(Training()).give_back()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -21,7 +21,7 @@ _LARGEST_BLOCK = 32 << 20
 """Larger blocks cannot be had from the heap."""
 _USUAL_TRIM, _NEVER_TRIM = 2 * _LARGEST_BLOCK, (1 << 31) - 1
 _CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-_lock = threading.Lock()
+_lock = threading.RLock()
 _holders = 0
 
 
@@ -50,6 +50,16 @@ class Held:
     def give_back(self) -> None:
         """Let the memory go, if nobody else holds it. Safe to call twice."""
         self._finish()
+
+
+def _forked() -> None:
+    """Another thread may have held the lock when this process was made of its parent."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _count(change: int) -> None:
