@@ -107,13 +107,14 @@ def linear(train: Split, epsilon: float | None, seed: int, rate: float) -> Score
     return lambda inputs: model(torch.from_numpy(np.array(inputs))).detach().numpy()
 
 
-def best_rate(train: Split, epsilon: float | None) -> dict[str, float]:
+def best_rate(train: Split, epsilon: float | None) -> dict[str, Any]:
     """The rate of the linear model that serves a tenth of the training records best, by balanced accuracy."""
+    started = time.perf_counter()
     held = np.random.default_rng(TUNING_SEED).random(len(train.labels)) < HELD_OUT
     part, rest = train.take(np.flatnonzero(held)), train.take(np.flatnonzero(~held))
     rates = PLAIN_RATES if epsilon is None else RATES
     scores = [np.mean(by_class(linear(rest, epsilon, TUNING_SEED, rate)(part.inputs), part.labels)) for rate in rates]
-    return {"rate": rates[int(np.argmax(scores))]}
+    return {"rate": rates[int(np.argmax(scores))], "seconds": {"tuning": time.perf_counter() - started}}
 
 
 DENSITIES: dict[str, Callable[[Split, float | None, int], Scores]] = {
@@ -179,7 +180,10 @@ def run(fit: Callable[[], Scores], test: Split) -> dict[str, Any]:
 def train_all(given: argparse.Namespace) -> None:
     """Run what is missing."""
     for name in given.data:
+        started = time.perf_counter()
         train, test = features(SOURCES[name], given.folder, given.cache)
+        taken = {"seconds": {"features": time.perf_counter() - started}}
+        lined.once(given.lines, {"data": name, "features": "scattering"}, lambda taken=taken: taken)
         for seed, epsilon, form in itertools.product(given.seeds, given.epsilons, given.forms):
             promise, where = epsilon or None, {"data": name, "epsilon": epsilon}
             if form == density_page.PUBLISHED and (promise is not None or seed != given.seeds[0]):
@@ -206,8 +210,9 @@ def main() -> None:
     asked.add_argument("--out", type=Path, default=RESULTS)
     given = asked.parse_args()
     train_all(given)
-    rows = [row for row in lined.read(given.lines) if "form" in row]
-    text, pictures = density_page.page(rows, DELTA)
+    rows = lined.read(given.lines)
+    minutes = sum(sum(row["seconds"].values()) for row in rows) / 60
+    text, pictures = density_page.page([row for row in rows if "form" in row], DELTA, minutes)
     for name, content in {"densities.md": text, **pictures}.items():
         (given.out / name).write_text(content)
 

@@ -47,10 +47,9 @@ def least_auc(row: Row) -> float:
     return 100 * float(min(row["auc"]))
 
 
-def page(rows: Sequence[Row], delta: float) -> tuple[str, dict[str, str]]:
-    """The text, and its pictures by file name."""
+def page(rows: Sequence[Row], delta: float, minutes: float) -> tuple[str, dict[str, str]]:
+    """The text, and its pictures by file name; ``minutes`` is what all of it took, features and tuning included."""
     seeds = len({row["seed"] for row in rows})
-    minutes = sum(sum(row["seconds"].values()) for row in rows) / 60
     parts = [
         "# Densities on scattering features",
         "Can one release of class densities stand beside a linear model that DP-SGD trains on the same features at the "
@@ -77,7 +76,7 @@ def page(rows: Sequence[Row], delta: float) -> tuple[str, dict[str, str]]:
         "The linear model's learning rate is the best of three on a tenth of the training records, for every "
         "epsilon; the densities run with their defaults, which were found on MNIST. Neither is counted in epsilon.",
         f"Made by `python experiments/densities.py DATA --cache FEATURES`; {minutes:.0f} minutes of runs on shared "
-        "cores, besides features and tuning.",
+        "cores, features and tuning included.",
     ]
     return "\n\n".join(parts) + "\n", pictures
 

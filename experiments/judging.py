@@ -100,6 +100,11 @@ def best(table: Mapping[str, Any], measure: str, at: str) -> Best | None:
     return Best(measure, at, first, top.value, top.low, top.high, tuple(tied), top.count)
 
 
+def guides(table: Mapping[str, Any]) -> bool:
+    """Whether an experiment says which method to take, rather than answering a question of its own."""
+    return bool(table["study"].get("guides", True))
+
+
 def promises(table: Mapping[str, Any]) -> list[str]:
     """What was promised, strictest first."""
     private = [entry for entry in table["entries"] if entry["private"]]

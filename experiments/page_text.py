@@ -48,13 +48,18 @@ def page(table: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def index(tables: Sequence[Mapping[str, Any]], scripts: float = 0.0, missing: Sequence[str] = ()) -> str:
+def index(
+    tables: Sequence[Mapping[str, Any]], scripts: float = 0.0, missing: Sequence[str] = (), besides: Sequence[str] = ()
+) -> str:
     """All experiments, and which method to take for data like mine.
 
-    ``scripts`` is how many minutes the pages say that scripts wrote; ``missing`` are experiments without a page.
+    ``scripts`` is how many minutes the pages say that scripts wrote, ``besides`` those that leave features and tuning
+    out of it; ``missing`` are experiments without a page.
     """
     minutes = sum(_seconds(table)[0] + _seconds(table)[1] for table in tables) / 60
-    rows = [_like(table, at) for table in tables for at in judging.promises(table)]
+    rows = [_like(table, at) for table in tables if judging.guides(table) for at in judging.promises(table)]
+    asked = [f"[{t['study']['title']}]({t['experiment']}.md): {t['study']['question']}" for t in tables]
+    others = [line for line, table in zip(asked, tables, strict=True) if not judging.guides(table)]
     head = ["data", "records", "smallest group", "model", "promise", "best overall", "best worst group", "page"]
     return (
         "# Results\n\n"
@@ -64,21 +69,28 @@ def index(tables: Sequence[Mapping[str, Any]], scripts: float = 0.0, missing: Se
         'Find the row that is most like your data. Methods after "or" are not distinguishable from the best by paired '
         "95 % intervals, so take the simplest of them. `evenhand recommend` reads the same figures.\n\n"
         f"{_table(head, rows)}\n\n"
+        f"{_others(others)}"
         "## What the papers claim\n\n"
         f"{_list(_claims(tables)) or 'No claim was judged yet.'}\n\n"
         "## All of it again\n\n"
         f"```text\n{COMMAND} --all --data-dir FOLDER\n```\n\n"
         f"The comparisons in the table took {minutes:.0f} processor minutes with their tuning, the other pages, which "
         f"scripts of the same command write, {scripts:.0f} minutes on one core: together about "
-        f"{(minutes + scripts) / 120:.1f} hours on two cores. {_unrun(missing)}\n\n"
+        f"{(minutes + scripts) / 120:.1f} hours on two cores. {_unrun(missing, besides)}\n\n"
         f"```{{toctree}}\n:maxdepth: 1\n:glob:\n\n*\n```\n"
     )
 
 
-def _unrun(missing: Sequence[str]) -> str:
-    if not missing:
-        return "Nothing else is run by it."
-    return f"Not in these figures, since they have not been run for these pages: {', '.join(missing)}."
+def _others(lines: Sequence[str]) -> str:
+    """Studies of one method's parts or of a paper's own choices: they do not say which method to take."""
+    return f"## One question each\n\n{_list(lines)}\n\n" if lines else ""
+
+
+def _unrun(missing: Sequence[str], besides: Sequence[str]) -> str:
+    said = [f"Not in these figures: features and tuning of {', '.join(besides)}."] if besides else []
+    if missing:
+        said.append(f"Not in these figures, since they have not been run for these pages: {', '.join(missing)}.")
+    return " ".join(said) or "Nothing else is run by it."
 
 
 def _claims(tables: Sequence[Mapping[str, Any]]) -> list[str]:

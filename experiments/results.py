@@ -48,6 +48,8 @@ PAGES = {"epsilon_study": "epsilon"}
 """Pages that are not called like their script."""
 MINUTES = re.compile(r"([\d.]+) (?:processor minutes|minutes of runs on shared cores)")
 """How the pages of scripts say what they took; less than a minute goes unsaid."""
+BESIDES = "besides features and tuning"
+"""How a page says what its figure leaves out."""
 DIGITS = 5
 """Figures after the point in the JSON files: what is left out is far below every interval."""
 
@@ -116,7 +118,8 @@ def index(out: Path) -> str:
     pages = [out / f"{PAGES.get(name, name)}.md" for name in SCRIPTS]
     minutes = sum(float(found) for page in pages if page.exists() for found in MINUTES.findall(page.read_text()))
     missing = [name for name in names() if not (out / f"{name}.json").exists()]
-    return page_text.index(written(out), minutes, missing)
+    besides = [page.stem for page in pages if page.exists() and BESIDES in page.read_text()]
+    return page_text.index(written(out), minutes, missing, besides)
 
 
 def again(name: str, out: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def packaged(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             f"Written by experiments/results.py of evenhand {evenhand.__version__} from docs/results/*.json. Every "
             "figure is a mean over seeds on the held-out records of public data."
         ),
-        "studies": [study for table in tables for study in studies(table)],
+        "studies": [study for table in tables if judging.guides(table) for study in studies(table)],
     }
 
 

@@ -117,13 +117,16 @@ def recommend(facts: Facts, goal: str = "worst", known: Mapping[str, Any] | None
     measure = "worst_owner" if goal == "worst" and "worst_owner" in study["best"] else goal
     best = study["best"].get(measure) or study["best"]["accuracy"]
     alike = [best["method"], *best["tied"]]
-    method = next((name for name in _SIMPLE if name in alike), best["method"])
+    line = next((name for name in _SIMPLE if name in alike), best["method"])
+    used = study["methods"][line]["settings"]
+    method = used.get("method", line)
     reasons = [_found(study, best, measure if measure in study["best"] else "accuracy")]
-    if method != best["method"]:
-        reasons.append(f"{method} is the simplest of those that 95 % intervals do not set apart from it.")
+    if line != best["method"]:
+        reasons.append(f"{line} is the simplest of those that 95 % intervals do not set apart from it.")
+    if method != line:
+        reasons.append(f"{line} is a variant of {method}; experiments/{study['experiment']}.toml says what it changes.")
     reasons += _differences(facts, study)
-    used = study["methods"][method]["settings"]
-    others = tuple(name for name in alike if name != method)
+    others = tuple(name for name in alike if name != line)
     near = distance(facts, study)
     return Advice(method, used, reasons, True, study["experiment"], near, others, known.get("provenance", ""))
 

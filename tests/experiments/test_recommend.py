@@ -46,6 +46,23 @@ def test_the_best_of_the_nearest_study() -> None:
     assert "80.0 (78.0 to 82.0), 5 seeds" in found.reasons[0]
 
 
+def test_a_variant_is_named_by_what_can_be_typed() -> None:
+    best = {"method": "sad, reversed", "value": 80.0, "low": None, "high": None, "tied": [], "seeds": 1}
+    used = {"settings": {"method": "sad", "settings": {"growth": 1.0}}}
+    known = {"studies": [study(best={"worst": best, "accuracy": best}, methods={"sad, reversed": used})]}
+    found = recommend(Facts(10_000, 3.0, 0.1), known=known)
+    assert (found.method, found.settings["settings"]) == ("sad", {"growth": 1.0})
+    assert "sad, reversed is a variant of sad" in " ".join(found.reasons)
+
+
+def test_every_packaged_study_names_methods_that_can_be_typed() -> None:
+    from evenhand import density, methods
+
+    known = {recipe.name for recipe in methods.catalogue()} | set(density.METHODS)
+    for found in recommending.table()["studies"]:
+        assert {line["settings"]["method"] for line in found["methods"].values()} <= known
+
+
 def test_the_simplest_of_equals() -> None:
     found = recommend(Facts(10_000, 3.0, 0.1), "accuracy", known=KNOWN)
     assert found.method == "dpsgd"

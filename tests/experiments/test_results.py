@@ -116,13 +116,24 @@ def test_a_page_has_question_answer_claims_effort_and_command(modules: Any) -> N
     assert "took 4 processor minutes with their tuning, the other pages, which scripts of the same command" in index
     assert "236 minutes on one core: together about 2.0 hours on two cores. Not in these figures" in index
     assert index.count("other.") == 1
+    assert "One question each" not in index
+    aside = {**TABLE, "study": {**TABLE["study"], "guides": False}}
+    asked = modules["page_text"].index([aside])
+    assert "| made | 1,000 |" not in asked
+    assert f"## One question each\n\n- [{aside['study']['title']}](" in asked
+    assert modules["summarising"].packaged([TABLE, aside])["studies"] == modules["summarising"].studies(TABLE)
 
 
 def test_the_index_adds_up_what_pages_say_they_took(modules: Any, tmp_path: Path) -> None:
     (tmp_path / "idp_mnist.md").write_text("Made by a script; 30 minutes of runs on shared cores.")
-    (tmp_path / "densities.md").write_text("Made by another; 90 minutes of runs on shared cores, besides tuning.")
+    (tmp_path / "densities.md").write_text(
+        "Made by another; 90 minutes of runs on shared cores, besides features and tuning."
+    )
     found = modules["results"].index(tmp_path)
-    assert "120 minutes on one core: together about 1.0 hours on two cores." in found
+    assert (
+        "120 minutes on one core: together about 1.0 hours on two cores. Not in these figures: features and " in found
+    )
+    assert "tuning of densities. " in found
     assert all(name in found for name in modules["results"].names())
 
 

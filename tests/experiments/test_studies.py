@@ -165,10 +165,11 @@ def test_densities_are_judged_by_their_goals(modules: Any, gain: float, near: st
 
 
 def test_the_page_of_densities_shows_every_form_and_class(modules: Any) -> None:
-    text, pictures = modules["density_page"].page(density_rows(modules, 0.5), 1e-5)
+    text, pictures = modules["density_page"].page(density_rows(modules, 0.5), 1e-5, 12.4)
     assert "| DP-SGD linear | 90.50 (84.15 to 96.85) / 80.5 |" in text
     assert "| moment_density | 81.0 | 95.0 |" in text
     assert "| moment_density | 1.0 | 0.5 | 100 |" in text
+    assert modules["results"].MINUTES.findall(text) == ["12"]
     assert len(pictures) == 4
     assert all(f"]({name})" in text for name in pictures)
 
