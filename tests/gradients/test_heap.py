@@ -19,9 +19,9 @@ import evenhand as eh
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-x, y = torch.randn(512, 64), torch.randint(2, (512,))
+x, y = torch.randn(1536, 64), torch.randint(2, (1536,))
 data = eh.data.wrap(x, y, labels=[0, 1])
-plan = eh.plan("dpsgd", eh.FixedNoise(1.0, 1e-5), data=data.facts, epochs=6, batch_size=512)
+plan = eh.plan("dpsgd", eh.FixedNoise(1.0, 1e-5), data=data.facts, epochs=6, batch_size=1536)
 wide, narrow, last = torch.nn.Linear(64, 8192), torch.nn.Linear(8192, 64), torch.nn.Linear(64, 2)
 model = torch.nn.Sequential(wide, torch.nn.Tanh(), narrow, torch.nn.Tanh(), last)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -44,10 +44,10 @@ class Library:
     """Notes what is asked of the C library."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, int]] = []
+        self.calls: list[tuple[int | str, int]] = []
 
     def mallopt(self, name: int, value: int) -> int:
-        self.calls.append(("trim" if name == heap._TRIM else "mmap", value))
+        self.calls.append((name, value))
         return 1
 
     def malloc_trim(self, pad: int) -> int:
@@ -66,12 +66,22 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 def test_the_last_one_gives_the_memory_back(library: Library) -> None:
     first, second = Training(), Training()
     one, two = heap.Held(first), heap.Held(second)
-    assert library.calls == [("mmap", heap._LARGEST_BLOCK), ("trim", heap._NEVER_TRIM)]
+    assert library.calls == list(heap._KEEPING.items())
     one.give_back()
     one.give_back()
     assert len(library.calls) == 2
     two.give_back()
-    assert library.calls[2:] == [("trim", heap._USUAL_TRIM), ("give back", 0)]
+    assert library.calls[2:] == [*heap._USUAL.items(), ("give back", 0)]
+
+
+@pytest.mark.skipif(heap._library() is None, reason="not glibc, or the environment says how to handle memory")
+def test_the_c_library_takes_every_value() -> None:
+    """mallopt answers 0 to what it does not know or what is out of its range."""
+    try:
+        for name, value in [*heap._KEEPING.items(), *heap._USUAL.items()]:
+            assert heap._library().mallopt(name, value) == 1, name
+    finally:
+        heap._set(heap._library(), heap._USUAL)
 
 
 def test_a_run_that_nobody_closed_gives_the_memory_back(library: Library) -> None:
@@ -89,7 +99,7 @@ def test_what_the_environment_says_is_left_alone(name: str, monkeypatch: pytest.
 
 @pytest.mark.skipif(heap._library() is None, reason="not glibc, or the environment says how to handle memory")
 def test_a_step_does_not_fetch_its_memory_from_the_system_again() -> None:
-    """Layers of 16 MB that are freed at the end of every step: some 4,000 pages each."""
+    """Layers of 48 MB that are freed at the end of every step: some 12,000 pages each."""
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1000
 

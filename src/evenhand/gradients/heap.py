@@ -1,8 +1,8 @@
 """The C library's heap while a model trains: what a step frees serves the next one instead of going back to the system.
 
-A step frees everything at its end. glibc then shrinks its heap, and the next step pays for every page again: a quarter
-of a gigabyte, and a tenth of the time, for a ResNet. Elsewhere than in glibc nothing is done, nor where the environment
-says how memory is to be handled.
+A step frees everything at its end. glibc then shrinks its heap, and gives back blocks above 32 MB in any case, so the
+next step pays for every page again: a quarter of a gigabyte, and a tenth of the time, for a ResNet. Elsewhere than in
+glibc nothing is done, nor where the environment says how memory is to be handled.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
-_TRIM, _MMAP = -1, -3
-"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of <malloc.h>."""
-_LARGEST_BLOCK = 32 << 20
-"""Larger blocks cannot be had from the heap."""
-_USUAL_TRIM, _NEVER_TRIM = 2 * _LARGEST_BLOCK, (1 << 31) - 1
-_CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_TRIM, _LARGE, _APART = -1, -3, -4
+"""M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_MMAP_MAX of <malloc.h>: when the heap shrinks, which blocks are large, and
+how many large blocks may be asked of the system apart from the heap."""
+_USUAL = {_TRIM: 64 << 20, _LARGE: 32 << 20, _APART: 1 << 16}
+"""What glibc comes to by itself in a process with large blocks."""
+_KEEPING = {_TRIM: (1 << 31) - 1, _APART: 0}
+_CHOSEN = tuple(f"MALLOC_{name}_" for name in ("TRIM_THRESHOLD", "MMAP_THRESHOLD", "MMAP_MAX", "TOP_PAD"))
+_CHOSEN += ("GLIBC_TUNABLES",)
 _lock = threading.RLock()
 _holders = 0
 
@@ -70,8 +73,12 @@ def _count(change: int) -> None:
         if library is None:
             return
         if not before:
-            library.mallopt(_MMAP, _LARGEST_BLOCK)
-            library.mallopt(_TRIM, _NEVER_TRIM)
+            _set(library, _KEEPING)
         elif not _holders:
-            library.mallopt(_TRIM, _USUAL_TRIM)
+            _set(library, _USUAL)
             library.malloc_trim(0)
+
+
+def _set(library: Any, values: Mapping[int, int]) -> None:
+    for name, value in values.items():
+        library.mallopt(name, value)
