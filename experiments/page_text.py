@@ -22,14 +22,14 @@ def page(table: Mapping[str, Any]) -> str:
         f"# {study['title']}",
         study["question"],
         "## Answer",
-        _list([*judging.conclusions(table), *_failures(table)]),
+        listed([*judging.conclusions(table), *_failures(table)]),
         *(["What the paper claims, judged by the 95 % interval of the paired difference:"] if table["claims"] else []),
-        _list(judging.claims(table)),
+        listed(judging.claims(table)),
         study.get("conclusion", ""),
         "## Setting",
-        _list(_setting(table)),
+        listed(_setting(table)),
         "Choices of ours, where the paper leaves them open or where we differ:",
-        _list(study.get("open", [])),
+        listed(study.get("open", [])),
         "## Results",
         f"Means over seeds with 95 % t-intervals; epsilon {_terms(table)}.",
         _picture(table, "accuracy"),
@@ -46,70 +46,6 @@ def page(table: Mapping[str, Any]) -> str:
         f"The figures: [{table['experiment']}.json]({table['experiment']}.json).",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def index(
-    tables: Sequence[Mapping[str, Any]], scripts: float = 0.0, missing: Sequence[str] = (), besides: Sequence[str] = ()
-) -> str:
-    """All experiments, and which method to take for data like mine.
-
-    ``scripts`` is how many minutes the pages say that scripts wrote, ``besides`` those that leave features and tuning
-    out of it; ``missing`` are experiments without a page.
-    """
-    minutes = sum(_seconds(table)[0] + _seconds(table)[1] for table in tables) / 60
-    rows = [_like(table, at) for table in tables if judging.guides(table) for at in judging.promises(table)]
-    asked = [f"[{t['study']['title']}]({t['experiment']}.md): {t['study']['question']}" for t in tables]
-    others = [line for line, table in zip(asked, tables, strict=True) if not judging.guides(table)]
-    head = ["data", "records", "smallest group", "model", "promise", "best overall", "best worst group", "page"]
-    return (
-        "# Results\n\n"
-        "The papers' experiments on real data at honest epsilon, every method tuned with the same grid unless its page "
-        "says that nothing was tuned. The pages are written by one command from the runs; no figure is typed.\n\n"
-        "## Which method for data like mine?\n\n"
-        'Find the row that is most like your data. Methods after "or" are not distinguishable from the best by paired '
-        "95 % intervals, so take the simplest of them. `evenhand recommend` reads the same figures.\n\n"
-        f"{_table(head, rows)}\n\n"
-        f"{_others(others)}"
-        "## What the papers claim\n\n"
-        f"{_list(_claims(tables)) or 'No claim was judged yet.'}\n\n"
-        "## All of it again\n\n"
-        f"```text\n{COMMAND} --all --data-dir FOLDER\n```\n\n"
-        f"The comparisons in the table took {minutes:.0f} processor minutes with their tuning, the other pages, which "
-        f"scripts of the same command write, {scripts:.0f} minutes on one core: together about "
-        f"{(minutes + scripts) / 120:.1f} hours on two cores. {_unrun(missing, besides)}\n\n"
-        f"```{{toctree}}\n:maxdepth: 1\n:glob:\n\n*\n```\n"
-    )
-
-
-def _others(lines: Sequence[str]) -> str:
-    """Studies of one method's parts or of a paper's own choices: they do not say which method to take."""
-    return f"## One question each\n\n{_list(lines)}\n\n" if lines else ""
-
-
-def _unrun(missing: Sequence[str], besides: Sequence[str]) -> str:
-    said = [f"Not in these figures: features and tuning of {', '.join(besides)}."] if besides else []
-    if missing:
-        said.append(f"Not in these figures, since they have not been run for these pages: {', '.join(missing)}.")
-    return " ".join(said) or "Nothing else is run by it."
-
-
-def _claims(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        f"[{table['study']['title']}]({table['experiment']}.md): {c}" for table in tables for c in judging.claims(table)
-    ]
-
-
-def _like(table: Mapping[str, Any], at: str) -> list[str]:
-    setting, least = table["setting"], judging.smallest(table["setting"])
-    share = "" if least is None else f"{least[0]}, {100 * least[1]:.3g} %"
-    names = []
-    worst = "worst_owner" if "budgets" in setting else "worst"
-    for measure in ("accuracy", worst):
-        found = judging.best(table, measure, at)
-        names.append("" if found is None else " or ".join([found.method, *found.tied]))
-    link = f"[{table['experiment']}]({table['experiment']}.md)"
-    shown = [setting["data"], f"{setting['records']:,}", share, setting["model"], at, *names]
-    return [*map(unmarked, shown), link]
 
 
 def _setting(table: Mapping[str, Any]) -> list[str]:
@@ -149,7 +85,7 @@ def _results(table: Mapping[str, Any]) -> str:
         row += [_share(_worst_owner(entry))] if owners else []
         row += [_points(entry.get("privacy_cost")), _points(entry.get("privacy_cost_gap"))] if costed else []
         rows.append(list(map(unmarked, row)))
-    return _table(head, rows)
+    return lined_up(head, rows)
 
 
 def _groups(table: Mapping[str, Any], kind: str) -> str:
@@ -165,7 +101,7 @@ def _groups(table: Mapping[str, Any], kind: str) -> str:
         return ""
     rows = [[unmarked(method), *(_share(found.get(name)) for name in names)] for method, found in values.items()]
     words = "group" if kind == "by_group" else "owner"
-    return f"Accuracy in % per {words}:\n\n{_table(['method', *map(unmarked, names)], rows)}"
+    return f"Accuracy in % per {words}:\n\n{lined_up(['method', *map(unmarked, names)], rows)}"
 
 
 def _picture(table: Mapping[str, Any], name: str) -> str:
@@ -191,7 +127,7 @@ def _budgets(table: Mapping[str, Any]) -> list[str]:
         for each in found
     ]
     remark = "p is two-sided, over owners: with few of them only an almost straight line is below 0.05."
-    return [title, _picture(table, "budgets"), _table(head, rows), remark]
+    return [title, _picture(table, "budgets"), lined_up(head, rows), remark]
 
 
 def _against(table: Mapping[str, Any]) -> str:
@@ -210,7 +146,7 @@ def _against(table: Mapping[str, Any]) -> str:
         for entry in entries
     ]
     title = f"Difference to {unmarked(table['baseline'])} in points, paired by seed, with 95 % t-intervals:"
-    return f"{title}\n\n{_table(list(map(unmarked, head)), rows)}"
+    return f"{title}\n\n{lined_up(list(map(unmarked, head)), rows)}"
 
 
 def _tuning(table: Mapping[str, Any]) -> str:
@@ -229,7 +165,7 @@ def _tuning(table: Mapping[str, Any]) -> str:
     ]
     head = ["method", "promise", "trials", "processor seconds", "chosen"]
     grid = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in table["grid"].items())
-    return f"## Tuning\n\n{table['tuning']}\n\nThe grid: {grid}.\n\n{_table(head, rows)}{_edges(table)}"
+    return f"## Tuning\n\n{table['tuning']}\n\nThe grid: {grid}.\n\n{lined_up(head, rows)}{_edges(table)}"
 
 
 def _edges(table: Mapping[str, Any]) -> str:
@@ -249,7 +185,7 @@ def _edges(table: Mapping[str, Any]) -> str:
 
 
 def _duration(table: Mapping[str, Any]) -> str:
-    final, tuning = _seconds(table)
+    final, tuning = seconds(table)
     two = f"about {final / 120:.1f} minutes on two cores"
     words = f"The {_runs(table)} final runs took {final / 60:.1f} processor minutes ({two})"
     return words + (f"; tuning before them {tuning / 60:.1f} processor minutes." if tuning else "; nothing was tuned.")
@@ -259,7 +195,8 @@ def _runs(table: Mapping[str, Any]) -> int:
     return sum(entry["seeds"] for entry in table["entries"])
 
 
-def _seconds(table: Mapping[str, Any]) -> tuple[float, float]:
+def seconds(table: Mapping[str, Any]) -> tuple[float, float]:
+    """Processor seconds of the final runs, and of tuning."""
     entries = table["entries"]
     tuning = sum(entry["tuning"]["processor_seconds"] for entry in entries if "tuning" in entry)
     return sum(entry["processor_seconds"] for entry in entries), tuning
@@ -296,10 +233,12 @@ def _points(found: Mapping[str, Any] | None, sign: bool = False) -> str:
     return f"{found['value']:{form}}" + (f" ({low:{form}} to {high:{form}})" if known else "")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def lined_up(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
 
 
-def _list(lines: Sequence[str]) -> str:
+def listed(lines: Sequence[str]) -> str:
+    """A list in Markdown."""
     return "\n".join(f"- {line}" for line in lines)

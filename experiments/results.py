@@ -24,6 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import index_text  # noqa: E402
 import page_text  # noqa: E402
 import plotting  # noqa: E402
 import summarising  # noqa: E402
@@ -119,7 +120,7 @@ def index(out: Path) -> str:
     minutes = sum(float(found) for page in pages if page.exists() for found in MINUTES.findall(page.read_text()))
     missing = [name for name in names() if not (out / f"{name}.json").exists()]
     besides = [page.stem for page in pages if page.exists() and BESIDES in page.read_text()]
-    return page_text.index(written(out), minutes, missing, besides)
+    return index_text.index(written(out), minutes, missing, besides)
 
 
 def again(name: str, out: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import pytest
 
 HERE = Path(__file__).parents[2] / "experiments"
 NAMES = (
-    *("results", "page_text", "judging", "summarising", "plotting", "correlating", "epsilon_study", "group_curves"),
-    *("lined", "density_page", "densities", "following", "owner_curves"),
+    *("results", "page_text", "index_text", "judging", "summarising", "plotting", "correlating", "epsilon_study"),
+    *("group_curves", "lined", "density_page", "densities", "following", "owner_curves"),
 )
 
 

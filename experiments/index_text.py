@@ -1,0 +1,75 @@
+"""The index of docs/results: which method for data like mine, what the papers claim, and what all of it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import judging
+from page_text import COMMAND, lined_up, listed, seconds
+
+from evenhand.reporting.text import unmarked
+
+
+def index(
+    tables: Sequence[Mapping[str, Any]], scripts: float = 0.0, missing: Sequence[str] = (), besides: Sequence[str] = ()
+) -> str:
+    """All experiments, and which method to take for data like mine.
+
+    ``scripts`` is how many minutes the pages say that scripts wrote, ``besides`` those that leave features and tuning
+    out of it; ``missing`` are experiments without a page.
+    """
+    minutes = sum(seconds(table)[0] + seconds(table)[1] for table in tables) / 60
+    rows = [_like(table, at) for table in tables if judging.guides(table) for at in judging.promises(table)]
+    asked = [f"[{t['study']['title']}]({t['experiment']}.md): {t['study']['question']}" for t in tables]
+    others = [line for line, table in zip(asked, tables, strict=True) if not judging.guides(table)]
+    head = ["data", "records", "smallest group", "model", "promise", "best overall", "best worst group", "page"]
+    return (
+        "# Results\n\n"
+        "The papers' experiments on real data at honest epsilon, every method tuned with the same grid unless its page "
+        "says that nothing was tuned. The pages are written by one command from the runs; no figure is typed.\n\n"
+        "## Which method for data like mine?\n\n"
+        'Find the row that is most like your data. Methods after "or" are not distinguishable from the best by paired '
+        "95 % intervals, so take the simplest of them. `evenhand recommend` reads the same figures.\n\n"
+        f"{lined_up(head, rows)}\n\n"
+        f"{_others(others)}"
+        "## What the papers claim\n\n"
+        f"{listed(_claims(tables)) or 'No claim was judged yet.'}\n\n"
+        "## All of it again\n\n"
+        f"```text\n{COMMAND} --all --data-dir FOLDER\n```\n\n"
+        f"The comparisons in the table took {minutes:.0f} processor minutes with their tuning, the other pages, which "
+        f"scripts of the same command write, {scripts:.0f} minutes on one core: together about "
+        f"{(minutes + scripts) / 120:.1f} hours on two cores. {_unrun(missing, besides)}\n\n"
+        f"```{{toctree}}\n:maxdepth: 1\n:glob:\n\n*\n```\n"
+    )
+
+
+def _others(lines: Sequence[str]) -> str:
+    """Studies of one method's parts or of a paper's own choices: they do not say which method to take."""
+    return f"## One question each\n\n{listed(lines)}\n\n" if lines else ""
+
+
+def _unrun(missing: Sequence[str], besides: Sequence[str]) -> str:
+    said = [f"Not in these figures: features and tuning of {', '.join(besides)}."] if besides else []
+    if missing:
+        said.append(f"Not in these figures, since they have not been run for these pages: {', '.join(missing)}.")
+    return " ".join(said) or "Nothing else is run by it."
+
+
+def _claims(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"[{table['study']['title']}]({table['experiment']}.md): {c}" for table in tables for c in judging.claims(table)
+    ]
+
+
+def _like(table: Mapping[str, Any], at: str) -> list[str]:
+    setting, least = table["setting"], judging.smallest(table["setting"])
+    share = "" if least is None else f"{least[0]}, {100 * least[1]:.3g} %"
+    names = []
+    worst = "worst_owner" if "budgets" in setting else "worst"
+    for measure in ("accuracy", worst):
+        found = judging.best(table, measure, at)
+        names.append("" if found is None else " or ".join([found.method, *found.tied]))
+    link = f"[{table['experiment']}]({table['experiment']}.md)"
+    shown = [setting["data"], f"{setting['records']:,}", share, setting["model"], at, *names]
+    return [*map(unmarked, shown), link]
