@@ -28,7 +28,7 @@ import torch
 from engine_models import CASES, Case
 from engine_peers import LAST, Step, competitors, deviation
 from engine_peers import NOISE as ALONE
-from engine_report import Row, machine, markdown, misses, paste
+from engine_report import Row, joined, machine, markdown, misses, paste
 
 RATE, NOISE, BLOCK_SECONDS = 1e-6, 1.0, 0.2
 EXACT = 3e-5
@@ -177,7 +177,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave out peak memory")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     parser.add_argument("--page", type=Path, help="also put the tables between the marks of this page")
-    parser.add_argument("--again", type=Path, help="measure nothing, take the figures of this JSON file")
+    parser.add_argument("--again", type=Path, nargs="+", help="measure nothing, take the figures of these JSON files")
     parser.add_argument("--check", action="store_true", help="say which cells miss the bars; status 1 if any does")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -204,7 +204,7 @@ def main() -> None:
     if options.worker:
         print(json.dumps(work(options.worker)))
         return
-    found = json.loads(options.again.read_text()) if options.again else measured(options)
+    found = joined([json.loads(file.read_text()) for file in options.again]) if options.again else measured(options)
     text = markdown(found)
     print(text)
     if options.page:

@@ -38,6 +38,19 @@ def by_cell(rows: list[Row]) -> Cells:
     return cells
 
 
+def joined(parts: list[Row]) -> Row:
+    """What was measured in parts, such as peers apart; of a competitor that ran twice the first figures count.
+
+    A ratio is one to SGD in the same process, whichever part it is from.
+    """
+    rows: dict[tuple[Any, ...], Row] = {}
+    for part in parts:
+        for row in part["rows"]:
+            rows.setdefault((row["model"], row["batch"], row["threads"], row["competitor"]), row)
+    rounds = " or ".join(dict.fromkeys(str(part["rounds"]) for part in parts))
+    return {**parts[0], "rounds": rounds, "rows": list(rows.values())}
+
+
 def markdown(found: Row) -> str:
     """Two tables and what they were measured on."""
     cells, facts = by_cell(found["rows"]), found["machine"]

@@ -71,3 +71,15 @@ def test_every_bar_can_be_missed(engine: ModuleType) -> None:
     assert len(engine.misses(bad)) == 4
     assert engine.misses([row("SGD", 1.0, threads=2), row("ours", 1.24, threads=2)]) == []
     assert len(engine.misses([row("SGD", 1.0)])) == 1
+
+
+def test_parts_that_were_measured_apart_are_joined(engine: ModuleType) -> None:
+    first = {"rounds": 9, "machine": {"cores": 2}, "rows": [row("SGD", 1.0), row("ours", 1.5)]}
+    second = {"rounds": 3, "machine": {"cores": 2}, "rows": [row("SGD", 1.1), row("Opacus hooks", 70.0)]}
+    found = engine.joined([first, second])
+    assert [(each["competitor"], each["ratio"]) for each in found["rows"]] == [
+        ("SGD", 1.0),
+        ("ours", 1.5),
+        ("Opacus hooks", 70.0),
+    ]
+    assert found["rounds"] == "9 or 3"
