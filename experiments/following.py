@@ -101,7 +101,7 @@ def command(
     """Train, or read what was trained, then draw and write it down; ``name`` is that of all files."""
     asked = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--data-dir", type=Path, help="where the files of the data sets are")
-    asked.add_argument("--seeds", type=int, default=3)
+    asked.add_argument("--seeds", type=int, default=5)
     asked.add_argument("--pages", action="store_true", help="train nothing, read the JSON file")
     asked.add_argument("--out", type=Path, default=RESULTS)
     given = asked.parse_args()

@@ -1,6 +1,6 @@
 """How the digits of one owner learn under IDP-SGD and under INO-SGD: recall of each class, on MNIST with two owners.
 
-    python experiments/owner_curves.py --data-dir FOLDER       # about a minute of one core for each of six trainings
+    python experiments/owner_curves.py --data-dir FOLDER       # half a minute of one core for each of ten trainings
     python experiments/owner_curves.py --pages                 # page and pictures again from the JSON file alone
 
 The setting of mnist_owners.toml, with the learning rates that tuning chose there. Classes of one owner share its
