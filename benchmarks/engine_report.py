@@ -11,6 +11,7 @@ from typing import Any
 from engine_models import CASES
 
 MORE_THREADS, LEAN_MEMORY, LEAN_TIME = 0.15, 1.5, 1.25
+APART = "SGD, without ours"
 MARKS = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 Row = dict[str, Any]
 Cells = dict[tuple[str, int, int], dict[str, Row]]
@@ -41,12 +42,17 @@ def by_cell(rows: list[Row]) -> Cells:
 def joined(parts: list[Row]) -> Row:
     """What was measured in parts, such as peers apart; of a competitor that ran twice the first figures count.
 
-    A ratio is one to SGD in the same process, whichever part it is from.
+    A ratio is one to SGD in the same process, whichever part it is from. SGD of a later part, where no run of ours
+    keeps memory, is shown beside that of the first.
     """
     rows: dict[tuple[Any, ...], Row] = {}
     for part in parts:
         for row in part["rows"]:
-            rows.setdefault((row["model"], row["batch"], row["threads"], row["competitor"]), row)
+            cell = row["model"], row["batch"], row["threads"]
+            before = rows.setdefault((*cell, row["competitor"]), row)
+            if row["competitor"] == "SGD" and before is not row:
+                ratio = clock(row, row["threads"]) / clock(before, row["threads"])
+                rows[*cell, APART] = row | {"competitor": APART, "ratio": ratio, "quartiles": None}
     rounds = " or ".join(dict.fromkeys(str(part["rounds"]) for part in parts))
     return {**parts[0], "rounds": rounds, "rows": list(rows.values())}
 
@@ -89,8 +95,8 @@ def _table(head: list[str], lines: list[list[str]]) -> str:
 def _ratio(row: Row | None) -> str:
     if row is None or "ratio" not in row:
         return "-"
-    low, high = row["quartiles"]
-    return f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})"
+    ends = row["quartiles"]
+    return f"{row['ratio']:.2f}" + ("" if ends is None else f" ({ends[0]:.2f}-{ends[1]:.2f})")
 
 
 def _peak(row: Row | None, plain: Row) -> str:

@@ -80,6 +80,7 @@ def test_parts_that_were_measured_apart_are_joined(engine: ModuleType) -> None:
     assert [(each["competitor"], each["ratio"]) for each in found["rows"]] == [
         ("SGD", 1.0),
         ("ours", 1.5),
+        ("SGD, without ours", pytest.approx(1.1)),
         ("Opacus hooks", 70.0),
     ]
     assert found["rounds"] == "9 or 3"
