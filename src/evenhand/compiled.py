@@ -1,4 +1,4 @@
-"""The compiled loops that make the noise, if the installation could build them (``noise.c``, ``hatch_build.py``).
+"""Compiled loops, if the installation could build them (``hatch_build.py``); here those of the noise (``noise.c``).
 
 Everything works without them, more slowly. They are compared with numpy when they are loaded: a compiler or a processor
 that computes something else must cost time, never privacy.
@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import importlib.util
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 1024
 """Normals that are made together: first all that come from a cosine, then those from the sine."""
-_FILE = Path(__file__).with_name("_noise.so")
 _ADDRESS = 8
 """Bytes of an address, as the loops are told them."""
+_SHARED = 1 << 15
+"""From so many numbers on several threads make them."""
+_KEY = 32
+"""Bytes of a key of AES-256."""
 _COUNTS = (1, 0, BLOCK - 2, 2 * BLOCK + 700, 3, 1)
 """Sizes of the parts that the loops are compared on."""
+Made = TypeVar("Made")
 _PRECISE = 1e-13
 """How far a normal may lie from numpy's: far below the grid, which is about a billionth of a standard deviation."""
 
@@ -35,7 +42,14 @@ class Loops:
         self._normals, self._release = library.evenhand_normals, library.evenhand_release
         self._normals.argtypes, self._normals.restype = (address, address, whole), None
         self._release.argtypes = (address, whole, whole, address, address, address, number, number, number)
-        self._release.restype = whole
+        self._encrypted = library.evenhand_encrypted
+        self._encrypted.argtypes = (
+            *(ctypes.c_char_p, ctypes.c_uint64, whole, address, address, address, number, number, number),
+            *(address, ctypes.c_uint),
+        )
+        self._release.restype = self._encrypted.restype = library.evenhand_encrypts.restype = whole
+        self.encrypts = bool(library.evenhand_encrypts())
+        """Whether the processor can make the bits by itself, so that ``encrypted`` may be asked."""
 
     def normals(self, words: int, out: int, blocks: int) -> None:
         """Standard normals from the bits at an address, ``BLOCK`` of them per block, perhaps in the same memory."""
@@ -47,6 +61,23 @@ class Loops:
         """Numbers ``first`` to ``last - 1`` of a sum with noise, on the grid, divided; how many were not finite."""
         found: int = self._release(
             words, first, last, parts.totals, parts.outs, parts.ends, 1 / spacing, std / spacing, spacing / divisor
+        )
+        return found
+
+    def encrypted(
+        self, key: bytes, counter: int, parts: Parts, std: float, spacing: float, divisor: float, threads: int = 1
+    ) -> int:
+        """All numbers of a sum as ``release`` gives them for the key stream of AES-256 in counter mode.
+
+        ``counter`` is the upper half of the first counter block; the lower half is zero. What comes out does not depend
+        on the number of ``threads``, which are those of torch.
+        """
+        if len(key) != _KEY:
+            raise ValueError("AES-256 takes a key of 32 bytes")
+        crew = team() if threads > 1 and parts.count >= _SHARED else None
+        scales = 1 / spacing, std / spacing, spacing / divisor
+        found: int = self._encrypted(
+            key, counter, parts.count, parts.totals, parts.outs, parts.ends, *scales, crew, threads
         )
         return found
 
@@ -69,13 +100,37 @@ class Parts:
 @functools.cache
 def loops() -> Loops | None:
     """The compiled loops, or None if they are not there or do not compute what they should."""
+    found = load("_noise.so", Loops)
+    return found if found is not None and right(found) else None
+
+
+def load(name: str, kind: Callable[[ctypes.CDLL], Made]) -> Made | None:
+    """A library of this package by its name; None if it is not there or has other functions than ``kind`` asks for.
+
+    >>> load("_none.so", Loops) is None
+    True
+    """
     if ctypes.sizeof(ctypes.c_void_p) != _ADDRESS:
         return None
     try:
-        found = Loops(ctypes.CDLL(str(_FILE)))
+        return kind(ctypes.CDLL(str(Path(__file__).with_name(name))))
     except (OSError, AttributeError):
         return None
-    return found if right(found) else None
+
+
+@functools.cache
+def team() -> int | None:
+    """Where the function lies that runs another one in the threads that torch has anyway; None if it has others.
+
+    Threads of our own would wait for theirs, which do not sleep between two operations.
+    """
+    torch = importlib.util.find_spec("torch")
+    inside = Path(torch.origin).parent if torch is not None and torch.origin else Path(__file__).parent
+    name = next((inside / "lib").glob("libgomp*"), None)
+    try:
+        return None if name is None else ctypes.cast(ctypes.CDLL(str(name)).GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 def reference(words: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -108,6 +163,7 @@ def right(found: Loops) -> bool:
             found, words, np.where(np.arange(len(total)) % 1500, total, np.nan), expected, 0.7, 2.0**-10
         )
         and _released_right(found, words, np.where(total == total[-5], np.inf, total), expected, 0.7, 2.0**-10)
+        and (not found.encrypts or all(_encrypted_right(found, total, step) for step in (0, 1, 2**56 + 2**33 + 7)))
     )
 
 
@@ -129,3 +185,17 @@ def _released_right(
     on_grid = np.rint(np.where(finite, total, 0.0).astype(np.float64) / spacing)
     noisy = np.rint(on_grid + normals[: len(total)] * (std / spacing)) * (spacing / 2.0)
     return odd == int((~finite).sum()) and bool((np.concatenate(outs) == noisy.astype(np.float32))[finite].all())
+
+
+def _encrypted_right(found: Loops, total: NDArray[np.float32], step: int) -> bool:
+    """Whether what leaves is, to the bit, what leaves with the key stream that OpenSSL makes."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    key, start = hashlib.sha256(step.to_bytes(8, "big")).digest(), step.to_bytes(8, "big") + bytes(8)
+    total = np.resize(total, _SHARED + BLOCK + 7)
+    blocks = len(total) // BLOCK + 1
+    stream = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update(bytes(8 * BLOCK * blocks))
+    words, outs = np.frombuffer(stream, np.uint64), np.zeros((2, len(total)), np.float32)
+    parts = [Parts([total.ctypes.data], [out.ctypes.data], [len(total)]) for out in outs]
+    odd = found.release(words.ctypes.data, 0, len(total), parts[0], 0.7, 2.0**-10, 2.0)
+    return found.encrypted(key, step, parts[1], 0.7, 2.0**-10, 2.0) == odd == 0 and bool((outs[0] == outs[1]).all())

@@ -11,10 +11,11 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from evenhand import _validate
@@ -43,6 +44,11 @@ class CrossEntropy:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """One value per record."""
         return _within(functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.smoothing))
+
+    @cached_property
+    def as_torch(self) -> nn.CrossEntropyLoss:
+        """The same as torch has it for records with one label, by which the engine knows it."""
+        return nn.CrossEntropyLoss(reduction="none", label_smoothing=self.smoothing)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
    The numbers of normals.py and releasing.py, but for the last bits of log, sin and cos: Box-Muller in double precision
    from 53 bits each for radius and angle. In a block of 1024 the first half of the words is for radii and the second for
    angles, the first half of the normals are cosines and the second sines. No table, no branch on a random number.
-   compiled.py loads this and compares it with numpy before it is used. */
+
+   The bits are AES-256 in counter mode, as streams.py has them from OpenSSL: given, or made here by the processor's own
+   instructions, a block at a time, so that they never leave its cache.
+   compiled.py loads this and compares it with numpy and OpenSSL before it is used. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
@@ -99,13 +102,23 @@ INLINE void all_normals(const uint64_t *words, double *out, int64_t blocks) {
     }
 }
 
-INLINE int64_t all_parts(const uint64_t *words, int64_t first, int64_t last, const float *const *totals,
-                         float *const *outs, const int64_t *ends, double inverse, double alpha, double scale) {
+/* Where the bits come from: `words`, or the key stream of a step. */
+typedef struct {
+    const uint64_t *words;
+    const void *keys;
+    uint64_t step;
+    void (*encrypt)(const void *keys, uint64_t step, uint64_t first, uint64_t *words);
+} bits;
+
+INLINE int64_t all_parts(bits from, int64_t first, int64_t last, const float *const *totals, float *const *outs,
+                         const int64_t *ends, double inverse, double alpha, double scale) {
     double normals[BLOCK];
+    uint64_t made[BLOCK];
     int64_t odd = 0, part = 0;
-    for (int64_t block = first; block < last; block += BLOCK, words += BLOCK) {
+    for (int64_t block = first; block < last; block += BLOCK) {
         int64_t stop = block + BLOCK < last ? block + BLOCK : last;
-        block_normals(words, normals);
+        if (from.words == NULL) from.encrypt(from.keys, from.step, (uint64_t)block / 2, made);
+        block_normals(from.words == NULL ? made : from.words + (block - first), normals);
         for (int64_t place = block; place < stop;) {
             while (ends[part] <= place) part++;
             int64_t until = ends[part] < stop ? ends[part] : stop, own = place - (part ? ends[part - 1] : 0);
@@ -119,9 +132,9 @@ INLINE int64_t all_parts(const uint64_t *words, int64_t first, int64_t last, con
 
 #define VARIANT(name, attribute)                                                                                       \
     attribute static void normals_##name(const uint64_t *w, double *o, int64_t b) { all_normals(w, o, b); }            \
-    attribute static int64_t release_##name(const uint64_t *w, int64_t f, int64_t l, const float *const *t,            \
-                                            float *const *o, const int64_t *e, double i, double a, double s) {         \
-        return all_parts(w, f, l, t, o, e, i, a, s);                                                                   \
+    attribute static int64_t release_##name(bits b, int64_t f, int64_t l, const float *const *t, float *const *o,      \
+                                            const int64_t *e, double i, double a, double s) {                          \
+        return all_parts(b, f, l, t, o, e, i, a, s);                                                                   \
     }
 
 VARIANT(plain, )
@@ -149,5 +162,114 @@ void evenhand_normals(const uint64_t *words, double *out, int64_t blocks) { CHOO
    one. Returns how many numbers of the sum were not finite; if any, nothing of `outs` may leave. */
 int64_t evenhand_release(const uint64_t *words, int64_t first, int64_t last, const float *const *totals,
                          float *const *outs, const int64_t *ends, double inverse, double alpha, double scale) {
-    return CHOOSE(release, words, first, last, totals, outs, ends, inverse, alpha, scale);
+    bits from = {words, NULL, 0, NULL};
+    return CHOOSE(release, from, first, last, totals, outs, ends, inverse, alpha, scale);
 }
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define AES __attribute__((target("aes,sse4.1,ssse3")))
+#define VAES __attribute__((target("aes,vaes,avx512f,avx512bw")))
+#define ROUNDS 14
+#define SHARE (8 * BLOCK)
+
+AES static inline __m128i spread(__m128i key, __m128i assist) {
+    key = _mm_xor_si128(key, _mm_slli_si128(key, 4));
+    key = _mm_xor_si128(key, _mm_slli_si128(key, 8));
+    return _mm_xor_si128(key, assist);
+}
+
+/* The round keys of AES-256 (FIPS 197, section 5.2). */
+AES static void expand(const uint8_t *key, __m128i *keys) {
+    keys[0] = _mm_loadu_si128((const __m128i *)key);
+    keys[1] = _mm_loadu_si128((const __m128i *)(key + 16));
+#define EVEN(i, constant)                                                                                              \
+    keys[i] = spread(keys[i - 2], _mm_shuffle_epi32(_mm_aeskeygenassist_si128(keys[i - 1], constant), 0xff))
+#define ODD(i) keys[i] = spread(keys[i - 2], _mm_shuffle_epi32(_mm_aeskeygenassist_si128(keys[i - 1], 0), 0xaa))
+    EVEN(2, 1), ODD(3), EVEN(4, 2), ODD(5), EVEN(6, 4), ODD(7), EVEN(8, 8), ODD(9);
+    EVEN(10, 16), ODD(11), EVEN(12, 32), ODD(13), EVEN(14, 64);
+}
+
+/* A block of words: 512 counters, each the step and then the place, both with the highest byte first. */
+AES static void encrypt_aes(const void *held, uint64_t step, uint64_t first, uint64_t *words) {
+    const __m128i *keys = held;
+    for (uint64_t i = 0; i < BLOCK / 2; i += 8) {
+        __m128i block[8];
+        for (int k = 0; k < 8; k++) {
+            uint64_t place = __builtin_bswap64(first + i + (uint64_t)k);
+            block[k] = _mm_xor_si128(_mm_set_epi64x((long long)place, (long long)__builtin_bswap64(step)), keys[0]);
+        }
+        for (int round = 1; round < ROUNDS; round++)
+            for (int k = 0; k < 8; k++) block[k] = _mm_aesenc_si128(block[k], keys[round]);
+        for (int k = 0; k < 8; k++)
+            _mm_storeu_si128((__m128i *)(words + 2 * i) + k, _mm_aesenclast_si128(block[k], keys[ROUNDS]));
+    }
+}
+
+/* The same, four counters at a time. */
+VAES static void encrypt_vaes(const void *held, uint64_t step, uint64_t first, uint64_t *words) {
+    const __m128i *keys = held;
+    const __m512i turn = _mm512_broadcast_i32x4(_mm_set_epi64x(0x08090a0b0c0d0e0f, 0x0001020304050607));
+    const __m512i four = _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0);
+    long long s = (long long)step, p = (long long)first;
+    __m512i counter = _mm512_set_epi64(p + 3, s, p + 2, s, p + 1, s, p, s);
+    for (int i = 0; i < BLOCK / 8; i += 8) {
+        __m512i block[8], key = _mm512_broadcast_i32x4(keys[0]);
+        for (int k = 0; k < 8; k++) {
+            block[k] = _mm512_xor_si512(_mm512_shuffle_epi8(counter, turn), key);
+            counter = _mm512_add_epi64(counter, four);
+        }
+        for (int round = 1; round < ROUNDS; round++) {
+            key = _mm512_broadcast_i32x4(keys[round]);
+            for (int k = 0; k < 8; k++) block[k] = _mm512_aesenc_epi128(block[k], key);
+        }
+        key = _mm512_broadcast_i32x4(keys[ROUNDS]);
+        for (int k = 0; k < 8; k++) _mm512_storeu_si512(words + 8 * (i + k), _mm512_aesenclast_epi128(block[k], key));
+    }
+}
+
+/* A sum whose noise several threads add; each takes the next few blocks until there are none. */
+typedef struct {
+    bits from;
+    int64_t next, last, odd;
+    const float *const *totals;
+    float *const *outs;
+    const int64_t *ends;
+    double inverse, alpha, scale;
+} task;
+
+static void work(void *given) {
+    task *t = given;
+    for (;;) {
+        int64_t first = __atomic_fetch_add(&t->next, SHARE, __ATOMIC_RELAXED);
+        if (first >= t->last) return;
+        int64_t last = first + SHARE < t->last ? first + SHARE : t->last;
+        int64_t odd = CHOOSE(release, t->from, first, last, t->totals, t->outs, t->ends, t->inverse, t->alpha, t->scale);
+        __atomic_fetch_add(&t->odd, odd, __ATOMIC_RELAXED);
+    }
+}
+
+int64_t evenhand_encrypts(void) { return __builtin_cpu_supports("aes") != 0; }
+
+/* As evenhand_release for a whole sum, with the bits of a key of 32 bytes; `step` is the upper half of a counter. `team`
+   runs a function in several threads at once (OpenMP's GOMP_parallel), or is NULL. */
+AES int64_t evenhand_encrypted(const uint8_t *key, uint64_t step, int64_t last, const float *const *totals,
+                               float *const *outs, const int64_t *ends, double inverse, double alpha, double scale,
+                               void (*team)(void (*)(void *), void *, unsigned, unsigned), unsigned threads) {
+    __m128i keys[ROUNDS + 1];
+    expand(key, keys);
+    int wide = __builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512bw");
+    bits from = {NULL, keys, step, wide ? encrypt_vaes : encrypt_aes};
+    task all = {from, 0, last, 0, totals, outs, ends, inverse, alpha, scale};
+    if (team != NULL)
+        team(work, &all, threads, 0);
+    else
+        work(&all);
+    memset(keys, 0, sizeof keys);
+    __asm__ volatile("" : : "r"(keys) : "memory"); /* so that the keys are really wiped */
+    return all.odd;
+}
+#else
+int64_t evenhand_encrypts(void) { return 0; }
+int64_t evenhand_encrypted(void) { return -1; }
+#endif

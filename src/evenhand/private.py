@@ -237,7 +237,8 @@ class Private:
     def _update(self, gradient: Mapping[str, Tensor]) -> None:
         trainable = self._watch.trainable
         for name, value in gradient.items():
-            trainable[name].grad = value.to(trainable[name].dtype)
+            parameter = trainable[name]
+            parameter.grad = value if value.dtype == parameter.dtype else value.to(parameter.dtype)
         self.optimizer.step()
         for parameter in trainable.values():
             parameter.grad = None

@@ -16,7 +16,7 @@ from evenhand import compiled
 from evenhand.compiled import BLOCK, Loops, Parts
 from evenhand.errors import UnsupportedModelError
 from evenhand.normals import AT_ONCE, Desk
-from evenhand.streams import Domain, Stream
+from evenhand.streams import Cipher, Domain, Stream
 
 CHUNK = 1 << 16
 SMALL_CHUNK = 1 << 15
@@ -156,14 +156,25 @@ def _by_loops(
     outs = [torch.empty_like(total) for total in held]
     counts = [total.numel() for total in held]
     parts = Parts([total.data_ptr() for total in held], [out.data_ptr() for out in outs], counts)
-    odd, desk, cipher = 0, source.desk, source.stream.cipher("gradient", step)
+    if loops.encrypts:
+        stream = source.stream
+        counter, threads = stream.counter("gradient", step), torch.get_num_threads()
+        odd = loops.encrypted(stream.key, counter, parts, std, spacing, divisor, threads)
+    else:
+        odd = _given(loops, parts, source.desk, source.stream.cipher("gradient", step), std, spacing, divisor)
+    if odd:
+        raise _not_finite()
+    return [out if total.is_cpu else out.to(total.device) for out, total in zip(outs, totals, strict=True)]
+
+
+def _given(loops: Loops, parts: Parts, desk: Desk, cipher: Cipher, std: float, spacing: float, divisor: float) -> int:
+    """The same with bits that OpenSSL makes, a few at a time."""
+    odd = 0
     for first in range(0, parts.count, SMALL_CHUNK):
         last = min(first + SMALL_CHUNK, parts.count)
         desk.fill(-(-(last - first) // BLOCK), cipher)
         odd += loops.release(desk.address, first, last, parts, std, spacing, divisor)
-    if odd:
-        raise _not_finite()
-    return [out if total.is_cpu else out.to(total.device) for out, total in zip(outs, totals, strict=True)]
+    return odd
 
 
 def _plain(total: Tensor) -> Tensor:

@@ -6,18 +6,16 @@ before (law 4); what comes back is safe to hand to any optimizer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients.measuring import numbers
+from evenhand.gradients.loops import loops
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
@@ -170,18 +168,17 @@ def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
 
     A weight that is not finite becomes 0, and none exceeds what float32 can carry.
     """
-    norm, given = numbers(stats.norm), numbers(weights).astype(np.float64, copy=False)
-    most = numbers(sensitivity)[numbers(stats.owner)]
-    with np.errstate(over="ignore", invalid="ignore"):
-        if norm.size and norm.min() > 0.0 and math.isfinite(given.sum()):
-            cap = most / norm
-        else:
-            usable = np.isfinite(given) & (norm > 0)
-            cap, given = np.divide(most, norm, out=np.zeros_like(norm), where=usable), np.where(usable, given, 0.0)
-    allowed = np.minimum(given, cap)
-    np.minimum(allowed, _LARGEST_WEIGHT, out=allowed)
-    found = torch.from_numpy(np.maximum(allowed, 0.0, out=allowed))
-    return found if weights.is_cpu else found.to(weights.device)
+    compiled, columns = loops(), (weights, stats.norm, sensitivity)
+    if compiled is not None and all(map(_column, columns)) and stats.owner.is_cpu and stats.owner.is_contiguous():
+        return compiled.bounded(weights, stats.norm, stats.owner, sensitivity, _LARGEST_WEIGHT)
+    norm, given = stats.norm, weights.to(torch.float64)
+    usable = torch.isfinite(given) & (norm > 0)
+    allowed = torch.where(usable, torch.minimum(given, sensitivity[stats.owner] / norm), 0.0)
+    return allowed.clamp_(0.0, _LARGEST_WEIGHT)
+
+
+def _column(column: Tensor) -> bool:
+    return column.dtype == torch.float64 and column.is_cpu and column.is_contiguous()
 
 
 def _declared(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from evenhand.normals import Desk
 
 Domain = Literal["sampling", "gradient", "queries", "layers"]
+Cipher: TypeAlias = Callable[[memoryview, memoryview], object]
+"""Gets zeros and where their ciphertext goes."""
 _DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4}
 _SEEDS = 64
 """Seeds that are made at a time."""
@@ -99,12 +101,19 @@ class Stream:
         begin = offset - first * BLOCK
         return out[begin : begin + count]
 
-    def cipher(self, domain: Domain, step: int, first: int = 0) -> Callable[[memoryview, memoryview], object]:
+    def cipher(self, domain: Domain, step: int, first: int = 0) -> Cipher:
         """What puts the bits of the step's blocks on a desk, from block ``first`` on, call after call."""
-        encrypt: Callable[[memoryview, memoryview], object] = self._encryptor(
-            domain, step, first * (BLOCK // 2)
-        ).update_into
+        encrypt: Cipher = self._encryptor(domain, step, first * (BLOCK // 2)).update_into
         return encrypt
+
+    def counter(self, domain: Domain, step: int) -> int:
+        """The upper half of the counter blocks of a step.
+
+        Examples:
+          >>> hex(Stream.insecure(0, 0).counter("gradient", 5))
+          '0x200000000000005'
+        """
+        return int.from_bytes(_address(domain, step, 0)[:8], "big")
 
     def normals_of(self, domain: Domain, step: int, steps: int, count: int, desk: Desk) -> NDArray[np.float64]:
         """The first ``count`` standard normals of several steps, one row per step: what ``normals`` gives for each.

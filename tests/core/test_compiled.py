@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,30 +10,14 @@ import pytest
 import torch
 from scipy import stats
 
+from compiling import FLAGS, LESS, PACKAGE, QUICK, STRICT, build, changed, lacking, needs_compiler
 from evenhand import compiled, normals
 from evenhand.compiled import BLOCK, Loops
 from evenhand.errors import UnsupportedModelError
 from evenhand.releasing import SMALL_CHUNK, Ahead, release, release_parts
 from evenhand.streams import Stream
 
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "evenhand" / "noise.c"
-FLAGS = ("-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared")
-COMPILER = shutil.which("cc")
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 STREAM = Stream.insecure(5, 0)
-LESS = {
-    "as built": (),
-    "without avx512": ('__builtin_cpu_supports("avx512dq")',),
-    "plain": ('__builtin_cpu_supports("avx512dq")', '__builtin_cpu_supports("avx2")'),
-}
-
-
-def build(folder: Path, text: str, *more: str) -> Loops:
-    (folder / "noise.c").write_text(text)
-    command = [str(COMPILER), *FLAGS, *more, "noise.c", "-o", "noise.so", "-lm"]
-    subprocess.run(command, cwd=folder, check=True)
-    return Loops(ctypes.CDLL(str(folder / "noise.so")))
 
 
 def words(blocks: int) -> np.ndarray:
@@ -51,18 +32,14 @@ def test_the_installation_built_the_loops_and_they_are_right() -> None:
 
 @needs_compiler
 def test_flags_are_those_of_the_build() -> None:
-    text = (ROOT / "hatch_build.py").read_text()
+    text = (PACKAGE.parents[1] / "hatch_build.py").read_text()
     assert all(f'"{flag}"' in text for flag in FLAGS)
 
 
 @needs_compiler
 @pytest.mark.parametrize("less", LESS.values(), ids=LESS.keys())
 def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_path: Path) -> None:
-    text = SOURCE.read_text()
-    for condition in less:
-        assert condition in text
-        text = text.replace(condition, "0")
-    loops, given = build(tmp_path, text, "-Wall", "-Wextra", "-Werror"), words(200)
+    loops, given = Loops(build(tmp_path, lacking("noise.c", less), *STRICT)), words(200)
     assert compiled.right(loops)
     made, expected = np.empty(len(given)), compiled.reference(given)
     loops.normals(given.ctypes.data, made.ctypes.data, 200)
@@ -85,29 +62,74 @@ def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_pat
         ("rint(whole + normals[i] * alpha)", "whole"),
         ("while (ends[part] <= place) part++;", "while (ends[part] <= place) part++, place++;"),
         ("odd += !(fabs(whole) <= DBL_MAX);", "odd += 1;"),
-        ("words += BLOCK", "words += 0"),
+        ("from.words + (block - first)", "from.words"),
         ("double whole = rint((double)total[i] * inverse);", "double whole = (double)total[i] * inverse;"),
         ("rint(whole + normals[i] * alpha)", "(whole + normals[i] * alpha)"),
         ("odd += !(fabs(whole) <= DBL_MAX);", ""),
         ("normals[i] * alpha", "(count > 1022 ? 0 : normals[i]) * alpha"),
-        (
-            "block_normals(words, normals);",
-            "block_normals(words, normals); if (first) memset(normals, 0, sizeof normals);",
-        ),
+        ("    int64_t odd = 0, part = 0;", "    int64_t odd = 0, part = 0; if (first) alpha = 0;"),
+        ("EVEN(12, 32)", "EVEN(12, 33)"),
+        ("ODD(13)", "keys[13] = keys[11]"),
+        ("(uint64_t)block / 2, made", "(uint64_t)block, made"),
+        ("(uint64_t)block / 2, made", "0, made"),
+        ("bits from = {NULL, keys, step,", "bits from = {NULL, keys, step & 0xffff,"),
+        ("int round = 1;", "int round = 2;"),
+        ("p + 3, s, p + 2, s", "p + 2, s, p + 2, s"),
+        ("__atomic_fetch_add(&t->next, SHARE,", "__atomic_fetch_add(&t->next, 2 * SHARE,"),
     ],
 )
 def test_loops_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:
-    text = SOURCE.read_text()
-    assert what in text
-    loops = build(tmp_path, text.replace(what, instead))
-    assert not compiled.right(loops)
+    assert not compiled.right(Loops(build(tmp_path, changed("noise.c", (what, instead)), *QUICK)))
 
 
 def test_without_the_file_there_are_no_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiled, "_FILE", tmp_path / "none.so")
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
     assert compiled.loops.__wrapped__() is None
-    (tmp_path / "none.so").write_bytes(b"no library")
+    (tmp_path / "_noise.so").write_bytes(b"no library")
     assert compiled.loops.__wrapped__() is None
+
+
+NO_AES = 'return __builtin_cpu_supports("aes") != 0'
+KEYED = {
+    "as built": (),
+    "without vaes": (('__builtin_cpu_supports("vaes")', "0"),),
+    "without aes": ((NO_AES, "return 0"),),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("less", KEYED.values(), ids=KEYED.keys())
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_way_to_make_the_bits_gives_the_same_release(
+    less: tuple[tuple[str, str], ...], threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor's own AES, narrow or wide, and OpenSSL's; the threads of torch change nothing."""
+    loops = Loops(build(tmp_path, changed("noise.c", *less), *STRICT))
+    assert compiled.right(loops)
+    assert loops.encrypts is (not less or less[0][0] != NO_AES)
+    monkeypatch.setattr(compiled, "loops", lambda: loops)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    totals = [torch.randn(100_001), torch.randn(3), torch.randn(40, 1024)]
+    found = torch.cat(
+        [part.reshape(-1) for part in release_parts(totals, 0.7, 2.0**-20, Ahead(STREAM), 2**40 + 5, 3.0)]
+    )
+    flat = torch.cat([total.reshape(-1) for total in totals])
+    assert torch.equal(found, release(flat, 0.7, 2.0**-20, STREAM, "gradient", 2**40 + 5, divisor=3.0).float())
+
+
+@needs_compiler
+def test_threads_of_torch_are_found_where_torch_has_them() -> None:
+    """Otherwise noise would be made by one thread only, without anybody noticing."""
+    if (Path(torch.__file__).parent / "lib" / "libgomp.so.1").exists():
+        assert compiled.team() is not None
+
+
+def test_a_key_of_another_size_is_refused() -> None:
+    loops = compiled.loops()
+    if loops is None:
+        pytest.skip("no compiled loops")
+    with pytest.raises(ValueError, match="32 bytes"):
+        loops.encrypted(b"short", 0, compiled.Parts([1], [1], [0]), 1.0, 1.0, 1.0)
 
 
 def test_both_ways_to_make_normals_agree(monkeypatch: pytest.MonkeyPatch) -> None:

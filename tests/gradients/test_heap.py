@@ -21,7 +21,7 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 x, y = torch.randn(1536, 64), torch.randint(2, (1536,))
 data = eh.data.wrap(x, y, labels=[0, 1])
-plan = eh.plan("dpsgd", eh.FixedNoise(1.0, 1e-5), data=data.facts, epochs=6, batch_size=1536)
+plan = eh.plan("dpsgd", eh.FixedNoise(1.0, 1e-5), data=data.facts, epochs=8, batch_size=1536)
 wide, narrow, last = torch.nn.Linear(64, 8192), torch.nn.Linear(8192, 64), torch.nn.Linear(64, 2)
 model = torch.nn.Sequential(wide, torch.nn.Tanh(), narrow, torch.nn.Tanh(), last)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -32,7 +32,7 @@ with eh.attach(model, optimizer, loss, plan, out=tempfile.mkdtemp(), compose=Fal
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         private.step(batch)
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(faults[-1])
+print(sorted(faults)[len(faults) // 2])
 """
 
 

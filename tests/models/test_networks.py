@@ -70,7 +70,7 @@ def test_gradients_are_those_of_records_alone(case: str) -> None:
         model.zero_grad()
         LOSS(model(inputs[row : row + 1]), targets[row : row + 1]).sum().backward()
         norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
-        assert found.norm[row].item() == pytest.approx(norm.item(), rel=1e-4)
+        assert found.norm[row].item() == pytest.approx(norm.item(), rel=1e-4, abs=1e-6)  # 1 - p is rounding
 
 
 def test_padding_changes_nothing_wherever_it_stands() -> None:

@@ -144,7 +144,13 @@ def _data(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing]) -> d
     changed = [dataclasses.asdict(change) for change in done]
     timings = [dataclasses.asdict(row) for row in rows]
     facts = {"trainable": found.trainable, **dataclasses.asdict(found), "fixed": changed, "bench": timings}
-    return facts | {"compiled_noise": compiled.loops() is not None}
+    return facts | {"compiled_noise": compiled.loops() is not None, "compiled_layers": _compiled_layers()}
+
+
+def _compiled_layers() -> bool:
+    from evenhand.gradients import loops, lstm
+
+    return loops.loops() is not None and lstm.compiled() is not None
 
 
 def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix: bool) -> str:
@@ -161,6 +167,10 @@ def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix:
     if compiled.loops() is None:
         parts.append(
             "Noise is made in Python, several times slower: install a C compiler (gcc or clang), then evenhand again."
+        )
+    elif not _compiled_layers():
+        parts.append(
+            "The compiled loops for small models are missing or wrong: their steps take longer. Install evenhand again."
         )
     if found.fixable and not found.trainable:
         parts.append("Add --fix to examine the model with these replaced.")

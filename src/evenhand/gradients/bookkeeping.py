@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,22 @@ from evenhand.gradients.tape import Call
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative error of a norm above which a record is computed apart."""
 CHUNK = 1 << 22
+
+
+class Book(Protocol):
+    """Norms of all records and their weighted sum.
+
+    ``slip`` is how far rounding may have moved a record's gradient (None: nowhere), ``clean`` says that every norm is
+    finite and in the range of float32.
+    """
+
+    loss: Tensor
+    norm: Tensor
+    slip: Tensor | None
+    clean: bool
+
+    def weighted_sum(self, weights: Tensor, usable: Tensor | None) -> dict[str, Tensor]:
+        """``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere)."""
 
 
 class _Group:
@@ -76,11 +93,7 @@ class _Group:
 
 
 class Bookkeeping:
-    """Norms of all records, and their weighted sum, from one tape.
-
-    ``names`` maps the identity of each trainable parameter to its name in the model. ``slip`` is how far rounding may
-    have moved a record's gradient; ``clean`` says that every norm is finite and in the range of float32.
-    """
+    """The book of one tape. ``names`` maps the identity of each trainable parameter to its name in the model."""
 
     def __init__(self, loss: Tensor, calls: list[Call], names: Mapping[int, str], rooms: list[Room]):
         self.loss, self._names = loss, names

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenhand.gradients.bookkeeping import Bookkeeping
+from evenhand.gradients.bookkeeping import Book
 from evenhand.gradients.precision import lowered
 from evenhand.gradients.randomness import means, preserved
 from evenhand.gradients.records import LossFn, buffers_restored, take
@@ -17,7 +17,7 @@ from evenhand.gradients.reference import norms_and_sum, plain_norms
 from evenhand.gradients.serving import Layout
 from evenhand.gradients.structure import Trainable
 
-Taped = Callable[[Any, Any, int], Bookkeeping | None]
+Taped = Callable[[Any, Any, int], Book | None]
 _CHOICE = random.Random()
 """A generator of our own: a comparison must not move the one that a user's augmentation draws from."""
 
@@ -89,7 +89,7 @@ def _some(size: int) -> Tensor:
     return torch.tensor([0, 1, 1] if size == 2 else _CHOICE.sample(range(size), min(size - 1, 4)))
 
 
-def _same_sum(kept: Bookkeeping, total: dict[str, Tensor], slack: Tensor) -> bool:
+def _same_sum(kept: Book, total: dict[str, Tensor], slack: Tensor) -> bool:
     """Whether the sum over all records is that of their own gradients."""
     with torch.no_grad():
         sums = kept.weighted_sum(torch.ones_like(kept.norm), None)

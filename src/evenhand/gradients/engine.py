@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
-from evenhand.gradients.bookkeeping import Bookkeeping
+from evenhand.gradients.bookkeeping import Book, Bookkeeping
+from evenhand.gradients.chain import Chain, Unchained
 from evenhand.gradients.comparing import Comparison
+from evenhand.gradients.dense import DenseBook
 from evenhand.gradients.direct import uses
-from evenhand.gradients.fallback import Fallback, Instances
-from evenhand.gradients.finishing import Finished, zero
+from evenhand.gradients.fallback import Fallback
+from evenhand.gradients.finishing import Finished, Raw, zero
 from evenhand.gradients.footprint import out_of_memory
 from evenhand.gradients.habits import Habits
 from evenhand.gradients.locking import exclusive
@@ -31,8 +32,9 @@ from evenhand.gradients.randomness import RandomState
 from evenhand.gradients.records import LossFn, batch_size, call, losses, versions
 from evenhand.gradients.rooms import Room
 from evenhand.gradients.serving import Before, Layout, Served
+from evenhand.gradients.slopes import gradients
 from evenhand.gradients.structure import modules_of
-from evenhand.gradients.tape import Tape
+from evenhand.gradients.tape import Call, Tape
 from evenhand.gradients.views import Viewed
 from evenhand.types import Pass
 
@@ -81,13 +83,14 @@ class Engine:
         self._views = model.views if isinstance(model, Viewed) else 1
         self._fallback = Fallback(model, loss_fn)
         self._layout: Layout | None = None
-        self._served: dict[tuple[bool, tuple[str, ...]], Habits | None] = {}
+        self._chain: Chain | None = None
+        self._served: dict[tuple[bool, bool, tuple[str, ...]], Habits | None] = {}
         self._used: set[str] = set()
         self._satisfied: Layout | None = None
         self._rooms: list[Room] = []
         self._newest = 0
         self._since = 0
-        self._turns = True
+        self._turns = self._chains = True
         self.watcher: Callable[[Layout], None] | None = None
 
     def forget(self) -> None:
@@ -109,7 +112,7 @@ class Engine:
     def _current(self) -> Layout:
         before, now = self._layout, self._layout.current() if self._layout else Layout.read(self._model)
         if now is not before:
-            self._layout = now
+            self._layout, self._chain = now, Chain.of(now)
             self._served.clear()
         return now
 
@@ -172,8 +175,18 @@ class Engine:
             newest = lambda: self._newest == number  # noqa: E731
             return Finished(layout, self._loss_fn, raw, inputs, targets, newest).result()
 
-    def _differentiate(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Bookkeeping | Instances:
-        key = (self._model.training, tuple(layout.trainable))
+    def _differentiate(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Raw:
+        chain = self._chain
+        if chain is not None and self._chains and chain.suits(inputs, targets):
+            try:
+                return self._by_kernels(layout, chain, inputs, targets, size)
+            except Unchained:
+                self._chains = False
+        return self._by_kernels(layout, None, inputs, targets, size)
+
+    def _by_kernels(self, layout: Layout, chain: Chain | None, inputs: Any, targets: Any, size: int) -> Raw:
+        """From a tape, or without one from a chain."""
+        key = (chain is not None, self._model.training, tuple(layout.trainable))
         known = key in self._served
         habits = self._served[key] if known else Habits()
         if habits is not None:
@@ -181,12 +194,12 @@ class Engine:
             verified: bool | None = True
             if not known:
                 self._since = 1
-                verified = self._comparison(layout, habits).agree(inputs, targets, size)
+                verified = self._comparison(layout, chain, habits).agree(inputs, targets, size)
                 if verified is False and self._turning(layout):
                     self._turns, habits = False, Habits()
-                    verified = self._comparison(layout, habits).agree(inputs, targets, size)
+                    verified = self._comparison(layout, chain, habits).agree(inputs, targets, size)
             elif self._due():
-                right = self._comparison(layout, habits).still_agree(inputs, targets, size)
+                right = self._comparison(layout, chain, habits).still_agree(inputs, targets, size)
                 if right is None:
                     self._served[key] = None
                     return self._fallback.run(inputs, targets)
@@ -195,7 +208,7 @@ class Engine:
             if habits.learning:
                 habits = replace(habits, learning=False) if verified else Habits(learning=False)
             served = self._kernels(layout) if verified else []
-            kept = self._taped(layout, served, inputs, targets, size, self._rooms, habits)
+            kept = self._taped(layout, served, chain, inputs, targets, size, self._rooms, habits)
             self._demand_use(layout)
             if verified is not None:
                 self._served[key] = None if kept is None else habits
@@ -205,21 +218,35 @@ class Engine:
                 before.restore()
         return self._fallback.run(inputs, targets)
 
-    def _comparison(self, layout: Layout, habits: Habits) -> Comparison:
-        return Comparison(self._model, self._loss_fn, layout, partial(self._few, layout, habits))
+    def _comparison(self, layout: Layout, chain: Chain | None, habits: Habits) -> Comparison:
+        return Comparison(self._model, self._loss_fn, layout, partial(self._few, layout, chain, habits))
 
     def _due(self) -> bool:
         """Whether kernels are compared with autograd again: at batches 2, 4, 8 ... and every 4096th."""
         self._since += 1
         return self._since & (self._since - 1) == 0 or self._since % 4096 == 0
 
-    def _few(self, layout: Layout, habits: Habits, inputs: Any, targets: Any, size: int) -> Bookkeeping | None:
-        return self._taped(layout, self._kernels(layout), inputs, targets, size, [], habits)
+    def _few(
+        self, layout: Layout, chain: Chain | None, habits: Habits, inputs: Any, targets: Any, size: int
+    ) -> Book | None:
+        return self._taped(layout, self._kernels(layout), chain, inputs, targets, size, [], habits)
 
     def _taped(
-        self, layout: Layout, served: Served, inputs: Any, targets: Any, size: int, rooms: list[Room], habits: Habits
-    ) -> Bookkeeping | None:
+        self,
+        layout: Layout,
+        served: Served,
+        chain: Chain | None,
+        inputs: Any,
+        targets: Any,
+        size: int,
+        rooms: list[Room],
+        habits: Habits,
+    ) -> Book | None:
         """Norms and sums by kernels, or None if a parameter was also used in a way that is not served."""
+        if chain is not None and served:
+            loss, calls = chain.run(self._loss_fn, inputs, targets, size)
+            self._satisfied = layout
+            return DenseBook.of(loss, calls, layout.names) or self._booked(loss, calls, layout, rooms)
         rows, rest = size * self._views, layout.trainable
         answers: Sequence[Tensor | None] = ()
         with Tape(rows, habits, served) as tape:
@@ -232,7 +259,7 @@ class Engine:
                     habits.ways.update(use.key for use in direct.found)
                     rest = {name: p for name, p in rest.items() if id(p) not in direct.covered}
                 asked = [*rest.values(), *(direct.edges if direct else ()), *wanted]
-                answers = _gradients(loss, asked)
+                answers = gradients(loss, asked)
                 tape.backward_done(answers[len(asked) - len(wanted) :])
                 if direct is not None:
                     tape.calls += direct.calls(answers[len(rest) : len(asked) - len(wanted)])
@@ -244,9 +271,13 @@ class Engine:
             self._used.update(past, [names[id(p)] for c in tape.calls for p in c.site.parameters.values()])
         if past or tape.bypassed:
             return None
-        rooms.extend([Room(self._lean) for _ in range(len(tape.calls) - len(rooms))])
+        return self._booked(loss, tape.calls, layout, rooms)
+
+    def _booked(self, loss: Tensor, calls: list[Call], layout: Layout, rooms: list[Room]) -> Bookkeeping:
+        if len(rooms) < len(calls):
+            rooms.extend([Room(self._lean) for _ in range(len(calls) - len(rooms))])
         with plain():
-            return Bookkeeping(loss.detach().double(), tape.calls, layout.names, rooms)
+            return Bookkeeping(loss.detach().double(), calls, layout.names, rooms)
 
     def _demand_use(self, layout: Layout) -> None:
         if self._satisfied is layout:
@@ -259,11 +290,3 @@ class Engine:
                 + "; freeze what is not trained with requires_grad_(False)"
             )
         self._satisfied = layout
-
-
-def _gradients(loss: Tensor, asked: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    """As ``torch.autograd.grad`` of the sum, which looks at its arguments for a good part of a small model's step."""
-    found: tuple[Tensor | None, ...] = Variable._execution_engine.run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, tuple(asked), allow_unreachable=True, accumulate_grad=False
-    )
-    return found

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from evenhand.errors import UsageError
-from evenhand.gradients.bookkeeping import Bookkeeping
+from evenhand.gradients.bookkeeping import Book
 from evenhand.gradients.fallback import Instances
 from evenhand.gradients.locking import exclusive
 from evenhand.gradients.measuring import ROW_LIMIT, finite, within, working_dtype
@@ -21,6 +21,8 @@ from evenhand.gradients.reference import reference
 from evenhand.gradients.serving import Layout
 from evenhand.types import Pass
 
+Raw: TypeAlias = Book | Instances
+
 
 class Finished:
     """A differentiated batch with its extreme rows computed again in float64."""
@@ -29,7 +31,7 @@ class Finished:
         self,
         layout: Layout,
         loss_fn: LossFn,
-        raw: Bookkeeping | Instances,
+        raw: Raw,
         inputs: Any,
         targets: Any,
         newest: Callable[[], bool],
@@ -40,7 +42,7 @@ class Finished:
         self._usable: Tensor | None = None
         self._rescued: tuple[Tensor, Tensor, Instances] | None = None
         usual = finite(self.loss)
-        if usual and isinstance(raw, Bookkeeping) and raw.clean:
+        if usual and not isinstance(raw, Instances) and raw.clean:
             return
         limit = ROW_LIMIT if any(p.dtype != torch.float64 for p in self._trainable.values()) else 1e150
         if usual and within(self.norm, 0.0, limit):

@@ -11,7 +11,7 @@ from evenhand.gradients.randomness import preserved
 from evenhand.gradients.records import LossFn, batch_size, buffers_restored, call, losses, take
 
 ROWS = 4
-PARTS = 4
+PARTS = 3
 PART_BYTES = 1 << 24
 """Parts that hold less than this cost more time than the memory they save is worth."""
 
@@ -54,7 +54,7 @@ def part_of(size: int, each: int) -> int:
     """Rows of a part of a batch of ``size`` records that keep ``each`` bytes: a few equal parts, none of them small.
 
     >>> part_of(256, 1 << 20), part_of(100, 1 << 19), part_of(256, 100)
-    (64, 34, 256)
+    (86, 34, 256)
     """
     return -(-size // max(1, min(PARTS, size * each // PART_BYTES)))
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from evenhand.gradients.lstm import steps
 from evenhand.gradients.recurrent_share import Corner, Gates, Several
 from evenhand.gradients.rooms import Room
 
@@ -110,51 +111,28 @@ class LSTM:
         slopes = room.empty("slopes", (time, size, 4 * width), x)
         through, forget = (room.empty(name, (time, size, width), x) for name in ("through", "forget"))
         weight, bias = weights.joint(turn=width)
-        gates = x.new_empty(size, 4 * width)
-        curved = gates[:, : 3 * width]
-        o, i, f, entry = torch.split(gates, width, dim=1)
-        # What the sigmoids are multiplied with: tanh of the cell, new gate, cell before; for even and for odd steps.
-        factors = [(own, *torch.split(own, width, dim=1)) for own in x.new_zeros(2, size, 3 * width)]
-        if states:
-            factors[0][3].copy_(states[1])
-        entering, leaving = both.unbind(0), both[1:, :, inputs:].unbind(0)
-        first, last = slopes[:, :, : 3 * width].unbind(0), slopes[:, :, 3 * width :].unbind(0)
-        direct, kept = through.unbind(0), forget.unbind(0)
-        for t in range(time):
-            (three, tanh, new, before), after = factors[t % 2], factors[(t + 1) % 2][3]
-            torch.addmm(bias, entering[t], weight, out=gates)
-            curved.sigmoid_()
-            torch.tanh(entry, out=new)
-            torch.mul(i, new, out=entry)
-            torch.addcmul(entry, f, before, out=after)
-            torch.tanh(after, out=tanh)
-            torch.mul(o, tanh, out=leaving[t])
-            _sigmoid_slope(three, curved, grad_input=first[t])
-            torch.addcmul(i, entry, new, value=-1, out=last[t])
-            torch.addcmul(o, leaving[t], tanh, value=-1, out=direct[t])
-            kept[t].copy_(f)
-        final = leaving[-1].clone(), factors[time % 2][3].clone()
-        return Ran(both[1:, :, inputs:], final, (both, slopes, through, forget))
+        cell = states[1].clone(memory_format=torch.contiguous_format) if states else x.new_zeros(size, width)
+        columns = both.unbind(0), both[1:, :, inputs:].unbind(0), slopes.unbind(0), through.unbind(0), forget.unbind(0)
+        step = steps(x)
+        for before, after, gates, direct, kept in zip(*columns, strict=False):
+            torch.addmm(bias, before, weight, out=gates)
+            step.forward(gates, cell, after, direct, kept)
+        return Ran(both[1:, :, inputs:], (columns[1][-1].clone(), cell), (both, slopes, through, forget))
 
     def back(
         self, weights: Weights, saved: tuple[Tensor, ...], grad: Tensor, final: tuple[Tensor, ...], want_x: bool
     ) -> Returned:
         """Keeps inputs with states, and the gradients of the gates, which take the place of the slopes."""
         both, slopes, through, forget = saved
-        time, size, width = through.shape
+        time, _, width = through.shape
         weight = weights.hh.roll(width, 0)
-        whole, outer, direct = slopes.unbind(0), slopes[:, :, :width].unbind(0), through.unbind(0)
-        inner = slopes.view(time, size, 4, width)[:, :, 1:].unbind(0)
-        kept, above = forget.unbind(0), grad.unbind(0)
-        dh, dc = above[-1] + final[0], final[1].clone()
-        spread = dc.unsqueeze(1)
+        whole, direct, kept, above = slopes.unbind(0), through.unbind(0), forget.unbind(0), grad.unbind(0)
+        dh, dc = (above[-1] + final[0]).contiguous(), final[1].clone(memory_format=torch.contiguous_format)
+        step = steps(dh)
         for t in reversed(range(time)):
             if t < time - 1:
                 torch.addmm(above[t], whole[t + 1], weight, out=dh)
-            dc.addcmul_(dh, direct[t])
-            outer[t].mul_(dh)
-            inner[t].mul_(spread)
-            dc.mul_(kept[t])
+            step.back(whole[t], dc, dh, direct[t], kept[t])
         dx = _input_gradient(slopes, weights.ih.roll(width, 0)) if want_x else None
         return Returned(dx, (whole[0] @ weight, dc), (both[:time].transpose(0, 1), slopes.transpose(0, 1)))
 

@@ -1,0 +1,133 @@
+/* One step of an LSTM between its matrix products, forward and back: one walk over the gates instead of ten.
+
+   Gates are output, input, forget, new, side by side for each record. sigmoid and tanh are float, good to a few units of
+   rounding. recurrent_loops.py compares this with torch before it is used. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define SHARE 32 /* rows that a thread takes at a time */
+
+/* exp(x) (Cephes' expf, without branches), from exp(-87) to exp(88). */
+INLINE float exp_of(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    float k = rintf(x * 1.44269504088896341f);
+    float r = x - k * 0.693359375f - k * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t bits = ((int32_t)k + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return p * power;
+}
+
+INLINE float sigmoid_of(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+
+/* Near zero a polynomial (Cephes' tanhf), where the quotient would lose digits. */
+INLINE float tanh_of(float x) {
+    float z = x * x, p = -5.70498872745e-3f;
+    p = p * z + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    float near = p * z * x + x, far = 1.0f - 2.0f / (1.0f + exp_of(2.0f * x));
+    return fabsf(x) < 0.625f ? near : far;
+}
+
+/* Gates become slopes: of the state by the output gate, of the cell by the others. The state goes where states are. */
+INLINE void forward_row(float *restrict gates, float *restrict cell, float *restrict state, float *restrict through,
+                        float *restrict forget, int64_t width) {
+    for (int64_t j = 0; j < width; j++) {
+        float o = sigmoid_of(gates[j]), i = sigmoid_of(gates[width + j]), f = sigmoid_of(gates[2 * width + j]);
+        float new = tanh_of(gates[3 * width + j]), before = cell[j];
+        float after = f * before + i * new, tanh = tanh_of(after), h = o * tanh;
+        gates[j] = tanh * (o * (1.0f - o));
+        gates[width + j] = new * (i * (1.0f - i));
+        gates[2 * width + j] = before * (f * (1.0f - f));
+        gates[3 * width + j] = i - i * new * new;
+        through[j] = o - h * tanh;
+        forget[j] = f;
+        state[j] = h;
+        cell[j] = after;
+    }
+}
+
+/* Slopes become gradients of the gates; the gradient of the cell goes on to the time before. */
+INLINE void back_row(float *restrict slopes, float *restrict cell, const float *restrict state,
+                     const float *restrict through, const float *restrict forget, int64_t width) {
+    for (int64_t j = 0; j < width; j++) {
+        float c = cell[j] + state[j] * through[j];
+        slopes[j] *= state[j];
+        slopes[width + j] *= c;
+        slopes[2 * width + j] *= c;
+        slopes[3 * width + j] *= c;
+        cell[j] = c * forget[j];
+    }
+}
+
+/* A step that several threads share; each takes the next few rows until there are none. */
+typedef struct {
+    float *gates, *cell, *state, *through, *forget;
+    int64_t width, stride, rows, next;
+} task;
+
+#define VARIANT(name, attribute)                                                                                       \
+    attribute static void forward_##name(const task *t, int64_t first, int64_t last) {                                 \
+        for (int64_t i = first; i < last; i++)                                                                         \
+            forward_row(t->gates + 4 * i * t->width, t->cell + i * t->width, t->state + i * t->stride,                 \
+                        t->through + i * t->width, t->forget + i * t->width, t->width);                                \
+    }                                                                                                                  \
+    attribute static void back_##name(const task *t, int64_t first, int64_t last) {                                    \
+        for (int64_t i = first; i < last; i++)                                                                         \
+            back_row(t->gates + 4 * i * t->width, t->cell + i * t->width, t->state + i * t->stride,                    \
+                     t->through + i * t->width, t->forget + i * t->width, t->width);                                   \
+    }
+
+VARIANT(plain, )
+#if defined(__x86_64__)
+VARIANT(avx2, __attribute__((target("avx2,fma"))))
+#if defined(__clang__)
+#define WIDE "avx512f,avx512dq,avx512vl,fma"
+#else
+#define WIDE "avx512f,avx512dq,avx512vl,fma,prefer-vector-width=512"
+#endif
+VARIANT(avx512, __attribute__((target(WIDE))))
+#define CHOOSE(what, ...)                                                                                              \
+    (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") ? what##_avx512(__VA_ARGS__)             \
+     : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")        ? what##_avx2(__VA_ARGS__)               \
+                                                                              : what##_plain(__VA_ARGS__))
+#else
+#define CHOOSE(what, ...) what##_plain(__VA_ARGS__)
+#endif
+
+#define WORK(what)                                                                                                     \
+    static void work_##what(void *given) {                                                                             \
+        task *t = given;                                                                                               \
+        for (;;) {                                                                                                     \
+            int64_t first = __atomic_fetch_add(&t->next, SHARE, __ATOMIC_RELAXED);                                     \
+            if (first >= t->rows) return;                                                                              \
+            int64_t last = first + SHARE < t->rows ? first + SHARE : t->rows;                                          \
+            CHOOSE(what, t, first, last);                                                                              \
+        }                                                                                                              \
+    }                                                                                                                  \
+    void evenhand_lstm_##what(float *gates, float *cell, float *state, int64_t stride, float *through, float *forget,  \
+                              int64_t rows, int64_t width, void (*team)(void (*)(void *), void *, unsigned, unsigned), \
+                              unsigned threads) {                                                                      \
+        task all = {gates, cell, state, through, forget, width, stride, rows, 0};                                      \
+        if (team != NULL)                                                                                              \
+            team(work_##what, &all, threads, 0);                                                                       \
+        else                                                                                                           \
+            work_##what(&all);                                                                                         \
+    }
+
+/* `state` has a row every `stride` numbers, the others a row after the other. `team` runs a function in several threads at
+   once (OpenMP's GOMP_parallel), or is NULL. */
+WORK(forward)
+WORK(back)
