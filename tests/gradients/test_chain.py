@@ -101,6 +101,16 @@ def test_a_layer_that_is_used_twice(agrees: Oracle) -> None:
     agrees(model, x, y, kernels=True)
 
 
+@pytest.mark.parametrize("tied", ["weight", "bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_parameter_of_two_layers(tied: str, dtype: torch.dtype, agrees: Oracle) -> None:
+    """Its gradients are added before a norm is taken."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    setattr(model[3], tied, getattr(model[1], tied))
+    x, y = batch(dtype=dtype)
+    agrees(model.to(dtype), x, y, LOSS, kernels=True, tolerance=1e-9 if dtype == torch.float64 else 1e-5)
+
+
 def test_frozen_layers_before_between_and_after(agrees: Oracle) -> None:
     for frozen in ([0], [2], [4], [0, 2], [2, 4], [0, 4]):
         model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.Sigmoid(), nn.Linear(4, 3)).double()

@@ -26,14 +26,15 @@ class DenseBook:
 
     @classmethod
     def of(cls, loss: Tensor, calls: Sequence[Call], names: Mapping[int, str]) -> DenseBook | None:
-        """None where compiled loops cannot help: they are missing, numbers are of another kind, a layer is used twice.
+        """None where compiled loops cannot help: they are missing, numbers are of another kind, a parameter is used twice.
 
         >>> import torch
         >>> DenseBook.of(torch.zeros(1), [], {}) is None
         True
         """
         compiled = loops()
-        if compiled is None or len({id(call.site) for call in calls}) < max(1, len(calls)):
+        held = [id(p) for call in calls for p in call.site.parameters.values()]
+        if compiled is None or not held or len(set(held)) < len(held):
             return None
         if not all(fits(x) and fits(grad) for x, grad in [call.tensors for call in calls]):
             return None
