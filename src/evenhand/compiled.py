@@ -47,13 +47,22 @@ class Loops:
             *(ctypes.c_char_p, ctypes.c_uint64, whole, address, address, address, number, number, number),
             *(address, ctypes.c_uint),
         )
+        self._keyed = library.evenhand_keyed
+        self._keyed.argtypes, self._keyed.restype = (ctypes.c_char_p, ctypes.c_uint64, whole, whole, address), None
         self._release.restype = self._encrypted.restype = library.evenhand_encrypts.restype = whole
         self.encrypts = bool(library.evenhand_encrypts())
-        """Whether the processor can make the bits by itself, so that ``encrypted`` may be asked."""
+        """Whether the processor can make the bits by itself, so that ``encrypted`` and ``keyed`` may be asked."""
 
     def normals(self, words: int, out: int, blocks: int) -> None:
         """Standard normals from the bits at an address, ``BLOCK`` of them per block, perhaps in the same memory."""
         self._normals(words, out, blocks)
+
+    def keyed(self, key: bytes, counter: int, first: int, blocks: int) -> NDArray[np.float64]:
+        """Standard normals of some blocks of the key stream of AES-256 in counter mode, see ``encrypted``."""
+        _check(key)
+        out = np.empty(BLOCK * blocks)
+        self._keyed(key, counter, first, blocks, out.ctypes.data)
+        return out
 
     def release(
         self, words: int, first: int, last: int, parts: Parts, std: float, spacing: float, divisor: float
@@ -72,14 +81,18 @@ class Loops:
         ``counter`` is the upper half of the first counter block; the lower half is zero. What comes out does not depend
         on the number of ``threads``, which are those of torch.
         """
-        if len(key) != _KEY:
-            raise ValueError("AES-256 takes a key of 32 bytes")
+        _check(key)
         crew = team() if threads > 1 and parts.count >= _SHARED else None
         scales = 1 / spacing, std / spacing, spacing / divisor
         found: int = self._encrypted(
             key, counter, parts.count, parts.totals, parts.outs, parts.ends, *scales, crew, threads
         )
         return found
+
+
+def _check(key: bytes) -> None:
+    if len(key) != _KEY:
+        raise ValueError("AES-256 takes a key of 32 bytes")
 
 
 class Parts:
@@ -196,6 +209,10 @@ def _encrypted_right(found: Loops, total: NDArray[np.float32], step: int) -> boo
     blocks = len(total) // BLOCK + 1
     stream = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update(bytes(8 * BLOCK * blocks))
     words, outs = np.frombuffer(stream, np.uint64), np.zeros((2, len(total)), np.float32)
+    normals = np.empty(len(words))
+    found.normals(words.ctypes.data, normals.ctypes.data, blocks)
+    if not np.array_equal(found.keyed(key, step, 2, blocks - 2), normals[2 * BLOCK :]):
+        return False
     parts = [Parts([total.ctypes.data], [out.ctypes.data], [len(total)]) for out in outs]
     odd = found.release(words.ctypes.data, 0, len(total), parts[0], 0.7, 2.0**-10, 2.0)
     return found.encrypted(key, step, parts[1], 0.7, 2.0**-10, 2.0) == odd == 0 and bool((outs[0] == outs[1]).all())

@@ -228,6 +228,19 @@ VAES static void encrypt_vaes(const void *held, uint64_t step, uint64_t first, u
     }
 }
 
+/* Where the bits of a step come from, with its round keys in `keys`. */
+AES static bits stream_of(const uint8_t *key, uint64_t step, __m128i *keys) {
+    expand(key, keys);
+    int wide = __builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512bw");
+    bits from = {NULL, keys, step, wide ? encrypt_vaes : encrypt_aes};
+    return from;
+}
+
+AES static void wipe(__m128i *keys) {
+    memset(keys, 0, (ROUNDS + 1) * sizeof *keys);
+    __asm__ volatile("" : : "r"(keys) : "memory"); /* so that it is really done */
+}
+
 /* A sum whose noise several threads add; each takes the next few blocks until there are none. */
 typedef struct {
     bits from;
@@ -257,19 +270,29 @@ AES int64_t evenhand_encrypted(const uint8_t *key, uint64_t step, int64_t last, 
                                float *const *outs, const int64_t *ends, double inverse, double alpha, double scale,
                                void (*team)(void (*)(void *), void *, unsigned, unsigned), unsigned threads) {
     __m128i keys[ROUNDS + 1];
-    expand(key, keys);
-    int wide = __builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512bw");
-    bits from = {NULL, keys, step, wide ? encrypt_vaes : encrypt_aes};
+    bits from = stream_of(key, step, keys);
     task all = {from, 0, last, 0, totals, outs, ends, inverse, alpha, scale};
     if (team != NULL)
         team(work, &all, threads, 0);
     else
         work(&all);
-    memset(keys, 0, sizeof keys);
-    __asm__ volatile("" : : "r"(keys) : "memory"); /* so that the keys are really wiped */
+    wipe(keys);
     return all.odd;
+}
+
+/* As evenhand_normals, from the bits of a key; `first` is the number of the first block. */
+AES void evenhand_keyed(const uint8_t *key, uint64_t step, int64_t first, int64_t blocks, double *out) {
+    __m128i keys[ROUNDS + 1];
+    bits from = stream_of(key, step, keys);
+    for (int64_t b = 0; b < blocks; b++, out += BLOCK) {
+        uint64_t made[BLOCK];
+        from.encrypt(keys, step, (uint64_t)(first + b) * (BLOCK / 2), made);
+        CHOOSE(normals, made, out, 1);
+    }
+    wipe(keys);
 }
 #else
 int64_t evenhand_encrypts(void) { return 0; }
 int64_t evenhand_encrypted(void) { return -1; }
+void evenhand_keyed(void) {}
 #endif

@@ -6,6 +6,7 @@ before (law 4); what comes back is safe to hand to any optimizer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients.loops import loops
+from evenhand.gradients.measuring import LARGEST, finite, numbers
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
@@ -189,17 +191,21 @@ def _declared(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:
     sensitivity = mechanism.rule.sensitivity(state)
     if sensitivity is state.bound and torch.equal(sensitivity, bound):
         return bound
-    bounded_rule = mechanism.plan.guarantee != "not private"
-    if (
-        sensitivity.shape != state.bound.shape
-        or (bounded_rule and not bool(torch.isfinite(sensitivity).all()))
-        or bool((sensitivity <= 0).any())
-    ):
+    largest = math.inf if mechanism.plan.guarantee == "not private" else LARGEST
+    if sensitivity.shape != state.bound.shape or not _between(sensitivity, largest):
         raise UnsupportedModelError(
             f"The rule {mechanism.rule.name!r} declares no finite positive sensitivity per owner class: "
             "nothing was released."
         )
     return sensitivity.clone()
+
+
+def _between(values: Tensor, largest: float) -> bool:
+    """Whether all are positive and none is larger, or no number."""
+    if len(values) <= _LISTED_CLASSES:
+        return all(0.0 < value <= largest for value in values.tolist())
+    column = numbers(values)
+    return bool(column.min() > 0.0 and column.max() <= largest)
 
 
 def _stats(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:
@@ -231,9 +237,10 @@ def _answers(
         values = by_row(query.value, stats, state).to(torch.float64)
         if values.shape != (stats.norm.shape[0], width):
             raise UnsupportedModelError(f"The query {query.name!r} must give one vector of length {width} per record.")
-        values = torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0)
+        if not finite(values):
+            values = torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0)
         norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
-        total = (values * (query.sensitivity / norms.clamp(min=query.sensitivity))).sum(0)
+        total = (values * (query.sensitivity / norms.clamp_(min=query.sensitivity))).sum(0)
         spacing = noise.grid(query.sensitivity)
         covered = noise.charged(query.sensitivity, spacing, width, mechanism.plan.expected_batch)
         std = multiplier * covered
@@ -277,7 +284,12 @@ def noise_std(
     It is large enough that every class k sees at least its planned multiplier noise / scale_k. With many classes one
     covered sensitivity stands for all of them, per unit of scale.
     """
-    covered = noise.charged(sensitivity.cpu(), spacing, dimension, batch, float(sensitivity.max()))
-    ratio = float((covered / scales).max())
-    listed = tuple(covered.tolist()) if len(covered) <= _LISTED_CLASSES else (ratio,)
+    if len(sensitivity) <= _LISTED_CLASSES:
+        own = sensitivity.tolist()
+        listed = tuple(noise.charged(value, spacing, dimension, batch, max(own)) for value in own)
+        ratio = max(value / scale for value, scale in zip(listed, scales.tolist(), strict=True))
+    else:
+        column = numbers(sensitivity)
+        ratio = float((noise.charged(column, spacing, dimension, batch, float(column.max())) / numbers(scales)).max())
+        listed = (ratio,)
     return listed, level.noise * ratio

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand import compiled
 from evenhand.compiled import BLOCK
 
 if TYPE_CHECKING:
@@ -92,14 +93,21 @@ class Stream:
         Made in blocks of 1024: the first half of a block are radius times cosine, the second half radius times sine,
         so that everything runs over contiguous memory. A ``desk`` is overwritten by its next use.
         """
-        from evenhand.normals import Desk
-
         first, last = offset // BLOCK, -(-(offset + count) // BLOCK)
-        desk = desk or Desk()
-        desk.fill(last - first, self.cipher(domain, step, first))
-        out = desk.normals(last - first)
+        loops = compiled.loops()
+        if loops is not None and loops.encrypts:
+            out = loops.keyed(self.key, self.counter(domain, step), first, last - first)
+        else:
+            out = self._on_desk(domain, step, first, last - first, desk)
         begin = offset - first * BLOCK
         return out[begin : begin + count]
+
+    def _on_desk(self, domain: Domain, step: int, first: int, blocks: int, desk: Desk | None) -> NDArray[np.float64]:
+        from evenhand.normals import Desk
+
+        desk = desk or Desk()
+        desk.fill(blocks, self.cipher(domain, step, first))
+        return desk.normals(blocks)
 
     def cipher(self, domain: Domain, step: int, first: int = 0) -> Cipher:
         """What puts the bits of the step's blocks on a desk, from block ``first`` on, call after call."""

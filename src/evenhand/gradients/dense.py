@@ -26,7 +26,7 @@ class DenseBook:
 
     @classmethod
     def of(cls, loss: Tensor, calls: Sequence[Call], names: Mapping[int, str]) -> DenseBook | None:
-        """None where compiled loops cannot help: they are missing, numbers are of another kind, a parameter is used twice.
+        """None if compiled loops cannot help: they are missing, for other numbers, or a parameter is used twice.
 
         >>> import torch
         >>> DenseBook.of(torch.zeros(1), [], {}) is None

@@ -57,12 +57,13 @@ class GroupClip(SampleRule):
 
     def factors(self, state: State) -> Tensor:
         """C_k / C0 for every group, from the noisy counts alone."""
-        over, under = state.answers["group_counts"].reshape(2, state.public.groups)
-        size = (over + under).clamp(min=1.0)
-        over = over.minimum(size).clamp(min=0.0)
-        share = over.sum().clamp(min=1.0) / state.public.batch
-        factors: Tensor = (1.0 + (over / size) / share).clamp(min=1.0, max=self.most)
-        return factors
+        counts, groups = state.answers["group_counts"], state.public.groups
+        noisy = counts.tolist()  # so few numbers are handled with less ado outside torch
+        sizes = [max(1.0, over + under) for over, under in zip(noisy[:groups], noisy[groups:], strict=True)]
+        clipped = [max(0.0, min(over, size)) for over, size in zip(noisy, sizes, strict=False)]
+        share = max(1.0, sum(clipped)) / state.public.batch
+        ratios = [1.0 + over / size / share for over, size in zip(clipped, sizes, strict=True)]
+        return counts.new_tensor([min(max(1.0, ratio), self.most) for ratio in ratios])
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """min(1, C_k / n) with the bound of the record's group."""
