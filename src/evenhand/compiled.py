@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,7 +79,7 @@ class Loops:
         """All numbers of a sum as ``release`` gives them for the key stream of AES-256 in counter mode.
 
         ``counter`` is the upper half of the first counter block; the lower half is zero. What comes out does not depend
-        on the number of ``threads``, which are those of torch.
+        on the number of ``threads``, which are those of torch. Anything but 0 says that nothing may leave.
         """
         _check(key)
         crew = team() if threads > 1 and parts.count >= _SHARED else None
@@ -176,7 +176,10 @@ def right(found: Loops) -> bool:
             found, words, np.where(np.arange(len(total)) % 1500, total, np.nan), expected, 0.7, 2.0**-10
         )
         and _released_right(found, words, np.where(total == total[-5], np.inf, total), expected, 0.7, 2.0**-10)
-        and (not found.encrypts or all(_encrypted_right(found, total, step) for step in (0, 1, 2**56 + 2**33 + 7)))
+        and (
+            not found.encrypts
+            or all(_encrypted_right(found, total, step) for step in (0, 2**57 + 2**33 + 7, 0xFEDCBA9876543210))
+        )
     )
 
 
@@ -201,18 +204,44 @@ def _released_right(
 
 
 def _encrypted_right(found: Loops, total: NDArray[np.float32], step: int) -> bool:
-    """Whether what leaves is, to the bit, what leaves with the key stream that OpenSSL makes."""
+    """Whether what leaves is, to the bit, what leaves with the key stream that OpenSSL makes.
+
+    In parts, one of them empty, in one thread and in two, with numbers that are not finite, and far into the stream.
+    """
+    key = hashlib.sha256(step.to_bytes(8, "big")).digest()
+    total = np.resize(total, _SHARED + BLOCK + 7)
+    total[[5, -9]] = np.nan, np.inf
+    words = _openssl(key, step, 0, len(total) // BLOCK + 1)
+    ends = (0, 3, BLOCK + 1, BLOCK + 1, len(total))
+    outs = np.zeros((3, len(total)), np.float32)
+    parts = [Parts(*zip(*_places(total, out, ends), strict=True)) for out in outs]
+    odd = [found.release(words.ctypes.data, 0, len(total), parts[0], 0.7, 2.0**-10, 2.0)]
+    odd += [found.encrypted(key, step, own, 0.7, 2.0**-10, 2.0, n) for n, own in enumerate(parts[1:], start=1)]
+    return (
+        odd == [2, 2, 2]
+        and np.array_equal(outs[0], outs[1], equal_nan=True)
+        and np.array_equal(outs[0], outs[2], equal_nan=True)
+        and all(_keyed_right(found, key, step, first) for first in (0, 2**7, 2**23, 2**39))
+    )
+
+
+def _places(total: NDArray[np.float32], out: NDArray[np.float32], ends: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Where the parts between these ends lie, in and out, and how long they are."""
+    size = total.itemsize
+    return [(total.ctypes.data + size * a, out.ctypes.data + size * a, b - a) for a, b in pairwise(ends)]
+
+
+def _keyed_right(found: Loops, key: bytes, step: int, first: int) -> bool:
+    """Whether the normals around a block far into the stream are those of OpenSSL's bits."""
+    words, normals = _openssl(key, step, first - bool(first), 2), np.empty(2 * BLOCK)
+    found.normals(words.ctypes.data, normals.ctypes.data, 2)
+    return np.array_equal(found.keyed(key, step, first - bool(first), 2), normals)
+
+
+def _openssl(key: bytes, step: int, first: int, blocks: int) -> NDArray[np.uint64]:
+    """The bits of some blocks of a step."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-    key, start = hashlib.sha256(step.to_bytes(8, "big")).digest(), step.to_bytes(8, "big") + bytes(8)
-    total = np.resize(total, _SHARED + BLOCK + 7)
-    blocks = len(total) // BLOCK + 1
+    start = step.to_bytes(8, "big") + (first * BLOCK // 2).to_bytes(8, "big")
     stream = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update(bytes(8 * BLOCK * blocks))
-    words, outs = np.frombuffer(stream, np.uint64), np.zeros((2, len(total)), np.float32)
-    normals = np.empty(len(words))
-    found.normals(words.ctypes.data, normals.ctypes.data, blocks)
-    if not np.array_equal(found.keyed(key, step, 2, blocks - 2), normals[2 * BLOCK :]):
-        return False
-    parts = [Parts([total.ctypes.data], [out.ctypes.data], [len(total)]) for out in outs]
-    odd = found.release(words.ctypes.data, 0, len(total), parts[0], 0.7, 2.0**-10, 2.0)
-    return found.encrypted(key, step, parts[1], 0.7, 2.0**-10, 2.0) == odd == 0 and bool((outs[0] == outs[1]).all())
+    return np.frombuffer(stream, np.uint64)

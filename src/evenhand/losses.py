@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -45,10 +45,10 @@ class CrossEntropy:
         """One value per record."""
         return _within(functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.smoothing))
 
-    @cached_property
+    @property
     def as_torch(self) -> nn.CrossEntropyLoss:
         """The same as torch has it for records with one label, by which the engine knows it."""
-        return nn.CrossEntropyLoss(reduction="none", label_smoothing=self.smoothing)
+        return _as_torch(self.smoothing)
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,11 @@ def default_loss(data: Data) -> Loss:
     """
     _, targets = data.fetch(torch.arange(1))
     return MeanSquared() if targets.is_floating_point() else CrossEntropy()
+
+
+@cache
+def _as_torch(smoothing: float) -> nn.CrossEntropyLoss:
+    return nn.CrossEntropyLoss(reduction="none", label_smoothing=smoothing)
 
 
 def _within(values: Tensor) -> Tensor:

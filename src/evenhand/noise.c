@@ -206,6 +206,8 @@ AES static void encrypt_aes(const void *held, uint64_t step, uint64_t first, uin
     }
 }
 
+#if defined(__clang__) || __GNUC__ >= 11 /* older ones do not know how to ask for it */
+#define HAS_VAES (__builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512bw"))
 /* The same, four counters at a time. */
 VAES static void encrypt_vaes(const void *held, uint64_t step, uint64_t first, uint64_t *words) {
     const __m128i *keys = held;
@@ -227,12 +229,15 @@ VAES static void encrypt_vaes(const void *held, uint64_t step, uint64_t first, u
         for (int k = 0; k < 8; k++) _mm512_storeu_si512(words + 8 * (i + k), _mm512_aesenclast_epi128(block[k], key));
     }
 }
+#else
+#define HAS_VAES 0
+#define encrypt_vaes encrypt_aes
+#endif
 
 /* Where the bits of a step come from, with its round keys in `keys`. */
 AES static bits stream_of(const uint8_t *key, uint64_t step, __m128i *keys) {
     expand(key, keys);
-    int wide = __builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512bw");
-    bits from = {NULL, keys, step, wide ? encrypt_vaes : encrypt_aes};
+    bits from = {NULL, keys, step, HAS_VAES ? encrypt_vaes : encrypt_aes};
     return from;
 }
 
@@ -244,7 +249,7 @@ AES static void wipe(__m128i *keys) {
 /* A sum whose noise several threads add; each takes the next few blocks until there are none. */
 typedef struct {
     bits from;
-    int64_t next, last, odd;
+    int64_t next, last, odd, done;
     const float *const *totals;
     float *const *outs;
     const int64_t *ends;
@@ -259,25 +264,26 @@ static void work(void *given) {
         int64_t last = first + SHARE < t->last ? first + SHARE : t->last;
         int64_t odd = CHOOSE(release, t->from, first, last, t->totals, t->outs, t->ends, t->inverse, t->alpha, t->scale);
         __atomic_fetch_add(&t->odd, odd, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&t->done, last - first, __ATOMIC_RELAXED);
     }
 }
 
 int64_t evenhand_encrypts(void) { return __builtin_cpu_supports("aes") != 0; }
 
 /* As evenhand_release for a whole sum, with the bits of a key of 32 bytes; `step` is the upper half of a counter. `team`
-   runs a function in several threads at once (OpenMP's GOMP_parallel), or is NULL. */
+   runs a function in several threads at once (OpenMP's GOMP_parallel), or is NULL. Returns -1 if it did not do it all. */
 AES int64_t evenhand_encrypted(const uint8_t *key, uint64_t step, int64_t last, const float *const *totals,
                                float *const *outs, const int64_t *ends, double inverse, double alpha, double scale,
                                void (*team)(void (*)(void *), void *, unsigned, unsigned), unsigned threads) {
     __m128i keys[ROUNDS + 1];
     bits from = stream_of(key, step, keys);
-    task all = {from, 0, last, 0, totals, outs, ends, inverse, alpha, scale};
+    task all = {from, 0, last, 0, 0, totals, outs, ends, inverse, alpha, scale};
     if (team != NULL)
         team(work, &all, threads, 0);
     else
         work(&all);
     wipe(keys);
-    return all.odd;
+    return all.done == last ? all.odd : -1;
 }
 
 /* As evenhand_normals, from the bits of a key; `first` is the number of the first block. */

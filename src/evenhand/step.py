@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients.loops import loops
+from evenhand.gradients.loops import is_column, loops
 from evenhand.gradients.measuring import LARGEST, finite, numbers
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
@@ -170,17 +170,13 @@ def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
 
     A weight that is not finite becomes 0, and none exceeds what float32 can carry.
     """
-    compiled, columns = loops(), (weights, stats.norm, sensitivity)
-    if compiled is not None and all(map(_column, columns)) and stats.owner.is_cpu and stats.owner.is_contiguous():
-        return compiled.bounded(weights, stats.norm, stats.owner, sensitivity, _LARGEST_WEIGHT)
-    norm, given = stats.norm, weights.to(torch.float64)
+    compiled, norm, owner = loops(), stats.norm, stats.owner.long()
+    if compiled is not None and all(map(is_column, (weights, norm, owner, sensitivity))):
+        return compiled.bounded(weights, norm, owner, sensitivity, _LARGEST_WEIGHT)
+    given = weights.to(torch.float64)
     usable = torch.isfinite(given) & (norm > 0)
-    allowed = torch.where(usable, torch.minimum(given, sensitivity[stats.owner] / norm), 0.0)
+    allowed = torch.where(usable, torch.minimum(given, sensitivity[owner] / norm), 0.0)
     return allowed.clamp_(0.0, _LARGEST_WEIGHT)
-
-
-def _column(column: Tensor) -> bool:
-    return column.dtype == torch.float64 and column.is_cpu and column.is_contiguous()
 
 
 def _declared(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def weights_of(rule: Rule, stats: Stats, state: State) -> Tensor:
     if isinstance(rule, SampleRule):
         weights = by_row(rule.weight, stats, state)
     elif isinstance(rule, BatchRule):
-        weights = rule.weights(stats, state)
+        weights = rule.weights(stats if _ours(rule) else _copied(stats), state)
     else:
         raise UnsupportedModelError(
             f"{type(rule).__name__} is neither a SampleRule nor a BatchRule: derive it from one."
@@ -35,9 +35,20 @@ def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: Stat
     Our own rules and queries are applied to whole columns, which is quicker: the conformance kit holds them to giving
     the same numbers either way. A user's code gets the guarantee from vmap itself.
     """
-    if type(getattr(function, "__self__", None)).__module__.startswith(_OURS):
+    if _ours(getattr(function, "__self__", None)):
         return function(stats, state)
+    stats = _copied(stats)
     columns: tuple[Tensor, ...] = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
     if not len(stats.norm):  # vmap needs a row: a made-up one tells the shape of none
         columns = tuple(column.new_ones(1) * 0 for column in columns)
     return vmap(lambda *row: function(Stats(*row), state))(*columns)[: len(stats.norm)]
+
+
+def _ours(part: object) -> bool:
+    return type(part).__module__.startswith(_OURS)
+
+
+def _copied(stats: Stats) -> Stats:
+    """Columns of its own for a user's code: what it writes into them must not change how its weights are bounded."""
+    columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
+    return Stats(*(column.clone() for column in columns))

@@ -76,6 +76,15 @@ def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_pat
         ("int round = 1;", "int round = 2;"),
         ("p + 3, s, p + 2, s", "p + 2, s, p + 2, s"),
         ("__atomic_fetch_add(&t->next, SHARE,", "__atomic_fetch_add(&t->next, 2 * SHARE,"),
+        ("team(work, &all, threads, 0);", ";"),
+        ("__atomic_fetch_add(&t->odd, odd, __ATOMIC_RELAXED);", ""),
+        ("bits from = {NULL, keys, step,", "bits from = {NULL, keys, step & 0x01ffffffffffffff,"),
+        ("bits from = {NULL, keys, step,", "bits from = {NULL, keys, step & 0xff00ffffffffffff,"),
+        (
+            "block_normals(from.words == NULL ? made",
+            "if (part) memset(made, 1, 99); block_normals(from.words == NULL ? made",
+        ),
+        ("(uint64_t)(first + b) * (BLOCK / 2)", "(uint32_t)((first + b) * (BLOCK / 2))"),
     ],
 )
 def test_loops_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:

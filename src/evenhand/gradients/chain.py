@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
+from evenhand.errors import EvenhandError
+from evenhand.gradients.footprint import out_of_memory
 from evenhand.gradients.kernels import touched
 from evenhand.gradients.linear import LinearKernel
 from evenhand.gradients.loops import NARROW, fits, loops
 from evenhand.gradients.precision import lowered, plain
+from evenhand.gradients.randomness import watched
 from evenhand.gradients.records import LossFn
 from evenhand.gradients.serving import Layout, Site
 from evenhand.gradients.slopes import slope
@@ -34,6 +37,13 @@ _BENDS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Back]] = {
 """Activations in place; and in place of the gradient of the output that of the input, from it and the output."""
 _KINDS: tuple[type[nn.Module], ...] = (nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, *_BENDS)
 _FORWARDS = {kind: kind.forward for kind in _KINDS}
+_PLACES: tuple[tuple[Any, str], ...] = (
+    *((kind, "__call__") for kind in (*_KINDS, nn.CrossEntropyLoss)),
+    *((nn.Module, "_call_impl"), (nn.CrossEntropyLoss, "forward")),
+    *((functional, name) for name in ("linear", "relu", "cross_entropy")),
+)
+_ORIGINALS = [(owner, name, getattr(owner, name)) for owner, name in _PLACES]
+"""What a chain stands in for: who has replaced one of these wants to be called."""
 
 
 class Unchained(Exception):  # noqa: N818 - nothing is wrong with the model
@@ -60,7 +70,7 @@ class _Dense:
         if not self.last or len(weight) > NARROW:
             return functional.linear(x, weight, bias)
         compiled, tables = loops(), (x, weight) if bias is None else (x, weight, bias)
-        if compiled is not None and x.shape[1] == weight.shape[1] and all(map(fits, tables)):
+        if compiled is not None and x.shape[1] == self.module.in_features and all(map(fits, tables)):
             return compiled.outputs(x, weight, bias).t()
         across = weight @ x.t() if bias is None else torch.addmm(bias.unsqueeze(1), weight, x.t())
         return across.t()
@@ -112,7 +122,8 @@ class Chain:
             and not inputs.requires_grad
             and (inputs.dim() == 2 or (inputs.dim() > 2 and type(self._parts[0]) is nn.Flatten))
             and not lowered()
-            and not torch._C._are_functorch_transforms_active()
+            and not watched()
+            and all(getattr(owner, name) is own for owner, name, own in _ORIGINALS)
             and not torch_module._global_forward_hooks
             and not torch_module._global_forward_pre_hooks
             and not torch_module._global_backward_hooks
@@ -125,7 +136,11 @@ class Chain:
             outputs, seen = self._forward(inputs)
             try:
                 found = slope(loss_fn, outputs, targets, size, self._parameters)
-            except RuntimeError as error:
+            except EvenhandError:
+                raise
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
                 raise Unchained from error
             if found is None:
                 raise Unchained
@@ -158,7 +173,7 @@ class Chain:
                 yield Call(part.site, (tensor, grad), (tensor._version, grad._version))
             if part.first:
                 return
-            grad = grad @ part.module.weight
+            grad = grad @ cast("Tensor", part.module._parameters["weight"])
 
 
 def _leaves(module: nn.Module | None) -> Iterator[nn.Module | None]:
@@ -173,6 +188,11 @@ def _leaves(module: nn.Module | None) -> Iterator[nn.Module | None]:
 
 
 def _plain(module: nn.Linear) -> bool:
-    """Whether the layer's weights are its own two parameters, as torch makes them."""
-    held = module._parameters
-    return held.keys() == {"weight", "bias"} and all(p is None or type(p) is nn.Parameter for p in held.values())
+    """Whether the layer's weights are its own two parameters, as torch makes them; they keep their shapes."""
+    held, shapes = (
+        module._parameters,
+        {"weight": (module.out_features, module.in_features), "bias": (module.out_features,)},
+    )
+    return held.keys() == shapes.keys() and all(
+        type(p) is nn.Parameter and p.shape == shapes[name] for name, p in held.items() if p is not None
+    )

@@ -13,6 +13,7 @@
 #define ROWS 4
 #define OUTPUTS 5
 #define COLUMNS 512
+#define RUN 2048
 #define BATCH 64
 #define MOST 16 /* outputs of a narrow layer */
 
@@ -39,21 +40,27 @@ INLINE double slow_square(const float *row, int64_t width) {
     return total;
 }
 
-/* In float, whose squares keep their digits in the middle of its range; a row that ends elsewhere is summed again. */
+/* In float, whose squares keep their digits in the middle of its range, and not for long, since roundings add up; a row
+   that ends elsewhere is summed again. */
 INLINE double square(const float *row, int64_t width) {
     if (width < 4 * LANES) return slow_square(row, width);
-    floats sum[4] = {{0}, {0}, {0}, {0}};
+    double total = 0.0;
     int64_t j = 0;
-    for (; j + 4 * LANES <= width; j += 4 * LANES)
-        for (int k = 0; k < 4; k++) {
-            floats v = floats_at(row + j + k * LANES);
-            sum[k] += v * v;
+    while (j + LANES <= width) {
+        floats sum[4] = {{0}, {0}, {0}, {0}};
+        int64_t stop = j + RUN < width ? j + RUN : width;
+        for (; j + 4 * LANES <= stop; j += 4 * LANES)
+            for (int k = 0; k < 4; k++) {
+                floats v = floats_at(row + j + k * LANES);
+                sum[k] += v * v;
+            }
+        for (; j + LANES <= stop; j += LANES) {
+            floats v = floats_at(row + j);
+            sum[0] += v * v;
         }
-    for (; j + LANES <= width; j += LANES) {
-        floats v = floats_at(row + j);
-        sum[0] += v * v;
+        total += lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
     }
-    double total = lanes((sum[0] + sum[1]) + (sum[2] + sum[3])) + slow_square(row + j, width - j);
+    total += slow_square(row + j, width - j);
     return total >= 1e-25 && total <= 1e30 ? total : slow_square(row, width);
 }
 

@@ -43,7 +43,7 @@ class DenseBook:
     def weighted_sum(self, weights: Tensor, usable: Tensor | None) -> dict[str, Tensor]:
         """``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere)."""
         total: dict[str, Tensor] = {}
-        weights = weights.double().contiguous()
+        weights = weights.double().resolve_neg().contiguous()
         rows = None if usable is None else usable.nonzero().squeeze(1)
         if rows is not None:
             weights = weights[rows]

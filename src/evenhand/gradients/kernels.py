@@ -117,6 +117,7 @@ class Composite(Protocol[M]):
         """What the module's forward returns for ``size`` records; NotImplemented if pieces cannot do it."""
 
 
+_SHADOWS = frozenset({"forward", "_call_impl", "weight", "bias"})
 _KERNELS: dict[type[nn.Module], Kernel[Any]] = {}
 _COMPOSITES: dict[type[nn.Module], Composite[Any]] = {}
 _FORWARDS: dict[type[nn.Module], Any] = {}
@@ -180,10 +181,20 @@ def composite_for(module: nn.Module) -> Composite[Any] | None:
     return composite if composite.serves(module) else None
 
 
+def shadowed(module: nn.Module) -> bool:
+    """Whether something on the instance stands before what its class or its parameters would give.
+
+    >>> layer = torch.nn.Linear(1, 1); layer.forward = lambda x: x
+    >>> shadowed(layer), shadowed(torch.nn.Linear(1, 1))
+    (True, False)
+    """
+    return not _SHADOWS.isdisjoint(module.__dict__)
+
+
 def touched(module: nn.Module) -> bool:
     """Whether somebody replaced the module's forward or watches it with hooks, so that no kernel may stand in."""
     return bool(
-        "forward" in module.__dict__
+        shadowed(module)
         or type(module).forward is not _FORWARDS.get(type(module), type(module).forward)
         or module._forward_hooks
         or module._forward_pre_hooks

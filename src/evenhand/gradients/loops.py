@@ -46,7 +46,8 @@ class DenseLoops:
         ``layers`` are inputs (B, in), output gradients (B, out), and whether weight and bias count.
         """
         rows = len(layers[0][0])
-        norm = torch.empty(rows, dtype=torch.float64)
+        _demand(all(x.dim() == grad.dim() == 2 and len(x) == len(grad) == rows for x, grad, *_ in layers))
+        norm = layers[0][0].new_empty(rows, dtype=torch.float64)
         inputs = array("Q", [x.data_ptr() for x, *_ in layers])
         slopes = array("Q", [grad.data_ptr() for _, grad, *_ in layers])
         shape = array("q", [n for x, g, weight, bias in layers for n in (x.shape[1], g.shape[1], weight, bias)])
@@ -56,6 +57,7 @@ class DenseLoops:
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x @ weight.T + bias``, transposed: one row per output."""
         (rows, width), count = x.shape, len(weight)
+        _demand(weight.shape == (count, width) and (bias is None or bias.shape == (count,)))
         out = x.new_empty(count, rows)
         to = None if bias is None else bias.data_ptr()
         self._outputs(x.data_ptr(), rows, width, weight.data_ptr(), to, count, out.data_ptr())
@@ -64,6 +66,7 @@ class DenseLoops:
     def sums(self, x: Tensor, grad: Tensor, weights: Tensor, weight: bool, bias: bool) -> tuple[Tensor, Tensor]:
         """``sum_i weights_i grad_i x_i^T`` and ``sum_i weights_i grad_i``; what is not asked for is empty."""
         (rows, width), count = x.shape, grad.shape[1]
+        _demand(len(grad) == rows and weights.shape == (rows,) and count <= NARROW and is_column(weights))
         products, slopes = x.new_empty(count if weight else 0, width), x.new_empty(count if bias else 0)
         to = products.data_ptr() if weight else None, slopes.data_ptr() if bias else None
         self._sums(x.data_ptr(), grad.data_ptr(), weights.data_ptr(), rows, width, count, *to)
@@ -72,17 +75,25 @@ class DenseLoops:
     def slopes(self, across: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         """Cross-entropy in float64 and its gradient (B, C), from outputs (C, B); None if a label has no output."""
         classes, rows = across.shape
-        loss, grad = torch.empty(rows, dtype=torch.float64), across.new_empty(rows, classes)
+        _demand(targets.shape == (rows,) and classes <= NARROW and is_column(targets))
+        loss, grad = across.new_empty(rows, dtype=torch.float64), across.new_empty(rows, classes)
         odd = self._slopes(across.data_ptr(), rows, classes, targets.data_ptr(), loss.data_ptr(), grad.data_ptr())
         return None if odd else (loss, grad)
 
     def bounded(self, weights: Tensor, norm: Tensor, owner: Tensor, sensitivity: Tensor, most: float) -> Tensor:
-        """``0 <= weight <= sensitivity / norm``, for whole columns of float64 (``owner``: int64) on the CPU."""
+        """``0 <= weight <= sensitivity / norm``, for columns as ``is_column`` takes them."""
+        _demand(len(weights) == len(norm) == len(owner))
         out = torch.empty_like(weights)
         columns = [column.data_ptr() for column in (weights, norm, owner, sensitivity)]
         if self._bounded(*columns, len(sensitivity), len(weights), most, out.data_ptr()):
             raise IndexError("a record has an owner that the plan does not know")
         return out
+
+
+def _demand(fitting: bool) -> None:
+    """The loops believe what they are told about sizes."""
+    if not fitting:
+        raise ValueError("tables of these shapes do not belong together")
 
 
 def fits(table: Tensor) -> bool:
@@ -94,6 +105,18 @@ def fits(table: Tensor) -> bool:
     return table.dtype == torch.float32 and table.is_cpu and table.is_contiguous() and not table.is_neg()
 
 
+def is_column(values: Tensor) -> bool:
+    """Whether this is a column that the loops can read: numbers are float64, owners int64.
+
+    >>> is_column(torch.ones(2).double()), is_column(torch.ones(2)), is_column(torch.ones(4).double()[::2])
+    (True, False, False)
+    """
+    kind = torch.float64 if values.is_floating_point() else torch.int64
+    return (
+        values.dtype == kind and values.dim() == 1 and values.is_cpu and values.is_contiguous() and not values.is_neg()
+    )
+
+
 @functools.cache
 def loops() -> DenseLoops | None:
     """The compiled loops, or None if they are not there or do not compute what they should."""
@@ -103,7 +126,8 @@ def loops() -> DenseLoops | None:
 
 def right(found: DenseLoops) -> bool:
     """Whether the loops agree with torch in float64: every kind of remainder, extreme rows, labels without output."""
-    return all(_right_for(found, *shape) for shape in _SHAPES)
+    with torch.device("cpu"):  # whatever the user's default is
+        return all(_right_for(found, *shape) for shape in _SHAPES)
 
 
 def _right_for(found: DenseLoops, rows: int, width: int, count: int) -> bool:

@@ -121,6 +121,25 @@ class _Means(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return mean(func, args, kwargs or {}) if mean else func(*args, **(kwargs or {}))
 
 
+def watched() -> bool:
+    """Whether somebody wants to see every operation: a transform of torch.func, or a mode other than ours.
+
+    >>> watched()
+    False
+    >>> with means(): watched()
+    False
+    >>> with torch.device("cpu"): watched()
+    True
+    """
+    modes = torch._C._len_torch_dispatch_stack()
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_function_stack()
+        or modes > 1
+        or (modes and not isinstance(torch._C._get_dispatch_stack_at(0), _Means))
+    )
+
+
 def means() -> AbstractContextManager[Any]:
     """Inside, random layers are constant: draws are replaced by their means, so dropout passes its input on unchanged.
 

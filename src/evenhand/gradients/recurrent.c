@@ -22,7 +22,7 @@ INLINE float exp_of(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    int32_t bits = ((int32_t)k + 127) << 23;
+    uint32_t bits = (uint32_t)((int32_t)k + 127) << 23;
     float power;
     memcpy(&power, &bits, sizeof power);
     return p * power;

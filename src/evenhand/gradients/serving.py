@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenhand.gradients.kernels import Composite, Kernel, Piece, Share, composite_for, kernel_for
+from evenhand.gradients.kernels import Composite, Kernel, Piece, Share, composite_for, kernel_for, shadowed
 from evenhand.gradients.measuring import working_dtype
 from evenhand.gradients.randomness import RandomState
 from evenhand.gradients.refusals import refuse
@@ -200,13 +200,13 @@ class _Mark:
     script: bool
     forward: Any
     training: Any
-    own_forward: bool
+    shadowed: bool
     compiled: bool
     hooks: tuple[int, int]
     children: list[int]
     parameters: list[Any]
     places: list[int]
-    flags: list[tuple[bool, bool]]
+    flags: list[tuple[Any, ...]]
     buffers: list[bool]
 
     @classmethod
@@ -219,13 +219,13 @@ class _Mark:
             script,
             None if script else type(module).forward,
             inside.get("training"),
-            "forward" in inside,
+            shadowed(module),
             inside.get("_compiled_call_impl") is not None,
             _hooks(module),
             [] if script else [*map(id, module._modules.values())],
             [p for p in parameters if p is not None],
             [*map(id, parameters)],
-            [(p.requires_grad, bool(p._backward_hooks)) for p in parameters if p is not None],
+            [_flags(p) for p in parameters if p is not None],
             [buffer is None for buffer in module._buffers.values()],
         )
 
@@ -235,15 +235,19 @@ class _Mark:
         inside = module.__dict__
         return (
             inside.get("training") is self.training
-            and ("forward" in inside) is self.own_forward
+            and shadowed(module) is self.shadowed
             and (inside.get("_compiled_call_impl") is not None) is self.compiled
             and (self.script or type(module).forward is self.forward)
             and _hooks(module) == self.hooks
             and (self.script or [*map(id, module._modules.values())] == self.children)
             and [*map(id, module._parameters.values())] == self.places
-            and [(p.requires_grad, bool(p._backward_hooks)) for p in self.parameters] == self.flags
+            and [*map(_flags, self.parameters)] == self.flags
             and [buffer is None for buffer in module._buffers.values()] == self.buffers
         )
+
+
+def _flags(parameter: nn.Parameter) -> tuple[Any, ...]:
+    return parameter.requires_grad, bool(parameter._backward_hooks), parameter.shape, parameter.dtype
 
 
 def _hooks(module: nn.Module) -> tuple[int, int]:

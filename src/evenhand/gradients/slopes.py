@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from evenhand.gradients.kernels import touched
 from evenhand.gradients.loops import NARROW, fits, loops
 from evenhand.gradients.records import LossFn, losses
 
@@ -35,7 +36,8 @@ def slope(
 ) -> tuple[Tensor, Tensor] | None:
     """One loss per record, and its gradient at ``outputs``, which belong to the caller and have no graph.
 
-    None if the loss depends on a parameter as well, or on nothing. What a loss raises is raised.
+    None if the loss depends on a parameter as well, or on nothing, or writes into the outputs. What a loss raises is
+    raised. The gradient belongs to the caller too.
 
     >>> loss, grad = slope(nn.CrossEntropyLoss(reduction="none"), torch.zeros(1, 2), torch.tensor([1]), 1, [])
     >>> loss.float(), grad
@@ -43,14 +45,16 @@ def slope(
     """
     if _usual(loss_fn) and outputs.dim() == _VECTORS and targets.dim() == 1 and targets.dtype == torch.long:
         return _cross_entropy(outputs, targets)
+    version = outputs._version
     with torch.enable_grad():
         loss = losses(loss_fn, outputs.requires_grad_(), targets, size)
         if not loss.requires_grad:
             return None
         grad, *past = gradients(loss, [outputs, *parameters])
-    if grad is None or any(gradient is not None for gradient in past):
+    if grad is None or any(gradient is not None for gradient in past) or outputs._version != version:
         return None
-    return loss.detach(), grad
+    # A copy: autograd may give out one number for many places, or what belongs to somebody else.
+    return loss.detach(), grad.clone(memory_format=torch.contiguous_format)
 
 
 def _usual(loss_fn: Any) -> bool:
@@ -62,11 +66,7 @@ def _usual(loss_fn: Any) -> bool:
         and known.weight is None
         and not known.label_smoothing
         and known.ignore_index == _IGNORED
-        and not known._forward_hooks
-        and not known._forward_pre_hooks
-        and not known._backward_hooks
-        and not known._backward_pre_hooks
-        and "forward" not in known.__dict__
+        and not touched(known)
     )
 
 
@@ -76,7 +76,7 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     Few classes are handled side by side, over all records at once: torch is ten times quicker that way round.
     """
     turned, compiled = outputs.t(), loops()
-    plain = fits(turned) and targets.is_contiguous() and targets.is_cpu
+    plain = fits(turned) and targets.is_contiguous() and targets.is_cpu and not targets.is_neg()
     if compiled is not None and plain and 0 < len(turned) <= NARROW:
         made = compiled.slopes(turned, targets)
         if made is None:
