@@ -60,6 +60,8 @@ def test_every_variant_agrees_with_torch(less: tuple[str, ...], tmp_path: Path) 
         ("&& allowed > 0.0 ?", "?"),
         ("sensitivity[owner[i]] / norm[i]", "sensitivity[0] / norm[i]"),
         ("odd += !known;", ""),
+        ("out[i] <= 0.0f ? 0.0f : grad[i]", "out[i] > 0.0f ? grad[i] : 0.0f"),
+        ("out[i] <= 0.0f ? 0.0f : grad[i]", "out[i] < 0.0f ? 0.0f : grad[i]"),
     ],
 )
 def test_loops_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:

@@ -29,8 +29,18 @@ from evenhand.gradients.tape import Call
 
 _ops = torch.ops.aten
 Back: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+def _straightened(grad: Tensor, out: Tensor) -> Tensor:
+    compiled = loops()
+    if compiled is not None and fits(grad) and fits(out):
+        return compiled.straighten(grad, out)
+    back: Tensor = _ops.threshold_backward.grad_input(grad, out, 0, grad_input=grad)
+    return back
+
+
 _BENDS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Back]] = {
-    nn.ReLU: (torch.relu_, lambda grad, out: _ops.threshold_backward.grad_input(grad, out, 0, grad_input=grad)),
+    nn.ReLU: (torch.relu_, _straightened),
     nn.Tanh: (torch.tanh_, lambda grad, out: _ops.tanh_backward.grad_input(grad, out, grad_input=grad)),
     nn.Sigmoid: (torch.sigmoid_, lambda grad, out: _ops.sigmoid_backward.grad_input(grad, out, grad_input=grad)),
 }

@@ -179,6 +179,11 @@ INLINE int64_t all_bounded(const double *weight, const double *norm, const int64
     return odd;
 }
 
+/* The gradient of what went into a ReLU, in place of that of what came out. */
+INLINE void all_straight(float *restrict grad, const float *restrict out, int64_t count) {
+    for (int64_t i = 0; i < count; i++) grad[i] = out[i] <= 0.0f ? 0.0f : grad[i];
+}
+
 /* exp(x) for x <= 0; what is below the smallest normal number is that. */
 INLINE double exp_of(double x) {
     x = x < -708.0 ? -708.0 : x;
@@ -262,7 +267,8 @@ INLINE int64_t all_slopes(const float *z, int64_t rows, int64_t classes, const i
     attribute static int64_t bounded_##name(const double *w, const double *n, const int64_t *o, const double *s,       \
                                             int64_t c, int64_t r, double m, double *t) {                               \
         return all_bounded(w, n, o, s, c, r, m, t);                                                                    \
-    }
+    }                                                                                                                  \
+    attribute static void straight_##name(float *g, const float *o, int64_t n) { all_straight(g, o, n); }
 
 VARIANT(plain, )
 #if defined(__x86_64__)
@@ -305,3 +311,5 @@ int64_t evenhand_bounded(const double *weight, const double *norm, const int64_t
                          int64_t classes, int64_t rows, double most, double *out) {
     return CHOOSE(bounded, weight, norm, owner, sensitivity, classes, rows, most, out);
 }
+
+void evenhand_straight(float *grad, const float *out, int64_t count) { CHOOSE(straight, grad, out, count); }

@@ -47,19 +47,19 @@ class DenseBook:
         rows = None if usable is None else usable.nonzero().squeeze(1)
         if rows is not None:
             weights = weights[rows]
+        single = weights.float()
         for call in self._calls:
             call.check()
             x, grad = call.tensors if rows is None else [table[rows] for table in call.tensors]
-            for local, part in self._summed(call, x, grad, weights).items():
+            for local, part in self._summed(call, x, grad, weights, single).items():
                 total[self._names[id(call.site.parameters[local])]] = part
         return total
 
-    def _summed(self, call: Call, x: Tensor, grad: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    def _summed(self, call: Call, x: Tensor, grad: Tensor, weights: Tensor, single: Tensor) -> dict[str, Tensor]:
         names, found = call.site.parameters, {}
         if grad.shape[1] <= NARROW:
             both = self._loops.sums(x, grad, weights, "weight" in names, "bias" in names)
             return {name: both[name == "bias"] for name in names}
-        single = weights.float()
         if "weight" in names:
             scale, wide = single.unsqueeze(1), grad.shape[1] > x.shape[1]
             found["weight"] = grad.t() @ (x * scale) if wide else (grad * scale).t() @ x

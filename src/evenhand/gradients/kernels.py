@@ -117,7 +117,6 @@ class Composite(Protocol[M]):
         """What the module's forward returns for ``size`` records; NotImplemented if pieces cannot do it."""
 
 
-_SHADOWS = frozenset({"forward", "_call_impl", "weight", "bias"})
 _KERNELS: dict[type[nn.Module], Kernel[Any]] = {}
 _COMPOSITES: dict[type[nn.Module], Composite[Any]] = {}
 _FORWARDS: dict[type[nn.Module], Any] = {}
@@ -188,7 +187,8 @@ def shadowed(module: nn.Module) -> bool:
     >>> shadowed(layer), shadowed(torch.nn.Linear(1, 1))
     (True, False)
     """
-    return not _SHADOWS.isdisjoint(module.__dict__)
+    inside = module.__dict__
+    return "forward" in inside or "_call_impl" in inside or "weight" in inside or "bias" in inside
 
 
 def touched(module: nn.Module) -> bool:

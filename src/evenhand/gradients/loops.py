@@ -35,10 +35,11 @@ class DenseLoops:
         self._outputs.argtypes = (address, whole, whole, address, address, whole, address)
         self._sums.argtypes = (address, address, address, whole, whole, whole, address, address)
         self._slopes.argtypes = (address, whole, whole, address, address, address)
-        self._bounded = library.evenhand_bounded
+        self._bounded, self._straight = library.evenhand_bounded, library.evenhand_straight
+        self._straight.argtypes = (address, address, whole)
         self._bounded.argtypes = (address, address, address, address, whole, whole, number, address)
         self._norms.restype = self._slopes.restype = self._bounded.restype = whole
-        self._outputs.restype = self._sums.restype = None
+        self._outputs.restype = self._sums.restype = self._straight.restype = None
 
     def norms(self, layers: Sequence[tuple[Tensor, Tensor, bool, bool]]) -> tuple[Tensor, bool]:
         """Each record's norm, in float64, and whether all are in the range of float32.
@@ -79,6 +80,12 @@ class DenseLoops:
         loss, grad = across.new_empty(rows, dtype=torch.float64), across.new_empty(rows, classes)
         odd = self._slopes(across.data_ptr(), rows, classes, targets.data_ptr(), loss.data_ptr(), grad.data_ptr())
         return None if odd else (loss, grad)
+
+    def straighten(self, grad: Tensor, out: Tensor) -> Tensor:
+        """The gradient of what went into a ReLU, in place of that of what came out."""
+        _demand(grad.shape == out.shape)
+        self._straight(grad.data_ptr(), out.data_ptr(), grad.numel())
+        return grad
 
     def bounded(self, weights: Tensor, norm: Tensor, owner: Tensor, sensitivity: Tensor, most: float) -> Tensor:
         """``0 <= weight <= sensitivity / norm``, for columns as ``is_column`` takes them."""
@@ -143,6 +150,7 @@ def _right_for(found: DenseLoops, rows: int, width: int, count: int) -> bool:
         and _right_sums(found, _made(rows, width), grad, scale)
         and _right_slopes(found, _made(count, rows) * 500, labels)
         and _right_bounds(found, x.double().square().sum(1), scale)
+        and _right_straight(found, _made(rows, width), _made(width, rows).t().contiguous())
     )
 
 
@@ -208,3 +216,10 @@ def _right_bounds(found: DenseLoops, norm: Tensor, weights: Tensor) -> bool:
     except IndexError:
         return torch.equal(found.bounded(weights, norm, owner, sensitivity, 1e30), exact)
     return False
+
+
+def _right_straight(found: DenseLoops, grad: Tensor, out: Tensor) -> bool:
+    out.view(-1)[:: 1 + out.numel() // 3] = 0.0
+    out.view(-1)[-1] = torch.nan
+    exact = torch.where(out <= 0, 0.0, grad)
+    return torch.equal(found.straighten(grad, out), exact)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients.measuring import CarefulGauge
+from evenhand.gradients.measuring import ROW_LIMIT, CarefulGauge
 from evenhand.gradients.records import LossFn, WithLoss, batch_size, call, call_with, cast, losses, take
 
 OneByOne: TypeAlias = Iterator[tuple[Tensor, dict[str, Tensor]]]
@@ -105,10 +105,16 @@ def plain_norms(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) ->
         one = take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1))
         with torch.enable_grad():
             value = losses(loss_fn, call(model, one[0]), one[1], 1)
-        norms.append(
-            row_norms({n: g.unsqueeze(0) for n, g in zip(own, _gradients(value, list(own.values())), strict=True)})
-        )
+        norms.append(_norm(_gradients(value, list(own.values()))).reshape(1))
     return torch.cat(norms)
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """Their length together, to a few digits: with few operations in the middle of the range, else with care."""
+    norm: Tensor = torch.stack(torch._foreach_norm(gradients)).double().norm()
+    if 1 / ROW_LIMIT <= norm.item() <= ROW_LIMIT:
+        return norm
+    return row_norms({str(i): gradient.unsqueeze(0) for i, gradient in enumerate(gradients)})
 
 
 def refuse_held(value: Tensor, model: nn.Module) -> None:

@@ -202,7 +202,7 @@ class _Mark:
     training: Any
     shadowed: bool
     compiled: bool
-    hooks: tuple[int, int]
+    hooks: tuple[int, int, int, int]
     children: list[int]
     parameters: list[Any]
     places: list[int]
@@ -250,8 +250,10 @@ def _flags(parameter: nn.Parameter) -> tuple[Any, ...]:
     return parameter.requires_grad, bool(parameter._backward_hooks), parameter.shape, parameter.dtype
 
 
-def _hooks(module: nn.Module) -> tuple[int, int]:
+def _hooks(module: nn.Module) -> tuple[int, int, int, int]:
     return (
-        len(module._forward_hooks) + len(module._forward_pre_hooks),
-        len(module._backward_hooks) + len(module._backward_pre_hooks),
+        len(module._forward_hooks),
+        len(module._forward_pre_hooks),
+        len(module._backward_hooks),
+        len(module._backward_pre_hooks),
     )
