@@ -188,7 +188,7 @@ def shadowed(module: nn.Module) -> bool:
     (True, False)
     """
     inside = module.__dict__
-    return "forward" in inside or "_call_impl" in inside or "weight" in inside or "bias" in inside
+    return "forward" in inside or "_call_impl" in inside or not inside.keys().isdisjoint(module._parameters)
 
 
 def touched(module: nn.Module) -> bool:

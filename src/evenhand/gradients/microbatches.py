@@ -29,7 +29,7 @@ class MicroBatches:
     otherwise every part is run again for its sum, with the same random numbers.
 
     A ``lean`` engine without a limit splits large batches by itself wherever ``early`` is given, so that layers hold
-    what they saw of a quarter of the records at a time. Rules that need the whole batch get no such parts: their
+    what they saw of a third of the records at a time. Rules that need the whole batch get no such parts: their
     weights come after all norms, so every layer's input and output gradient is held until then, or computed twice,
     which is what a limit asks for.
 

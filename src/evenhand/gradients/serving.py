@@ -219,7 +219,7 @@ class _Mark:
             script,
             None if script else type(module).forward,
             inside.get("training"),
-            shadowed(module),
+            False if script else shadowed(module),
             inside.get("_compiled_call_impl") is not None,
             _hooks(module),
             [] if script else [*map(id, module._modules.values())],
@@ -235,7 +235,7 @@ class _Mark:
         inside = module.__dict__
         return (
             inside.get("training") is self.training
-            and shadowed(module) is self.shadowed
+            and (self.script or shadowed(module) is self.shadowed)
             and (inside.get("_compiled_call_impl") is not None) is self.compiled
             and (self.script or type(module).forward is self.forward)
             and _hooks(module) == self.hooks
@@ -247,7 +247,8 @@ class _Mark:
 
 
 def _flags(parameter: nn.Parameter) -> tuple[Any, ...]:
-    return parameter.requires_grad, bool(parameter._backward_hooks), parameter.shape, parameter.dtype
+    shape = parameter.shape if type(parameter) is nn.Parameter else None  # some have none yet
+    return parameter.requires_grad, bool(parameter._backward_hooks), shape, parameter.dtype
 
 
 def _hooks(module: nn.Module) -> tuple[int, int, int, int]:
