@@ -13,6 +13,9 @@ from evenhand.gradients.measuring import lies_last
 KEPT_BYTES = 1 << 28
 """Instantiated gradients larger than this are not kept for the weighted sum; it is then computed again."""
 
+LEAN_BYTES = 6 << 20
+"""The same where memory counts."""
+
 
 class Room:
     """Named buffers for one call of a layer. ``lean`` asks for forms that need little memory, at some cost in time.
@@ -50,4 +53,4 @@ class Room:
 
     def keeps(self, elements: int, like: Tensor) -> bool:
         """Whether a tensor of so many elements may be kept until the weighted sum."""
-        return not self.lean and elements * like.element_size() <= KEPT_BYTES
+        return elements * like.element_size() <= (LEAN_BYTES if self.lean else KEPT_BYTES)
