@@ -14,7 +14,7 @@ from evenhand.gradients.rooms import Room
 def _first(index: Tensor, entries: int, room: Room) -> Tensor:
     """For each place of a row a number below T, the same for places of the same index and for no others.
 
-    >>> _first(torch.tensor([[7, 7, 3], [1, 2, 3]]), 8, Room(lean=True))
+    >>> _first(torch.tensor([[7, 7, 3], [1, 2, 3]]), 1 << 20, Room(lean=True))
     tensor([[1, 1, 0],
             [0, 1, 2]])
     """
