@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from evenhand.gradients import Engine
 from evenhand.gradients.fallback import Instances
+from evenhand.gradients.microbatches import MicroBatches
 from evenhand.types import Pass
 
 
@@ -54,9 +55,16 @@ def rows(model: nn.Module, loss_fn: Any, inputs: Any, targets: Tensor, vectorise
     return {name: torch.stack(column) for name, column in zip(parameters, zip(*each, strict=True), strict=True)}
 
 
+def in_parts(model: nn.Module, loss_fn: Any, inputs: Any, targets: Tensor, weights: Tensor) -> Iterator[Any]:
+    """The weighted sum by three parts, with weights that come after all norms and with weights that come at once."""
+    limit = -(-len(targets) // 3)
+    for early in (None, lambda norm, loss, rows: weights[rows]):
+        yield MicroBatches(model, loss_fn, limit=limit).run(inputs, targets, early).weighted_sum(weights)
+
+
 @pytest.fixture
 def agrees() -> Callable[..., Pass]:
-    """Check norms and a random weighted sum of one pass against the oracle; return the pass."""
+    """Check norms and a random weighted sum of one pass against the oracle, also in parts; return the pass."""
 
     def check(
         model: nn.Module,
@@ -78,11 +86,11 @@ def agrees() -> Callable[..., Pass]:
             assert kernels is None or by_kernels(result) == kernels
             torch.testing.assert_close(result.norm, norm, rtol=tolerance, atol=tolerance)
             weights = torch.randn(len(targets), dtype=torch.float64)
-            sums = result.weighted_sum(weights)
-            assert list(sums) == list(expected)
-            for name, r in expected.items():
-                wanted = torch.tensordot(weights, r.double(), dims=1)
-                torch.testing.assert_close(sums[name].double(), wanted, rtol=tolerance, atol=tolerance)
+            wanted = {name: torch.tensordot(weights, r.double(), dims=1) for name, r in expected.items()}
+            for sums in (result.weighted_sum(weights), *in_parts(model, loss_fn, inputs, targets, weights)):
+                assert list(sums) == list(expected)
+                for name, own in wanted.items():
+                    torch.testing.assert_close(sums[name].double(), own, rtol=tolerance, atol=tolerance)
             if engine._chain is None:
                 break
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -138,9 +139,17 @@ def _shrunk(before: Tensor, now: Tensor) -> Tensor:
 
 
 def _add(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:
-    """Adds in place; nobody else holds the sums."""
-    if not total:
-        total.update(part)
+    """Adds in place; nobody else holds the sums, and none is in the memory of another, where it would count twice.
+
+    >>> shared, total = torch.ones(2), {}
+    >>> for _ in range(2): _add(total, {"a": shared, "b": shared})
+    >>> total["a"].tolist(), total["b"].tolist(), shared.tolist()
+    ([2.0, 2.0], [2.0, 2.0], [1.0, 1.0])
+    """
+    if total:
+        for name in total:
+            total[name] += part.pop(name)
         return
-    for name in total:
-        total[name] += part.pop(name)
+    places = Counter(own.untyped_storage().data_ptr() for own in part.values())
+    for name, own in part.items():
+        total[name] = own if places[own.untyped_storage().data_ptr()] == 1 else own.clone()

@@ -97,7 +97,8 @@ class Gates:
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """One matrix product over times and records for all weights, unless the products were kept."""
-        sums = {} if self._sums is None else dict.fromkeys(self._biases, self._turned(weights @ self._sums, 0))
+        # Both biases have the same gradient, each in memory of its own: sums may be added to in place.
+        sums = {} if self._sums is None else {name: self._turned(weights @ self._sums, 0) for name in self._biases}
         if self._products is not None:
             sums |= self._split(self._products.weighted_sum(weights)["weight"], 0)
         elif self._columns:
