@@ -191,7 +191,7 @@ def _released_right(
     std: float,
     spacing: float,
 ) -> bool:
-    """Released in two calls: every finite number to the bit, and as many that are not finite as there are."""
+    """Released in two calls, and over the sums: every finite number to the bit, and as many that are not finite."""
     outs, cuts = [np.zeros(count, np.float32) for count in _COUNTS], list(accumulate(_COUNTS))[:-1]
     held = [np.ascontiguousarray(part) for part in np.split(total.astype(np.float32), cuts)]
     parts = Parts([part.ctypes.data for part in held], [part.ctypes.data for part in outs], _COUNTS)
@@ -200,7 +200,11 @@ def _released_right(
     finite = np.isfinite(total)
     on_grid = np.rint(np.where(finite, total, 0.0).astype(np.float64) / spacing)
     noisy = np.rint(on_grid + normals[: len(total)] * (std / spacing)) * (spacing / 2.0)
-    return odd == int((~finite).sum()) and bool((np.concatenate(outs) == noisy.astype(np.float32))[finite].all())
+    over = Parts([part.ctypes.data for part in held], [part.ctypes.data for part in held], _COUNTS)
+    again = found.release(words.ctypes.data, 0, over.count, over, std, spacing, 2.0)
+    return odd == again == int((~finite).sum()) and all(
+        bool((np.concatenate(made) == noisy.astype(np.float32))[finite].all()) for made in (outs, held)
+    )
 
 
 def _encrypted_right(found: Loops, total: NDArray[np.float32], step: int) -> bool:

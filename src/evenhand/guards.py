@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,7 +118,11 @@ class Watch:
         self.refuse_spoilt()
         if self._compute.precision == "float32":
             return result
-        return replace(result, weighted_sum=lambda weights: self._summed(result, weights))
+        return replace(
+            result,
+            weighted_sum=partial(self._summed, result.weighted_sum),
+            spend=None if result.spend is None else partial(self._summed, result.spend),
+        )
 
     def _look(self, layout: Layout) -> None:
         """What the engine calls before every pass, with the model in its own hands."""
@@ -127,10 +132,10 @@ class Watch:
         if not self._before:
             self._before.append((layout, layout.state()))
 
-    def _summed(self, result: Pass, weights: Tensor) -> dict[str, Tensor]:
+    def _summed(self, add_up: Callable[[Tensor], dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
         """Parts that are run again must be run as before."""
         with self._compute.casting(self._model):
-            return result.weighted_sum(weights)
+            return add_up(weights)
 
     @property
     def trainable(self) -> Mapping[str, nn.Parameter]:

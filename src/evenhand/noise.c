@@ -82,9 +82,11 @@ INLINE void block_normals(const uint64_t *restrict words, double *restrict out) 
     }
 }
 
-INLINE int64_t add(const float *restrict total, const double *restrict normals, float *restrict out, int64_t count,
-                   double inverse, double alpha, double scale) {
+/* `out` may be `total` itself: every number is read before it is written. */
+INLINE int64_t add(const float *total, const double *restrict normals, float *out, int64_t count, double inverse,
+                   double alpha, double scale) {
     int64_t odd = 0;
+#pragma GCC ivdep
     for (int64_t i = 0; i < count; i++) {
         double whole = rint((double)total[i] * inverse);
         odd += !(fabs(whole) <= DBL_MAX);

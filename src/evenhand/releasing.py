@@ -131,13 +131,20 @@ def release(
 
 
 def release_parts(
-    totals: Sequence[Tensor], std: float, spacing: float, source: Ahead, step: int, divisor: float, lean: bool = False
+    totals: Sequence[Tensor],
+    std: float,
+    spacing: float,
+    source: Ahead,
+    step: int,
+    divisor: float,
+    lean: bool = False,
+    own: bool = False,
 ) -> list[Tensor]:
     """The gradient's sum, in as many tensors as it has parameters, as ``release`` gives it for all of them in a row.
 
-    What comes out has the shape and device of what went in, which stays as it was, and the precision that all of it
-    together has. Raises before anything is returned if a number is not finite. ``lean`` makes no numbers before they
-    are needed.
+    What comes out has the shape and device of what went in, which stays as it was unless it is the caller's ``own`` to
+    be written over, and the precision that all of it together has. Raises before anything is returned if a number is
+    not finite. ``lean`` makes no numbers before they are needed.
 
     >>> ones = [torch.ones(2), torch.ones(1, 3)]
     >>> [part.tolist() for part in release_parts(ones, 0.0, 0.25, Ahead(Stream.fresh()), 0, 2.0)]
@@ -145,7 +152,7 @@ def release_parts(
     """
     loops = compiled.loops()
     if loops is not None and all(total.dtype == torch.float32 for total in totals):
-        return _by_loops(loops, totals, std, spacing, source, step, divisor)
+        return _by_loops(loops, totals, std, spacing, source, step, divisor, own)
     flat = torch.cat([total.reshape(-1) for total in totals])
     if not math.isfinite(float(flat.sum())):
         raise _not_finite()
@@ -156,10 +163,17 @@ def release_parts(
 
 
 def _by_loops(
-    loops: Loops, totals: Sequence[Tensor], std: float, spacing: float, source: Ahead, step: int, divisor: float
+    loops: Loops,
+    totals: Sequence[Tensor],
+    std: float,
+    spacing: float,
+    source: Ahead,
+    step: int,
+    divisor: float,
+    own: bool,
 ) -> list[Tensor]:
     held = [_plain(total) for total in totals]
-    outs = [torch.empty_like(total) for total in held]
+    outs = held if own and _apart(held) else [torch.empty_like(total) for total in held]
     counts = [total.numel() for total in held]
     parts = Parts([total.data_ptr() for total in held], [out.data_ptr() for out in outs], counts)
     if loops.encrypts:
@@ -188,6 +202,19 @@ def _plain(total: Tensor) -> Tensor:
     if total.is_cpu and total.is_contiguous() and not total.requires_grad and not total.is_neg():
         return total
     return total.detach().cpu().contiguous().resolve_neg()
+
+
+def _apart(parts: Sequence[Tensor]) -> bool:
+    """Whether each fills a piece of memory of its own: written over, it is no other's, nor gets noise twice.
+
+    >>> both = torch.zeros(2, 3)
+    >>> _apart([both, torch.zeros(3)]), _apart([both, both]), _apart([both[0], torch.zeros(3)])
+    (True, False, False)
+    """
+    memories = [part.untyped_storage() for part in parts]
+    whole = all(memory.nbytes() == part.nbytes for memory, part in zip(memories, parts, strict=True))
+    places = [memory.data_ptr() for memory in memories if memory.nbytes()]
+    return whole and len(set(places)) == len(places)
 
 
 def _not_finite() -> UnsupportedModelError:

@@ -123,8 +123,9 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
     weights = bounded(weights_of(mechanism.rule, stats, state), stats, sensitivity)
     if finite is not None:
         weights = torch.zeros_like(result.norm, dtype=torch.float64).masked_scatter_(finite, weights)
-    total = result.weighted_sum(weights)
-    gradient, covered, std = _released(mechanism, level, total, sensitivity, bound, batch.position)
+    total = result.last_sum(weights)
+    own = result.spend is not None
+    gradient, covered, std = _released(mechanism, level, total, own, sensitivity, bound, batch.position)
     return Released(
         gradient=gradient,
         memory=mechanism.rule.advance(state),
@@ -250,11 +251,15 @@ def _released(
     mechanism: Mechanism,
     level: PlannedLevel,
     total: Mapping[str, Tensor],
+    own: bool,
     sensitivity: Tensor,
     bound: Tensor,
     step: int,
 ) -> tuple[dict[str, Tensor], tuple[float, ...], float]:
-    """The gradient by parameter, the sensitivity its noise covers per class, and the noise's standard deviation."""
+    """The gradient by parameter, the sensitivity its noise covers per class, and the noise's standard deviation.
+
+    If ``total`` is our own, the gradient may be made in its memory.
+    """
     plan = mechanism.plan
     if plan.guarantee == "not private":
         return {name: value / plan.expected_batch for name, value in total.items()}, (), 0.0
@@ -268,7 +273,7 @@ def _released(
             mechanism.usual_noise[key] = known
     spacing, covered, std = known
     parts = list(total.values())
-    noisy = release_parts(parts, std, spacing, mechanism.normals, step, plan.expected_batch, mechanism.lean)
+    noisy = release_parts(parts, std, spacing, mechanism.normals, step, plan.expected_batch, mechanism.lean, own)
     return dict(zip(total, noisy, strict=True)), covered, std
 
 

@@ -101,13 +101,19 @@ class Pass:
 
     ``loss`` and ``norm`` have one entry per record (norm over all trainable parameters). ``weighted_sum(w)`` gives
     ``sum_i w_i g_i`` by parameter name. A row whose norm is not finite is left out of the sum whatever its weight.
-    ``finite`` says that no row is such.
+    ``finite`` says that no row is such. ``spend``, if there is one, is ``weighted_sum`` for the last time: it gives
+    back what the layers saw as it goes, and the caller may write over the sums.
     """
 
     loss: Tensor
     norm: Tensor
     weighted_sum: Callable[[Tensor], dict[str, Tensor]]
     finite: bool = False
+    spend: Callable[[Tensor], dict[str, Tensor]] | None = None
+
+    def last_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """The weighted sum, when no other will be asked for."""
+        return (self.spend or self.weighted_sum)(weights)
 
 
 @dataclass(frozen=True)

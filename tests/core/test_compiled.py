@@ -154,17 +154,20 @@ SHAPES = ((3, 5), (1,), (0, 4), (SMALL_CHUNK + 17,), (7, 1100), ())
 @pytest.mark.parametrize("way", ["compiled", "python"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("lean", [True, False])
-def test_parts_leave_like_one_row(way: str, dtype: torch.dtype, lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_parts_leave_like_one_row(
+    way: str, dtype: torch.dtype, lean: bool, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if way == "python":
         monkeypatch.setattr(compiled, "loops", lambda: None)
     totals = [10 * torch.randn(shape).to(dtype) for shape in SHAPES]
     totals[0] = totals[0].t()  # not in the order of its memory
     before = [total.clone() for total in totals]
-    found = release_parts(totals, 1.7, 2.0**-12, Ahead(STREAM), 9, 60.5, lean)
-    flat = torch.cat([total.reshape(-1) for total in totals])
+    found = release_parts(totals, 1.7, 2.0**-12, Ahead(STREAM), 9, 60.5, lean, own)
+    flat = torch.cat([total.reshape(-1) for total in before])
     expected = release(flat, 1.7, 2.0**-12, STREAM, "gradient", 9, divisor=60.5).to(dtype)
     assert torch.equal(torch.cat([part.reshape(-1) for part in found]), expected)
-    assert all(torch.equal(total, old) for total, old in zip(totals, before, strict=True))
+    assert own or all(torch.equal(total, old) for total, old in zip(totals, before, strict=True))
     assert [part.shape for part in found] == [total.shape for total in totals]
 
 
@@ -182,14 +185,30 @@ def test_a_sum_that_is_not_finite_does_not_leave(
         release_parts([torch.zeros(3), total], 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0)
 
 
-def test_two_parts_in_the_same_memory_get_noise_of_their_own() -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_two_parts_in_the_same_memory_get_noise_of_their_own(own: bool) -> None:
     """Two parameters may have one and the same gradient, such as an LSTM's two biases."""
     total = torch.zeros(2000)
-    first, second = release_parts([total, total], 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0)
+    first, second = release_parts([total, total], 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, own=own)
     assert not torch.equal(first, second)
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.15
     assert float(first.std()) == pytest.approx(1.0, rel=0.15)
     assert not total.any()
+
+
+def test_sums_are_written_over_only_where_each_has_memory_of_its_own() -> None:
+    if compiled.loops() is None:
+        pytest.skip("no compiled loops")
+
+    def inside(parts: list[torch.Tensor]) -> list[bool]:
+        found = release_parts(parts, 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, own=True)
+        return [out.data_ptr() == part.data_ptr() for out, part in zip(found, parts, strict=True)]
+
+    table = torch.zeros(2, 300)
+    assert inside([torch.zeros(300), torch.zeros(7)]) == [True, True]
+    assert inside([table[0], torch.zeros(300)]) == [False, False]
+    assert inside([table, table.t()]) == [True, False]  # the second is copied before anything is written
+    assert inside([table, table.view(600)]) == [False, False]
 
 
 def test_what_leaves_lies_on_the_grid() -> None:

@@ -59,7 +59,7 @@ def in_parts(model: nn.Module, loss_fn: Any, inputs: Any, targets: Tensor, weigh
     """The weighted sum by three parts, with weights that come after all norms and with weights that come at once."""
     limit = -(-len(targets) // 3)
     for early in (None, lambda norm, loss, rows: weights[rows]):
-        yield MicroBatches(model, loss_fn, limit=limit).run(inputs, targets, early).weighted_sum(weights)
+        yield MicroBatches(model, loss_fn, limit=limit).run(inputs, targets, early).last_sum(weights)
 
 
 @pytest.fixture

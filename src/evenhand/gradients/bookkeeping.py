@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,8 +36,11 @@ class Book(Protocol):
     slip: Tensor | None
     clean: bool
 
-    def weighted_sum(self, weights: Tensor, usable: Tensor | None) -> dict[str, Tensor]:
-        """``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere)."""
+    def weighted_sum(self, weights: Tensor, usable: Tensor | None, last: bool = False) -> dict[str, Tensor]:
+        """``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere).
+
+        After the ``last`` there can be no other: what a layer saw is let go once it is added up.
+        """
 
 
 class _Group:
@@ -138,8 +141,8 @@ class Bookkeeping:
         self.norm[rows] = squares.sqrt_()
         self._doubtful = rows
 
-    def weighted_sum(self, weights: Tensor, usable: Tensor | None) -> dict[str, Tensor]:
-        """``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere)."""
+    def weighted_sum(self, weights: Tensor, usable: Tensor | None, last: bool = False) -> dict[str, Tensor]:
+        """As `Book` says; rows in doubt are computed from what all layers saw, which is held until then."""
         apart = self._doubtful
         quick = weights if apart is None else weights.index_fill(0, apart, 0.0)
         rows = None if usable is None else usable.nonzero().squeeze(1)
@@ -148,7 +151,7 @@ class Bookkeeping:
             quick = quick[rows]
             if not len(rows):
                 return total
-        for group in self._groups:
+        for group in emptied(self._groups) if last and apart is None else self._groups:
             own = quick.to(group.dtype)
             group.check()
             for call, whole in zip(group.calls, group.shares, strict=True):
@@ -167,6 +170,21 @@ class Bookkeeping:
                     name = self._names[key]
                     own = (weights[rows[part]].double() @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
                     total[name] = (total[name] + own).to(total[name].dtype)
+
+
+T = TypeVar("T")
+
+
+def emptied(items: list[T]) -> Iterator[T]:
+    """Each of them in turn, and let go of when the next is asked for.
+
+    >>> items = [1, 2]
+    >>> [(item, len(items)) for item in emptied(items)]
+    [(1, 1), (2, 0)]
+    """
+    items.reverse()
+    while items:
+        yield items.pop()
 
 
 def _joined(calls: list[Call]) -> list[Call]:

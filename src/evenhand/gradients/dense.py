@@ -5,10 +5,11 @@ The norm of a record is ``sqrt(sum |g|^2 (|x|^2 + 1))`` over the layers, in one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
+from evenhand.gradients.bookkeeping import emptied
 from evenhand.gradients.loops import NARROW, DenseLoops, fits, loops
 from evenhand.gradients.tape import Call
 
@@ -19,13 +20,13 @@ class DenseBook:
     slip: Tensor | None = None
     """One term per record."""
 
-    def __init__(self, loss: Tensor, calls: Sequence[Call], names: Mapping[int, str], compiled: DenseLoops):
+    def __init__(self, loss: Tensor, calls: list[Call], names: Mapping[int, str], compiled: DenseLoops):
         self.loss, self._calls, self._names, self._loops = loss, calls, names, compiled
         layers = [(*call.tensors, "weight" in (own := call.site.parameters), "bias" in own) for call in calls]
         self.norm, self.clean = compiled.norms(layers)  # type: ignore[arg-type]
 
     @classmethod
-    def of(cls, loss: Tensor, calls: Sequence[Call], names: Mapping[int, str]) -> DenseBook | None:
+    def of(cls, loss: Tensor, calls: list[Call], names: Mapping[int, str]) -> DenseBook | None:
         """None if compiled loops cannot help: they are missing, for other numbers, or a parameter is used twice.
 
         >>> import torch
@@ -40,15 +41,15 @@ class DenseBook:
             return None
         return cls(loss.double(), calls, names, compiled)
 
-    def weighted_sum(self, weights: Tensor, usable: Tensor | None) -> dict[str, Tensor]:
-        """``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere)."""
+    def weighted_sum(self, weights: Tensor, usable: Tensor | None, last: bool = False) -> dict[str, Tensor]:
+        """As `Book` says."""
         total: dict[str, Tensor] = {}
         weights = weights.double().resolve_neg().contiguous()
         rows = None if usable is None else usable.nonzero().squeeze(1)
         if rows is not None:
             weights = weights[rows]
         single = weights.float()
-        for call in self._calls:
+        for call in emptied(self._calls) if last else self._calls:
             call.check()
             x, grad = call.tensors if rows is None else [table[rows] for table in call.tensors]
             for local, part in self._summed(call, x, grad, weights, single).items():

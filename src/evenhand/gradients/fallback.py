@@ -78,8 +78,11 @@ class Instances:
             norm.append(row_norms(gradients))
         self.loss, self.norm = torch.cat(loss), torch.cat(norm)
 
-    def weighted_sum(self, weights: Tensor, usable: Tensor | None) -> dict[str, Tensor]:
-        """``sum_i weights_i g_i`` over the rows where ``usable`` is true (None: everywhere); others are not touched."""
+    def weighted_sum(self, weights: Tensor, usable: Tensor | None, last: bool = False) -> dict[str, Tensor]:
+        """``sum_i weights_i g_i`` over the rows where ``usable`` is true (None: everywhere); others are not touched.
+
+        What is kept by chunk goes with the pass, ``last`` or not.
+        """
         usable = torch.ones_like(self.norm, dtype=torch.bool) if usable is None else usable
         total: dict[str, Tensor] = {}
         for rows, state, gradients in self._chunks:

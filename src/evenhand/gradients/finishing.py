@@ -36,7 +36,8 @@ class Finished:
         targets: Any,
         newest: Callable[[], bool],
     ):
-        self._layout, self._raw, self._newest = layout, raw, newest
+        self._layout, self._newest = layout, newest
+        self._raw: Raw | None = raw
         self._model, self._trainable = layout.model, layout.trainable
         self.loss, self.norm = raw.loss.double(), raw.norm
         self._usable: Tensor | None = None
@@ -71,10 +72,22 @@ class Finished:
 
     def result(self) -> Pass:
         """The pass that rules and the step see."""
-        return Pass(self.loss, self.norm, self.weighted_sum, self._usable is None)
+        return Pass(self.loss, self.norm, self.weighted_sum, self._usable is None, self.spend)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """``sum_i weights_i g_i`` by parameter name; rows whose norm is not finite are left out."""
+        raw, usual = self._usual(weights)
+        return self._summed(raw, usual, last=False)
+
+    def spend(self, weights: Tensor) -> dict[str, Tensor]:
+        """The same for the last time, giving back what the layers saw; the sums belong to the caller."""
+        raw, usual = self._usual(weights)
+        self._raw = None
+        total = self._summed(raw, usual, last=True)
+        return total if self._layout.ours else {name: part.clone() for name, part in total.items()}
+
+    def _usual(self, weights: Tensor) -> tuple[Raw, Tensor]:
+        """What the layers saw, and the weights where that is; raises unless both can be used."""
         if weights.shape != self.norm.shape:
             expected, got = tuple(self.norm.shape), tuple(weights.shape)
             raise UsageError(f"expected one weight per record, shape {expected}, got {got}")
@@ -83,14 +96,19 @@ class Finished:
                 "this pass was superseded: its engine has run another batch in the same memory; ask for the weighted "
                 "sum before the next run, or use per_sample, which keeps its own"
             )
+        if self._raw is None:
+            raise UsageError("this pass was spent: it gave back what the layers saw with its last weighted sum")
         weights = weights.detach()
         if not (weights.is_cpu and self.norm.is_cpu):
             weights = weights.to(self.norm.device)
         if not finite(weights) and bool((~torch.isfinite(weights) & torch.isfinite(self.norm)).any()):
             raise UsageError("a weight of a row with a finite norm is not finite; a rule must give every row a number")
-        swaps = isinstance(self._raw, Instances) or self._rescued is not None
+        return self._raw, weights
+
+    def _summed(self, raw: Raw, weights: Tensor, *, last: bool) -> dict[str, Tensor]:
+        swaps = isinstance(raw, Instances) or self._rescued is not None
         with exclusive(self._layout.identities) if swaps else nullcontext(), plain():
-            total = self._raw.weighted_sum(weights, self._usable)
+            total = raw.weighted_sum(weights, self._usable, last)
             if self._rescued is not None:
                 rows, good, rescued = self._rescued
                 for name, part in rescued.weighted_sum(weights[rows].double(), good).items():

@@ -97,14 +97,14 @@ class _Parts:
             norms.append(part.norm)
             if early is not None:
                 weights.append(early(part.norm, part.loss, rows))
-                _add(self._sum, part.weighted_sum(weights[-1]))
+                _add(self._sum, part.last_sum(weights[-1]))
             del part  # and what its layers saw, before the next comes
         self._loss, self._norm = torch.cat(losses), torch.cat(norms)
         self._weights = torch.cat(weights) if weights else None
         self._versions = [p._version for p in model.parameters()]
 
     def result(self) -> Pass:
-        return Pass(self._loss, self._norm, self.weighted_sum)
+        return Pass(self._loss, self._norm, self.weighted_sum, spend=self.weighted_sum)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """The sum that was made along the way, or that of a second run over all parts."""
@@ -119,7 +119,7 @@ class _Parts:
             for rows, state in self._parts:
                 state.restore()
                 part = self._engine.run(take(self._inputs, rows), take(self._targets, rows))
-                _add(total, part.weighted_sum(weights[rows] * _shrunk(self._norm[rows], part.norm)))
+                _add(total, part.last_sum(weights[rows] * _shrunk(self._norm[rows], part.norm)))
                 del part
         finally:
             now.restore()

@@ -141,6 +141,16 @@ class Layout:
         turned = channels_last(self.served)
         return self.served if turned == self.served else turned
 
+    @cached_property
+    def ours(self) -> bool:
+        """Whether all kernels are our own: what another one returns may still be needed by whoever wrote it.
+
+        >>> Layout.read(nn.Linear(2, 1)).ours
+        True
+        """
+        kernels = [site.kernel if isinstance(site, Site) else site.composite for site in self.served]
+        return all(type(kernel).__module__.startswith("evenhand.") for kernel in kernels)
+
     def state(self) -> tuple[tuple[int, int], ...]:
         """Identity and version of every buffer and parameter: a write in place or a replacement changes them.
 
