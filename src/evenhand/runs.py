@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
 from evenhand.privacy import statement as statements
 from evenhand.privacy import statement_sharing
+from evenhand.software import software
 
-_PACKAGES = ("evenhand", "torch", "numpy", "scipy", "cryptography", "dp-accounting")
 _README = """# A run of evenhand
 
 May be shared: model.safetensors, model-last.safetensors, plan.json, ledger.jsonl, statement.json, statement.md,
@@ -242,18 +240,6 @@ class Folder:
         write_json(self.withdrawn_file, {"ledger_head": self.ledger().head})
         write_durably(self.path / "README.md", _WITHDRAWN.encode())
         self.write_statement()
-
-
-def software() -> dict[str, str]:
-    """Versions that a statement names."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def sha256(path: Path) -> str:

@@ -18,7 +18,8 @@ from evenhand.plans import Plan
 from evenhand.privacy import statement as statements
 from evenhand.privacy import statement_warnings
 from evenhand.privacy.ledger import Commit, Reading, parse
-from evenhand.runs import Folder, as_json, head_in, sha256, software
+from evenhand.runs import Folder, as_json, head_in, sha256
+from evenhand.software import software
 
 _COMPUTED = ("guarantee", "owners", "accounting", "public_inputs", "plan", "ledger_head", "model_sha256", "files")
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
 from evenhand.gradients import Engine, probe
 from evenhand.gradients.fallback import Instances
+from evenhand.gradients.probe import _near as near
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -202,3 +203,14 @@ def test_records_that_fit_well_raise_no_alarm_and_stay_on_the_kernels() -> None:
     engine.run(inputs, targets)
     hard = engine.run(inputs, (targets + 1) % 4)
     assert not isinstance(hard.weighted_sum.__self__._raw, Instances)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_gradients_that_are_not_finite_are_compared_place_by_place(dtype: torch.dtype) -> None:
+    rows = torch.ones(40_000, dtype=dtype)
+    rows[20_000] = torch.nan
+    other, moved = rows.clone(), rows.roll(1)
+    assert near([rows], [other], 1e-6)
+    assert not near([rows], [moved], 1e-6)
+    other[39_999] = 2.0
+    assert not near([rows], [other], 1e-3)

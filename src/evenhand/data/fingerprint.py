@@ -84,7 +84,7 @@ def assignment(data: Data) -> str:
     digest = hashlib.sha256(json.dumps(names).encode())
     if len(names) > 1:
         digest.update(_contents(data).encode())
-        digest.update(data.owner.cpu().contiguous().numpy().tobytes())
+        digest.update(data.owner.cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 
@@ -101,7 +101,7 @@ def identity(data: Data) -> str:
     """
     digest = hashlib.sha256(json.dumps(data.facts.owner_names).encode())
     digest.update(_contents(data).encode())
-    digest.update(data.owner.cpu().contiguous().numpy().tobytes())
+    digest.update(data.owner.cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 
@@ -150,7 +150,7 @@ def _feed(digest: Any, value: Any) -> None:
             _feed(digest, part)
     elif isinstance(value, torch.Tensor):
         digest.update(f"{tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     else:
         raise DataError(
             f"A record has an input of type {type(value).__name__}: give tensors, or dicts and lists of them."

@@ -219,7 +219,8 @@ class Engine:
         return self._fallback.run(inputs, targets)
 
     def _comparison(self, layout: Layout, chain: Chain | None, habits: Habits) -> Comparison:
-        return Comparison(self._model, self._loss_fn, layout, partial(self._few, layout, chain, habits))
+        few = partial(self._few, layout, chain, habits)
+        return Comparison(self._model, self._loss_fn, layout, few, writes=chain is None or bool(layout.buffers))
 
     def _due(self) -> bool:
         """Whether kernels are compared with autograd again: at batches 2, 4, 8 ... and every 4096th."""

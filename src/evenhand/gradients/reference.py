@@ -86,7 +86,7 @@ def _measured(records: OneByOne) -> tuple[Tensor, dict[str, Tensor]]:
     norms: list[Tensor] = []
     total: dict[str, Tensor] = {}
     for _, gradient in records:
-        norms.append(row_norms({name: own.unsqueeze(0) for name, own in gradient.items()}))
+        norms.append(_norm(list(gradient.values())).reshape(1))
         for name in list(gradient):
             own = gradient.pop(name).double()
             total[name] = total[name].add_(own) if name in total else own.clone(memory_format=torch.contiguous_format)
