@@ -10,7 +10,7 @@ from torch import nn
 
 from compiling import LESS, QUICK, STRICT, build, changed, lacking, needs_compiler
 from evenhand.gradients import Engine, lstm
-from evenhand.gradients.lstm import Compiled, Plain
+from evenhand.gradients.lstm import TIMES, Compiled, Plain, grams, plain_grams
 
 
 @needs_compiler
@@ -35,6 +35,45 @@ def test_every_variant_does_what_torch_does(
             getattr(Plain(), way)(*exact)
             for own, true in zip(shown, exact, strict=True):
                 torch.testing.assert_close(own.double(), true, rtol=2e-6, atol=5e-7 * max(1.0, scale**2))
+
+
+@needs_compiler
+@pytest.mark.parametrize("less", LESS.values(), ids=LESS.keys())
+@pytest.mark.parametrize("threads", [1, 3])
+def test_gram_matrices_in_every_variant(
+    less: tuple[str, ...], threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As precise for wide layers as for narrow ones, whatever the inputs are."""
+    found = Compiled(build(tmp_path, lacking("gradients/recurrent.c", less), *STRICT))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for rows, times, width, gates in ((201, 20, 192, 512), (65, 1, 7, 2), (3, 4, 16384, 4099), (40, 32, 130, 36)):
+        one, other = torch.randn(times, rows, width + 3).transpose(0, 1)[:, :, 2:-1], torch.randn(rows, times, gates)
+        sign = torch.tensor([1.0, -1.0]).repeat(times)[:times].view(1, -1, 1)
+        same = one[:, :1] + 0.01 * one, other[:, :1] + 0.01 * other
+        for x, grad in ((one, other), same, (same[0], same[1] * sign), (one.abs() + 1, other.abs() + 1)):
+            for ones in (0, 2):
+                squares, reach, firm = found.grams(x, grad, ones, 1e30)
+                exact = plain_grams(x.double(), grad.double(), ones, 1e30)
+                assert bool(((squares - exact[0]).abs() <= 1.5e-7 * exact[1].square()).all())
+                torch.testing.assert_close(reach, exact[1], rtol=1.5e-7, atol=0)
+                assert bool(firm.all())
+
+
+@needs_compiler
+def test_squares_that_float_cannot_hold_are_noticed() -> None:
+    x, grad = torch.ones(6, 3, 20), torch.ones(6, 3, 20)
+    x[0], x[1], grad[2], grad[3], x[4] = 1e25, 1e-25, 1e25, 1e-25, torch.nan
+    found = grams(x, grad, 1, 1e30)
+    assert found is not None
+    assert found[2].tolist() == [False, False, False, False, False, True]
+
+
+def test_long_and_other_inputs_are_left_to_torch() -> None:
+    ordinary = torch.ones(2, TIMES, 5)
+    assert (grams(ordinary, ordinary, 1, 1e30) is None) == (lstm.compiled() is None)
+    long = torch.ones(2, TIMES + 1, 5)
+    for table in (long, ordinary.double(), torch.ones(5, TIMES, 2).transpose(0, 2)):
+        assert grams(table, table, 1, 1e30) is None
 
 
 @needs_compiler
@@ -66,6 +105,19 @@ def test_curves_are_as_precise_as_torchs(tmp_path: Path) -> None:
         ("t->state + i * t->stride", "t->state + i * t->width"),
         ("__atomic_fetch_add(&t->next, SHARE,", "__atomic_fetch_add(&t->next, 2 * SHARE,"),
         ("x = x > 88.0f ? 88.0f : x;", ""),
+        ("if ((first + PIECE) % RUN && first + PIECE < width) continue;", "if (first + PIECE < width) continue;"),
+        ("if (first % RUN == 0) memset", "memset"),
+        ("if (first % RUN == 0) memset", "if (first == 0) memset"),
+        ("if (t >= times || count % LANES) memset", "if (t >= times) memset"),
+        ("for (int64_t j = i; j < blocks", "for (int64_t j = i + 1; j < blocks"),
+        ("for (int64_t t = s + 1; t < times; t++)", "for (int64_t t = s + 1; t < times - 1; t++)"),
+        ("+= 2.0 * (inputs[s][t] + ones)", "+= (inputs[s][t] + ones)"),
+        ("+= 2.0 * (inputs[s][t] + ones)", "+= 2.0 * inputs[s][t]"),
+        ("*reach += sqrt((inputs[s][s] + ones)", "*reach += sqrt((inputs[s][s])"),
+        ("energies[1] >= 1.0 / most &&", ""),
+        ("energies[0] <= most &&", ""),
+        ("x->at + i * x->row", "x->at + i * x->width"),
+        ("at + t * apart", "at + t * width"),
     ],
 )
 def test_steps_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """One step of an LSTM between its matrix products: compiled (``recurrent.c``) where that can be had, else by torch.
 
-Gates are output, input, forget, new, side by side for each record. The compiled step is compared with the other one
-when it is loaded.
+Gates are output, input, forget, new, side by side for each record. And norms from Gram matrices over time. What is
+compiled is compared with what torch does when it is loaded.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,10 @@ from evenhand.compiled import load, team
 
 _SHARED = 1 << 14
 """From so many gates on several threads work on a step."""
+TIMES = 32
+"""So many at most have their Gram matrices from compiled loops."""
+Grams: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Of each record: the squared norm of the sum of its terms, their norms added, and whether no square was extreme."""
 # Chosen once: finding the variant of an operator takes longer than running it on one step.
 _sigmoid_slope = torch.ops.aten.sigmoid_backward.grad_input
 
@@ -72,6 +76,23 @@ class Compiled:
                 *(address, ctypes.c_uint),
             )
             function.restype = None
+        self._grams, number = library.evenhand_grams, ctypes.c_double
+        self._grams.argtypes = (
+            *(address, address, address, address, whole, whole, number, number),
+            *(address, address, address, address, ctypes.c_uint),
+        )
+        self._grams.restype = None
+
+    def grams(self, x: Tensor, grad: Tensor, ones: int, most: float) -> Grams:
+        """Of ``sum_t grad_t (x_t, 1, ..)``: rows of a record at all times may lie anywhere, but without gaps."""
+        (rows, times), threads = x.shape[:2], torch.get_num_threads()
+        crew = team() if threads > 1 and x.numel() + grad.numel() >= _SHARED else None
+        squares, reach = x.new_empty(2, rows, dtype=torch.float64).unbind(0)
+        firm = x.new_empty(rows, dtype=torch.bool)
+        tables = [(table.data_ptr(), _shape(table)) for table in (x, grad)]
+        found = squares.data_ptr(), reach.data_ptr(), firm.data_ptr()
+        self._grams(*tables[0], *tables[1], rows, times, ones, most, *found, crew, threads)
+        return squares, reach, firm
 
     def forward(self, gates: Tensor, cell: Tensor, state: Tensor, through: Tensor, forget: Tensor) -> None:
         """As announced."""
@@ -87,6 +108,38 @@ def _arguments(gates: Tensor, cell: Tensor, state: Tensor, through: Tensor, forg
     crew = team() if threads > 1 and gates.numel() >= _SHARED else None
     places = gates.data_ptr(), cell.data_ptr(), state.data_ptr(), state.stride(0)
     return *places, through.data_ptr(), forget.data_ptr(), rows, width, crew, threads
+
+
+def _shape(table: Tensor) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * 3)(table.stride(0), table.stride(1), table.shape[2])
+
+
+def grams(x: Tensor, grad: Tensor, ones: int, most: float) -> Grams | None:
+    """From compiled loops; None if they cannot be had for these tensors.
+
+    >>> grams(torch.ones(1, 1, 1, dtype=torch.float64), torch.ones(1, 1, 1, dtype=torch.float64), 0, 1e30) is None
+    True
+    """
+    found = compiled() if x.shape[1] <= TIMES and all(map(_fits, (x, grad))) else None
+    return None if found is None else found.grams(x, grad, ones, most)
+
+
+def _fits(table: Tensor) -> bool:
+    return table.dtype == torch.float32 and table.is_cpu and table.stride(2) == 1 and not table.is_neg()
+
+
+def plain_grams(x: Tensor, grad: Tensor, ones: int, most: float) -> Grams:
+    """By torch, in any precision and on any device.
+
+    >>> [column.tolist() for column in plain_grams(torch.ones(1, 2, 1), torch.tensor([[[3.0], [-1.0]]]), 0, 1e30)]
+    [[4.0], [4.0], [True]]
+    """
+    inner = [torch.bmm(t, t.mT).double() for t in (x, grad)]
+    energies = torch.stack([gram.diagonal(dim1=1, dim2=2).sum(1) for gram in inner])
+    inner[0] += ones
+    squares = torch.linalg.vecdot(inner[0].flatten(1), inner[1].flatten(1))
+    reach = torch.mul(*(gram.diagonal(dim1=1, dim2=2) for gram in inner)).sqrt_().sum(1)
+    return squares, reach, ((energies >= 1 / most) & (energies <= most)).all(0)
 
 
 def steps(like: Tensor) -> Steps:
@@ -109,7 +162,10 @@ def compiled() -> Compiled | None:
 def right(found: Compiled) -> bool:
     """Whether the compiled steps do in float32 what torch does in float64."""
     with torch.device("cpu"):  # whatever the user's default is
-        return all(_right_for(found, rows, width) for rows, width in ((1, 1), (3, 17), (70, 40)))
+        return all(_right_for(found, rows, width) for rows, width in ((1, 1), (3, 17), (70, 40))) and all(
+            _grams_right(found, *shape)
+            for shape in ((1, 1, 1, 1), (3, 5, 3, 130), (37, TIMES, 140, 9), (2, 7, 1100, 264))
+        )
 
 
 def _right_for(found: Compiled, rows: int, width: int) -> bool:
@@ -126,6 +182,21 @@ def _right_for(found: Compiled, rows: int, width: int) -> bool:
         if not all(map(_near, shown, exact)):
             return False
     return bool((wide[:, [0, 1, -1]] == 1).all())
+
+
+def _grams_right(found: Compiled, rows: int, times: int, width: int, gates: int) -> bool:
+    """Of ordinary records, of one that is too large and one that is too small, with other numbers around them."""
+    made = torch.arange(1, rows * times * (width + gates + 2) + 1).double().square_().mul_(0.7).cos_().float()
+    both = made.view(times, rows, -1).transpose(0, 1)
+    x, grad = both[:, :, 1 : width + 1], both[:, :, width + 1 : -1]
+    x[0], grad[-1] = x[0] * 1e4, grad[-1] * 1e-5
+    for most, ones in ((1e30, 2), (1e6, 0)):
+        squares, reach, firm = found.grams(x, grad, ones, most)
+        exact = plain_grams(x.double(), grad.double(), ones, most)
+        apart = (squares - exact[0]).abs() <= 3e-7 * exact[1].square()
+        if not (bool(apart.all()) and torch.allclose(reach, exact[1], rtol=3e-7) and torch.equal(firm, exact[2])):
+            return False
+    return True
 
 
 def _near(found: Tensor, exact: Tensor) -> bool:

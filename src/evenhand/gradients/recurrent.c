@@ -1,13 +1,20 @@
-/* One step of an LSTM between its matrix products, forward and back: one walk over the gates instead of ten.
+/* One step of an LSTM between its matrix products, forward and back: one walk over the gates instead of ten. And norms
+   of records' gradients from Gram matrices over time.
 
    Gates are output, input, forget, new, side by side for each record. sigmoid and tanh are float, good to a few units of
-   rounding. recurrent_loops.py compares this with torch before it is used. */
+   rounding. lstm.py compares this with torch before it is used. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
 #define SHARE 32 /* rows that a thread takes at a time */
+#define LANES 8
+#define TILE 4    /* times by times whose products are summed in registers */
+#define MOST 32   /* times */
+#define PIECE 128 /* columns of all times that are worked on at once: they stay in the nearest cache */
+#define RUN 512   /* columns that are summed in float: roundings add up */
+#define TILES (MOST / TILE * (MOST / TILE + 1) / 2)
 
 /* exp(x) (Cephes' expf, without branches), from exp(-87) to exp(88). */
 INLINE float exp_of(float x) {
@@ -72,7 +79,77 @@ INLINE void back_row(float *restrict slopes, float *restrict cell, const float *
     }
 }
 
-/* A step that several threads share; each takes the next few rows until there are none. */
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef double doubles __attribute__((vector_size(8 * LANES)));
+
+INLINE double lanes(floats v) {
+    doubles all = __builtin_convertvector(v, doubles);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int k = 0; k < width; k++) all[k] += all[k + width];
+    return all[0];
+}
+
+/* A table (rows, times, width) whose rows and times are so many numbers apart. */
+typedef struct {
+    const float *at;
+    int64_t row, time, width;
+} table;
+
+/* Inner products of all times of a row with each other: in float within runs of columns, in double over all of them. */
+INLINE void gram(const float *at, int64_t apart, int64_t width, int64_t times, double (*found)[MOST]) {
+    floats sums[TILES][TILE][TILE], piece[MOST][PIECE / LANES];
+    int64_t blocks = (times + TILE - 1) / TILE;
+    memset(found, 0, (size_t)(blocks * TILE) * sizeof *found);
+    for (int64_t first = 0; first < width; first += PIECE) {
+        int64_t count = first + PIECE < width ? PIECE : width - first, vectors = (count + LANES - 1) / LANES;
+        if (first % RUN == 0) memset(sums, 0, (size_t)(blocks * (blocks + 1) / 2) * sizeof *sums);
+        for (int64_t t = 0; t < blocks * TILE; t++) {
+            if (t >= times || count % LANES) memset(piece[t], 0, sizeof piece[t]);
+            if (t < times) memcpy(piece[t], at + t * apart + first, (size_t)count * sizeof(float));
+        }
+        for (int64_t i = 0, tile = 0; i < blocks; i++)
+            for (int64_t j = i; j < blocks; j++, tile++) {
+                floats own[TILE][TILE];
+                memcpy(own, sums[tile], sizeof own);
+                for (int64_t v = 0; v < vectors; v++)
+                    for (int a = 0; a < TILE; a++)
+                        for (int b = 0; b < TILE; b++) own[a][b] += piece[i * TILE + a][v] * piece[j * TILE + b][v];
+                memcpy(sums[tile], own, sizeof own);
+            }
+        if ((first + PIECE) % RUN && first + PIECE < width) continue;
+        for (int64_t i = 0, tile = 0; i < blocks; i++)
+            for (int64_t j = i; j < blocks; j++, tile++)
+                for (int a = 0; a < TILE; a++)
+                    for (int b = 0; b < TILE; b++) found[i * TILE + a][j * TILE + b] += lanes(sums[tile][a][b]);
+    }
+}
+
+/* Squared norm of sum_t g_t (x_t, 1, ..)^T, the norms of its terms added, and whether squares stayed within `most`. */
+INLINE void gram_row(const table *x, const table *g, int64_t i, int64_t times, double ones, double most, double *square,
+                     double *reach, uint8_t *firm) {
+    double inputs[MOST][MOST], gates[MOST][MOST], energies[2] = {0.0, 0.0};
+    gram(x->at + i * x->row, x->time, x->width, times, inputs);
+    gram(g->at + i * g->row, g->time, g->width, times, gates);
+    *square = *reach = 0.0;
+    for (int64_t s = 0; s < times; s++) {
+        energies[0] += inputs[s][s];
+        energies[1] += gates[s][s];
+        *reach += sqrt((inputs[s][s] + ones) * gates[s][s]);
+        *square += (inputs[s][s] + ones) * gates[s][s];
+        for (int64_t t = s + 1; t < times; t++) *square += 2.0 * (inputs[s][t] + ones) * gates[s][t];
+    }
+    *firm = energies[0] >= 1.0 / most && energies[0] <= most && energies[1] >= 1.0 / most && energies[1] <= most;
+}
+
+/* Rows that several threads share; each takes the next few until there are none. */
+typedef struct {
+    table x, g;
+    int64_t rows, times, next;
+    double ones, most, *square, *reach;
+    uint8_t *firm;
+} grams;
+
+/* A step that several threads share in the same way. */
 typedef struct {
     float *gates, *cell, *state, *through, *forget;
     int64_t width, stride, rows, next;
@@ -88,6 +165,10 @@ typedef struct {
         for (int64_t i = first; i < last; i++)                                                                         \
             back_row(t->gates + 4 * i * t->width, t->cell + i * t->width, t->state + i * t->stride,                    \
                      t->through + i * t->width, t->forget + i * t->width, t->width);                                   \
+    }                                                                                                                  \
+    attribute static void grams_##name(const grams *t, int64_t first, int64_t last) {                                  \
+        for (int64_t i = first; i < last; i++)                                                                         \
+            gram_row(&t->x, &t->g, i, t->times, t->ones, t->most, t->square + i, t->reach + i, t->firm + i);           \
     }
 
 VARIANT(plain, )
@@ -131,3 +212,25 @@ VARIANT(avx512, __attribute__((target(WIDE))))
    once (OpenMP's GOMP_parallel), or is NULL. */
 WORK(forward)
 WORK(back)
+
+static void work_grams(void *given) {
+    grams *t = given;
+    for (;;) {
+        int64_t first = __atomic_fetch_add(&t->next, SHARE, __ATOMIC_RELAXED);
+        if (first >= t->rows) return;
+        int64_t last = first + SHARE < t->rows ? first + SHARE : t->rows;
+        CHOOSE(grams, t, first, last);
+    }
+}
+
+/* `shape` of a table: numbers from row to row, from time to time, and its width. At most MOST times. */
+void evenhand_grams(const float *x, const int64_t *x_shape, const float *g, const int64_t *g_shape, int64_t rows,
+                    int64_t times, double ones, double most, double *square, double *reach, uint8_t *firm,
+                    void (*team)(void (*)(void *), void *, unsigned, unsigned), unsigned threads) {
+    grams all = {{x, x_shape[0], x_shape[1], x_shape[2]}, {g, g_shape[0], g_shape[1], g_shape[2]}, rows, times, 0,
+                 ones, most, square, reach, firm};
+    if (team != NULL)
+        team(work_grams, &all, threads, 0);
+    else
+        work_grams(&all);
+}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from evenhand.gradients.kernels import Share
 from evenhand.gradients.linear import Outer
+from evenhand.gradients.lstm import Grams, grams, plain_grams
 from evenhand.gradients.measuring import ROW_LIMIT, Gauge, chunks, roundings
 from evenhand.gradients.rooms import Room
 
@@ -22,8 +23,8 @@ BLUR = 1e-16
 FIRM = 32.0
 """Squared reach over squared norm up to which Gram matrices may be float32.
 
-Their error was measured on independent, coherent and cancelling inputs up to 16384 wide: 2.2e-7 of the squared reach at
-most, one unit of float32 rounding for the norm. At this limit a norm is then off by 4e-6 at most.
+Their error was measured on independent, coherent, cancelling and positive inputs up to 16384 wide: 5e-7 of the squared
+reach at most by torch, 1.3e-7 by compiled loops. At this limit a norm is then off by 8e-6 at most.
 """
 
 
@@ -120,14 +121,9 @@ class Gates:
         return gradient.roll(-self._turn, dim) if self._turn else gradient
 
 
-def _grams(x: Tensor, grad: Tensor, ones: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared norms, reach, and whether no square left the range of float32, from Gram matrices over time."""
-    inner = [torch.bmm(t, t.mT).double() for t in (x, grad)]
-    energies = torch.stack([gram.diagonal(dim1=1, dim2=2).sum(1) for gram in inner])
-    inner[0] += ones
-    squares = torch.linalg.vecdot(inner[0].flatten(1), inner[1].flatten(1))
-    reach = torch.mul(*(gram.diagonal(dim1=1, dim2=2) for gram in inner)).sqrt_().sum(1)
-    return squares, reach, ((energies >= 1 / LIMIT) & (energies <= LIMIT)).all(0)
+def _grams(x: Tensor, grad: Tensor, ones: int) -> Grams:
+    """From Gram matrices over time, by compiled loops where they can be had."""
+    return grams(x, grad, ones, LIMIT) or plain_grams(x, grad, ones, LIMIT)
 
 
 class Corner(Room):
