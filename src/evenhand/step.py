@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients.loops import is_column, loops
-from evenhand.gradients.measuring import LARGEST, finite, numbers
+from evenhand.gradients.measuring import LARGEST, numbers
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
@@ -26,7 +26,7 @@ from evenhand.releasing import Ahead, release, release_parts
 from evenhand.rules import Rule, SampleRule
 from evenhand.streams import Stream
 from evenhand.types import Batch, Pass, Public, State, Stats
-from evenhand.weighing import by_row, weights_of
+from evenhand.weighing import by_row, held, weights_of
 
 if TYPE_CHECKING:
     from evenhand.gradients.microbatches import Early
@@ -234,10 +234,7 @@ def _answers(
         values = by_row(query.value, stats, state).to(torch.float64)
         if values.shape != (stats.norm.shape[0], width):
             raise UnsupportedModelError(f"The query {query.name!r} must give one vector of length {width} per record.")
-        if not finite(values):
-            values = torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0)
-        norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
-        total = (values * (query.sensitivity / norms.clamp_(min=query.sensitivity))).sum(0)
+        total = held(values, query.sensitivity).sum(0)
         spacing = noise.grid(query.sensitivity)
         covered = noise.charged(query.sensitivity, spacing, width, mechanism.plan.expected_batch)
         std = multiplier * covered

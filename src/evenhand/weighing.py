@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.func import vmap
 
@@ -42,6 +43,22 @@ def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: Stat
     if not len(stats.norm):  # vmap needs a row: a made-up one tells the shape of none
         columns = tuple(column.new_ones(1) * 0 for column in columns)
     return vmap(lambda *row: function(Stats(*row), state))(*columns)[: len(stats.norm)]
+
+
+def held(values: Tensor, sensitivity: float) -> Tensor:
+    """Rows no longer than that; a row that is not finite becomes 0.
+
+    >>> held(torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 0.0]]), 1.0)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000],
+            [0.0000, 0.0000]])
+    """
+    norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    if not len(values) or float(norms.max()) <= sensitivity:  # false if one is not a number
+        return values
+    good = torch.isfinite(values).all(1, keepdim=True)
+    values, norms = torch.where(good, values, 0.0), torch.where(good, norms, 0.0)
+    return values * (sensitivity / norms.clamp_(min=sensitivity))
 
 
 def _ours(part: object) -> bool:
