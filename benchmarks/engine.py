@@ -18,19 +18,22 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine_memory import counter
 from engine_models import CASES, Case
 from engine_peers import LAST, Step, competitors, deviation
 from engine_peers import NOISE as ALONE
 from engine_report import Row, joined, machine, markdown, misses, paste
 
 RATE, NOISE, BLOCK_SECONDS = 1e-6, 1.0, 0.2
+WARM_STEPS, WARM_SECONDS = 30, 4.0
 EXACT = 3e-5
 """How far a step without noise may be from plain autograd's; that of ours still lies on the grid of the noise."""
 
@@ -38,6 +41,14 @@ EXACT = 3e-5
 def block(seconds: float) -> int:
     """How many steps make a block: at least three, but only one of a very long step."""
     return max(3, math.ceil(BLOCK_SECONDS / seconds)) if seconds < 2 * BLOCK_SECONDS else 1
+
+
+def warming(seconds: float) -> int:
+    """How many steps come before those that are timed: our engine compares itself with autograd at steps 2, 4, 8 ...
+
+    Counted from the first step on, such steps would fall into half of the rounds, although a training has few of them.
+    """
+    return max(1, min(WARM_STEPS, math.ceil(WARM_SECONDS / seconds)))
 
 
 def spent(steps: Iterator[Step], count: int) -> tuple[float, float]:
@@ -68,7 +79,9 @@ def timed(cell: Row) -> list[Row]:
         try:
             made = known[name].steps(known[name].accept(case.build()), x, y, RATE, NOISE)
             spent(made, 2)
-            counts[name] = block(spent(made, 1)[0])
+            seconds = spent(made, 1)[0]
+            counts[name] = block(seconds)
+            spent(made, warming(seconds))
             steps[name] = made
         except Exception as error:
             rows.append({"competitor": name, "error": f"{type(error).__name__}: {error}"[:300]})
@@ -104,11 +117,13 @@ def compared(cell: Row) -> dict[str, float | str]:
     return found
 
 
-def worker(script: str, task: str, cell: Row) -> Any:
-    """Do one task in a fresh process and read what it found."""
+def worker(script: str, task: str, cell: Row, more: Mapping[str, str] | None = None) -> Any:
+    """Do one task in a fresh process, with ``more`` in its environment, and read what it found."""
     threads = {name: str(cell["threads"]) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     command = [sys.executable, str(Path(__file__).with_name(script)), "--worker", json.dumps(cell | {"task": task})]
-    done = subprocess.run(command, env=os.environ | threads, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, **threads, **(more or {})}, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{task} of {cell} failed with status {done.returncode}:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -153,7 +168,8 @@ def weighed(row: Row) -> Row:
     if "error" in row or row["competitor"] in (ALONE, LAST):
         return row
     cell = {name: row[name] for name in ("model", "batch", "threads", "competitor")}
-    return row | worker("engine_memory.py", "memory", cell)
+    with tempfile.TemporaryDirectory() as folder:
+        return row | worker("engine_memory.py", "memory", cell, counter(Path(folder)))
 
 
 def chosen(text: str, names: list[str]) -> list[str]:
