@@ -90,7 +90,7 @@ def markdown(found: dict[str, dict[str, float]]) -> tuple[str, list[str]]:
                 above.append(f"{name} on {model}")
         lines.append([name, *cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    bar = f"Above the bar of max({SHARE:.0%}, {MILLISECONDS} ms): {', '.join(above) or 'none'}."
+    bar = f"Above the bar of {SHARE} steps or {MILLISECONDS} ms, whichever is more: {', '.join(above) or 'none'}."
     said = "Milliseconds of a step, and how many more than those of plain clipping (`dpsgd`)."
     return "\n\n".join([said, table, bar]), above
 
