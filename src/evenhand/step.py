@@ -22,11 +22,11 @@ from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
 from evenhand.queries import Query
-from evenhand.releasing import Ahead, release, release_parts
+from evenhand.releasing import Ahead, release_few, release_parts
 from evenhand.rules import Rule, SampleRule
 from evenhand.streams import Stream
 from evenhand.types import Batch, Pass, Public, State, Stats
-from evenhand.weighing import by_row, held, weights_of
+from evenhand.weighing import total_of, weights_of
 
 if TYPE_CHECKING:
     from evenhand.gradients.microbatches import Early
@@ -58,6 +58,15 @@ class Mechanism:
         They depend on the level's noise and bound, and on how many numbers are released.
         """
         return {}
+
+    @cached_property
+    def asking(self) -> tuple[tuple[int, float, float], ...]:
+        """Of every query the length of its answer, its grid, and the sensitivity that its noise covers."""
+        found = []
+        for query in self.queries:
+            width, spacing = query.width(self.plan.facts), noise.grid(query.sensitivity)
+            found.append((width, spacing, noise.charged(query.sensitivity, spacing, width, self.plan.expected_batch)))
+        return tuple(found)
 
     @cached_property
     def scales(self) -> Tensor:
@@ -114,11 +123,11 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
     level = plan.level_at(batch.position)
     stats, finite = _stats(result, batch)
     bound = mechanism.bound(level, stats.norm.device)
-    state = State(step=batch.position, bound=bound.clone(), memory=memory, public=mechanism.public)
+    state = State(batch.position, bound.clone(), memory=memory, public=mechanism.public)
     asked: tuple[tuple[float, float], ...] = ()
     if mechanism.queries:
         answers, asked = _answers(mechanism, level, stats, state)
-        state = replace(state, answers=answers)
+        state = State(batch.position, state.bound, answers, memory, mechanism.public)
     sensitivity = _declared(mechanism, state, bound)
     weights = bounded(weights_of(mechanism.rule, stats, state), stats, sensitivity)
     if finite is not None:
@@ -229,16 +238,11 @@ def _answers(
     answers: dict[str, Tensor] = {}
     asked: list[tuple[float, float]] = []
     offset = 0
-    for query, multiplier in zip(mechanism.queries, level.queries, strict=True):
-        width = query.width(mechanism.plan.facts)
-        values = by_row(query.value, stats, state).to(torch.float64)
-        if values.shape != (stats.norm.shape[0], width):
-            raise UnsupportedModelError(f"The query {query.name!r} must give one vector of length {width} per record.")
-        total = held(values, query.sensitivity).sum(0)
-        spacing = noise.grid(query.sensitivity)
-        covered = noise.charged(query.sensitivity, spacing, width, mechanism.plan.expected_batch)
-        std = multiplier * covered
-        answers[query.name] = release(total, std, spacing, mechanism.normals, "queries", state.step, offset)
+    every = zip(mechanism.queries, level.queries, mechanism.asking, strict=True)
+    for query, multiplier, (width, spacing, covered) in every:
+        total, std = total_of(query, width, stats, state), multiplier * covered
+        answer = torch.from_numpy(release_few(total, std, spacing, mechanism.normals, "queries", state.step, offset))
+        answers[query.name] = answer if state.bound.is_cpu else answer.to(state.bound.device)
         asked.append((covered, std))
         offset += width
     return answers, tuple(asked)

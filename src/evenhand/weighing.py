@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
 from evenhand.errors import UnsupportedModelError
+from evenhand.gradients.measuring import numbers
+from evenhand.queries import Count, Query
 from evenhand.rules import BatchRule, Rule, SampleRule
 from evenhand.types import State, Stats
 
@@ -45,6 +49,29 @@ def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: Stat
     return vmap(lambda *row: function(Stats(*row), state))(*columns)[: len(stats.norm)]
 
 
+def total_of(query: Query, width: int, stats: Stats, state: State) -> NDArray[np.float64]:
+    """What a query sums up to, each record held to the query's sensitivity: a vector of length ``width``."""
+    if isinstance(query, Count) and type(query).value is Count.value:
+        places = by_row(query.place, stats, state)
+        if places.shape != stats.norm.shape or places.is_floating_point():
+            raise UnsupportedModelError(f"The query {query.name!r} must give one whole number per record.")
+        return counted(places, width) * np.float64(min(1.0, query.sensitivity))
+    values = by_row(query.value, stats, state)
+    if values.shape != (len(stats.norm), width):
+        raise UnsupportedModelError(f"The query {query.name!r} must give one vector of length {width} per record.")
+    return numbers(held(values.double(), query.sensitivity).sum(0))
+
+
+def counted(places: Tensor, width: int) -> NDArray[np.int64]:
+    """How many of these places are 0, 1 ... ``width - 1``; a place outside counts nowhere.
+
+    >>> counted(torch.tensor([0, 2, 2, 3, -1, 2**40]), 3)
+    array([1, 0, 2])
+    """
+    inside = np.minimum(numbers(places.long()).view(np.uint64), width)  # what was negative is very large
+    return np.bincount(inside.view(np.int64), minlength=width)[:width]
+
+
 def held(values: Tensor, sensitivity: float) -> Tensor:
     """Rows no longer than that; a row that is not finite becomes 0.
 
@@ -53,12 +80,13 @@ def held(values: Tensor, sensitivity: float) -> Tensor:
             [0.3000, 0.4000],
             [0.0000, 0.0000]])
     """
+    values = values / sensitivity  # squares of very small numbers would vanish
     norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
-    if not len(values) or float(norms.max()) <= sensitivity:  # false if one is not a number
-        return values
-    good = torch.isfinite(values).all(1, keepdim=True)
-    values, norms = torch.where(good, values, 0.0), torch.where(good, norms, 0.0)
-    return values * (sensitivity / norms.clamp_(min=sensitivity))
+    if len(values) and not float(norms.max()) <= 1.0:  # also if one is not a number
+        good = torch.isfinite(values).all(1, keepdim=True)
+        values, norms = torch.where(good, values, 0.0), torch.where(good, norms, 1.0)
+        values = values / norms.clamp_(min=1.0)
+    return values * sensitivity
 
 
 def _ours(part: object) -> bool:

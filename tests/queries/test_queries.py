@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 from torch.func import vmap
 
 from evenhand import queries as package
-from evenhand.errors import UsageError
-from evenhand.queries import Exceedance, GroupCounts, GroupSizes, Query
+from evenhand.errors import UnsupportedModelError, UsageError
+from evenhand.queries import Count, Exceedance, GroupCounts, GroupSizes, Query
 from evenhand.types import Facts, Public, State, Stats
+from evenhand.weighing import total_of
 
 FACTS = Facts(100, (("x", 60), ("y", 40)), groups=("a", "b", "c"))
 
@@ -62,7 +66,7 @@ def test_counts() -> None:
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
 def test_every_query_of_ours_has_the_sensitivity_one(query: Query) -> None:
     assert query.sensitivity == 1.0
-    names = {part.name for _, part in inspect.getmembers(package, inspect.isclass) if part is not Query}
+    names = {part.name for _, part in inspect.getmembers(package, inspect.isclass) if part not in (Count, Query)}
     assert names == {each.name for each in QUERIES}
 
 
@@ -79,3 +83,84 @@ def test_exceedance_needs_a_rule_with_a_threshold() -> None:
         Exceedance(share=0.1, factor=0.0)
     with pytest.raises(UsageError, match="either share="):
         Exceedance(share=0.1, noise=3.0)
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_counting_places_gives_what_vectors_add_up_to(query: Query, count: int) -> None:
+    stats, width = batch(count), query.width(FACTS)
+    expected = query.value(stats, STATE).sum(0).tolist()
+    assert total_of(query, width, stats, STATE).tolist() == expected
+
+
+@dataclass(frozen=True)
+class ByRecord(Count):
+    """A count of a user's own: named by record id, of which most are outside."""
+
+    name = "by_record"
+    sensitivity: ClassVar[float] = 1.0
+
+    def places(self, groups: int) -> int:
+        return 3
+
+    def place(self, rows: Stats, state: State) -> Tensor:
+        return rows.record - 2
+
+
+class Quiet(ByRecord):
+    sensitivity: ClassVar[float] = 0.25
+
+
+class Louder(ByRecord):
+    def value(self, rows: Stats, state: State) -> Tensor:
+        return 7.0 * super().value(rows, state)
+
+
+class Between(ByRecord):
+    def place(self, rows: Stats, state: State) -> Tensor:
+        return rows.loss
+
+
+class Elsewhere(ByRecord):
+    def place(self, rows: Stats, state: State) -> Tensor:
+        return rows.record * 2**60 - 2**62
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(ByRecord, [1, 1, 1]), (Quiet, [0.25] * 3), (Louder, [1, 1, 1]), (Elsewhere, [1, 0, 0])],
+    ids=lambda part: getattr(part, "__name__", ""),
+)
+def test_a_record_adds_one_at_one_place_and_nothing_outside(kind: type[Count], expected: list[float]) -> None:
+    """Also where the sensitivity is below 1, or the vectors were made longer: each is held to what was declared."""
+    assert total_of(kind(noise=1.0), 3, batch(9), STATE).tolist() == expected
+
+
+def test_a_place_is_a_whole_number() -> None:
+    with pytest.raises(UnsupportedModelError, match="one whole number per record"):
+        total_of(Between(noise=1.0), 3, batch(9), STATE)
+
+
+@dataclass(frozen=True)
+class Tiny(Query):
+    """Vectors whose squares are below what float64 can hold, and far above the sensitivity."""
+
+    name = "tiny"
+    sensitivity: ClassVar[float] = 1e-200
+
+    def width(self, facts: Facts) -> int:
+        return 2
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        return torch.stack([rows.norm, rows.loss]) * 1e-190
+
+
+def test_vectors_too_small_to_be_squared_are_held_to_their_sensitivity() -> None:
+    total = total_of(Tiny(noise=1.0), 2, batch(1), STATE) * 1e200
+    assert (total**2).sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_query_needs_a_sensitivity(wrong: float) -> None:
+    with pytest.raises(UsageError, match="sensitivity"):
+        type("Wrong", (ByRecord,), {"sensitivity": wrong})(noise=1.0)

@@ -39,6 +39,7 @@ class Query(ABC):
             _validate.number(self.share, "share", low=0, high=1)
         if self.noise is not None:
             _validate.number(self.noise, "noise", low=0)
+        _validate.number(self.sensitivity, "sensitivity", low=0)
 
     @abstractmethod
     def width(self, facts: Facts) -> int:
@@ -47,3 +48,32 @@ class Query(ABC):
     @abstractmethod
     def value(self, rows: Stats, state: State) -> Tensor:
         """One vector of length ``width`` per row."""
+
+
+class Count(Query):
+    """A query that counts records by place: each adds 1 at the place it names, and nothing elsewhere.
+
+    Quicker than vectors, of which it makes none.
+
+    Formal guarantees:
+      The step adds at most 1 at one place per record, whatever ``place`` returns: sensitivity 1, by construction.
+    """
+
+    @abstractmethod
+    def places(self, groups: int) -> int:
+        """How many places there are for data with so many groups."""
+
+    @abstractmethod
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """One whole number per row, from 0 to ``places - 1``; a record with any other one is not counted."""
+
+    def width(self, facts: Facts) -> int:
+        """One count per place."""
+        return self.places(len(facts.groups))
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        """The same as vectors: 1 at the record's place."""
+        import torch
+
+        place = self.place(rows, state)
+        return (torch.arange(self.places(state.public.groups), device=place.device) == place.unsqueeze(-1)).double()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from evenhand import _validate
 from evenhand.errors import UsageError
-from evenhand.queries.base import Query
+from evenhand.queries.base import Count
 from evenhand.registry import register
-from evenhand.types import Facts, State, Stats
+from evenhand.types import State, Stats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class Exceedance(Query):
+class Exceedance(Count):
     """How many sampled records have a gradient norm above ``factor`` times the rule's threshold.
 
     The threshold is the rule's own, from its memory: already private. One record changes the count by 1.
@@ -35,16 +35,16 @@ class Exceedance(Query):
         super().__post_init__()
         _validate.number(self.factor, "factor", low=0)
 
-    def width(self, facts: Facts) -> int:
-        """One count."""
+    def places(self, groups: int) -> int:
+        """One."""
         return 1
 
-    def value(self, rows: Stats, state: State) -> Tensor:
-        """1 if the norm exceeds factor * threshold, else 0."""
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """0 if the norm exceeds factor * threshold, else 1, which is not counted."""
         if "threshold" not in state.memory:
             raise UsageError(
                 "The query 'exceedance' counts norms above a rule's threshold, and this rule keeps none: use it with "
                 "evenhand.rules.GlobalAdapt(), or leave it out."
             )
-        near: Tensor = rows.norm > self.factor * state.memory["threshold"]
-        return near.double().unsqueeze(-1)
+        far: Tensor = rows.norm <= self.factor * state.memory["threshold"]
+        return far.long()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from evenhand.queries.base import Query
+from evenhand.queries.base import Count
 from evenhand.registry import register
-from evenhand.types import Facts, State, Stats
+from evenhand.types import State, Stats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class GroupSizes(Query):
+class GroupSizes(Count):
     """How many sampled records each group has: G counts, of which one record changes one by 1.
 
     Examples:
@@ -25,18 +25,18 @@ class GroupSizes(Query):
 
     name = "group_sizes"
 
-    def width(self, facts: Facts) -> int:
-        """One count per group."""
-        return len(facts.groups)
+    def places(self, groups: int) -> int:
+        """One per group."""
+        return groups
 
-    def value(self, rows: Stats, state: State) -> Tensor:
-        """1 at the place of the record's group."""
-        return _one_at(rows.group, state.public.groups)
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """The record's group."""
+        return rows.group
 
 
 @register
 @dataclass(frozen=True)
-class GroupCounts(Query):
+class GroupCounts(Count):
     """How many records of each group have a gradient above the clip bound, then how many have not: 2 G counts.
 
     Examples:
@@ -46,17 +46,10 @@ class GroupCounts(Query):
 
     name = "group_counts"
 
-    def width(self, facts: Facts) -> int:
-        """Two counts per group."""
-        return 2 * len(facts.groups)
+    def places(self, groups: int) -> int:
+        """Two per group."""
+        return 2 * groups
 
-    def value(self, rows: Stats, state: State) -> Tensor:
-        """1 at the place of the record's group, in the half that says on which side of the bound its norm lies."""
-        under = (rows.norm <= state.bound[rows.owner]).long()
-        return _one_at(rows.group + state.public.groups * under, 2 * state.public.groups)
-
-
-def _one_at(place: Tensor, width: int) -> Tensor:
-    import torch
-
-    return (torch.arange(width, device=place.device) == place.unsqueeze(-1)).double()
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """The record's group, in the half that says on which side of the bound its norm lies."""
+        return rows.group.add(rows.norm <= state.bound[rows.owner], alpha=state.public.groups)

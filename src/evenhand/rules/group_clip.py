@@ -10,7 +10,7 @@ from evenhand import _validate, references
 from evenhand.errors import UsageError
 from evenhand.registry import register
 from evenhand.rules.base import SampleRule
-from evenhand.types import Facts, State, Stats
+from evenhand.types import Facts, Public, State, Stats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,13 +57,19 @@ class GroupClip(SampleRule):
 
     def factors(self, state: State) -> Tensor:
         """C_k / C0 for every group, from the noisy counts alone."""
-        counts, groups = state.answers["group_counts"], state.public.groups
-        noisy = counts.tolist()  # so few numbers are handled with less ado outside torch
+        counts, known = state.answers["group_counts"], state.derived.get(self)
+        if known is None:
+            known = state.derived[self] = counts.new_tensor(self._ratios(counts.tolist(), state.public))
+        factors: Tensor = known
+        return factors
+
+    def _ratios(self, noisy: list[float], public: Public) -> list[float]:
+        """The factors, outside torch, where so few numbers are handled with less ado."""
+        groups = public.groups
         sizes = [max(1.0, over + under) for over, under in zip(noisy[:groups], noisy[groups:], strict=True)]
         clipped = [max(0.0, min(over, size)) for over, size in zip(noisy, sizes, strict=False)]
-        share = max(1.0, sum(clipped)) / state.public.batch
-        ratios = [1.0 + over / size / share for over, size in zip(clipped, sizes, strict=True)]
-        return counts.new_tensor([min(max(1.0, ratio), self.most) for ratio in ratios])
+        share = max(1.0, sum(clipped)) / public.batch
+        return [min(1.0 + over / size / share, self.most) for over, size in zip(clipped, sizes, strict=True)]
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """min(1, C_k / n) with the bound of the record's group."""

@@ -56,8 +56,13 @@ class GroupReweight(SampleRule):
 
     def factors(self, state: State) -> Tensor:
         """theta_k for every group, from the noisy sizes alone."""
-        sizes = state.answers["group_sizes"].clamp(min=1.0)
-        return (state.public.batch / state.public.groups / sizes).clamp(min=1.0 / self.most, max=self.most)
+        sizes, known = state.answers["group_sizes"], state.derived.get(self)
+        if known is None:
+            usual = state.public.batch / state.public.groups
+            found = [min(max(usual / max(1.0, size), 1.0 / self.most), self.most) for size in sizes.tolist()]
+            known = state.derived[self] = sizes.new_tensor(found)
+        factors: Tensor = known
+        return factors
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """theta_k min(1, C / n)."""

@@ -110,13 +110,13 @@ class Ordered(BatchRule):
         """Importance times the inner rule's weight, which is held to its own bound first."""
         import torch
 
-        bound = self.sensitivity(state)
-        length = self.length * float((torch.as_tensor(state.public.expected, device=bound.device) * bound).sum())
-        masses = bound[stats.owner].to(torch.float64)
+        bound = np.asarray(self.sensitivity(state).cpu(), dtype=np.float64)
+        length = self.length * float((np.asarray(state.public.expected) * bound).sum())
+        masses = bound[stats.owner.cpu().numpy()]
         rank = np.lexsort(self._keys(stats, state))
-        score = np.empty(rank.shape[0])
-        score[rank] = ordering.scores(masses.cpu().numpy()[rank], length, self.importance)
-        return torch.from_numpy(score).to(stats.norm.device) * _held(self.inner, stats, state, masses)
+        weights = _held(self.inner, stats, state, masses)
+        weights[rank] *= ordering.scores(masses[rank], length, self.importance)
+        return torch.from_numpy(weights).to(stats.norm.device)
 
     def _keys(self, stats: Stats, state: State) -> tuple[NDArray[Any], ...]:
         """Sort keys, the last one first; the least important record sorts first."""
@@ -140,12 +140,11 @@ def _spec(over: Any) -> dict[str, Any]:
     return dict(registry.spec(over) if isinstance(over, Rule) else over)
 
 
-def _held(rule: SampleRule, stats: Stats, state: State, bound: Tensor) -> Tensor:
+def _held(rule: SampleRule, stats: Stats, state: State, bound: NDArray[np.float64]) -> NDArray[np.float64]:
     """The inner rule on each row alone, projected onto ``0 <= w n <= bound``: the proof needs it before the scores.
 
     As in the step, our own rules are applied to whole columns, and a user's row by row under vmap.
     """
-    import torch
     from torch.func import vmap
 
     if type(rule).__module__.startswith("evenhand.rules.") or not len(stats.norm):
@@ -153,5 +152,7 @@ def _held(rule: SampleRule, stats: Stats, state: State, bound: Tensor) -> Tensor
     else:
         columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
         weights = vmap(lambda *row: rule.weight(Stats(*row), state))(*columns)
-    held = torch.minimum(weights.to(torch.float64).clamp(min=0.0), bound / stats.norm)
-    return torch.where(torch.isfinite(weights), held, 0.0)
+    given = weights.double().cpu().numpy()
+    with np.errstate(divide="ignore", over="ignore"):
+        held = np.minimum(np.maximum(given, 0.0), bound / stats.norm.cpu().numpy())
+    return np.where(np.isfinite(given), held, 0.0)

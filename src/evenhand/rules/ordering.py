@@ -32,9 +32,14 @@ def scores(masses: Column | Sequence[float], length: float, tail: Tail) -> Colum
       array([0.25, 0.75, 1.  , 1.  ])
     """
     masses = np.asarray(masses, dtype=np.float64)
-    knots = np.concatenate([[0.0], np.cumsum(masses)]) / length
-    area = tail.integral(np.minimum(knots, 1.0)) + np.maximum(knots - 1.0, 0.0)
-    return np.where(knots[:-1] >= 1.0, 1.0, np.clip(np.diff(area) * length / masses, 0.0, 1.0))
+    knots = np.zeros(len(masses) + 1)
+    masses.cumsum(out=knots[1:])
+    knots /= length
+    inside = np.minimum(knots, 1.0)
+    area = tail.integral(inside) + (knots - inside)
+    found = (area[1:] - area[:-1]) * length / masses
+    found[knots[:-1] >= 1.0] = 1.0
+    return np.minimum(np.maximum(found, 0.0), 1.0)
 
 
 def shuffled(record: NDArray[np.int64], step: int) -> NDArray[np.uint64]:
