@@ -83,7 +83,7 @@ class _Unfolded:
 
     def __init__(self, geometry: Geometry, led: bool, x: Tensor, grad: Tensor, room: Room):
         self._of = geometry.led() if led else geometry
-        self._x, self._grad, self._room, self._kernel = x, grad, room, geometry.kernel
+        self._x, self._grad, self._room, self._kernel = x, grad, room.aside(), geometry.kernel
         self._phases, self._height, self._starts = _offsets(self._of)
         self._places, self._rest = math.prod(geometry.out), math.prod(self._of.kernel[1:])
         self._bare = self._rest * math.prod(self._of.stride) == 1

@@ -32,6 +32,15 @@ class Room:
         self.lean = lean
         self._held: dict[str, Tensor] = {}
 
+    def aside(self) -> Room:
+        """Where to put what is not needed for long: here, or where memory counts in a room that goes with its user.
+
+        >>> keeping, lean = Room(lean=False), Room(lean=True)
+        >>> keeping.aside() is keeping, lean.aside() is lean
+        (True, False)
+        """
+        return Room(lean=True) if self.lean else self
+
     def empty(self, name: str, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of this shape with any contents, on the device and (unless given) in the precision of ``like``."""
         count, dtype = math.prod(shape), dtype or like.dtype
