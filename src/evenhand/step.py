@@ -21,7 +21,7 @@ from evenhand.gradients.measuring import LARGEST, numbers
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
-from evenhand.queries import Query
+from evenhand.queries import Count, Query
 from evenhand.releasing import Ahead, release_few, release_parts
 from evenhand.rules import Rule, SampleRule
 from evenhand.streams import Stream
@@ -60,12 +60,16 @@ class Mechanism:
         return {}
 
     @cached_property
-    def asking(self) -> tuple[tuple[int, float, float], ...]:
-        """Of every query the length of its answer, its grid, and the sensitivity that its noise covers."""
+    def asking(self) -> tuple[tuple[int, float, float, float], ...]:
+        """Of every query the length of its answer, its sensitivity, its grid, and what its noise covers."""
         found = []
         for query in self.queries:
-            width, spacing = query.width(self.plan.facts), noise.grid(query.sensitivity)
-            found.append((width, spacing, noise.charged(query.sensitivity, spacing, width, self.plan.expected_batch)))
+            width, sensitivity = int(query.width(self.plan.facts)), float(query.sensitivity)
+            if isinstance(query, Count) and width != query.places(len(self.plan.facts.groups)):
+                raise UnsupportedModelError(f"The query {query.name!r} must have one count per place: leave out width.")
+            spacing = noise.grid(sensitivity)
+            covered = noise.charged(sensitivity, spacing, width, self.plan.expected_batch)
+            found.append((width, sensitivity, spacing, covered))
         return tuple(found)
 
     @cached_property
@@ -168,11 +172,12 @@ def early_weights(mechanism: Mechanism, batch: Batch, memory: Mapping[str, Any])
 def rehearse(mechanism: Mechanism) -> None:
     """Run rule and queries on made-up rows, so that code which cannot run fails before anything is charged."""
     ones = torch.ones(2, dtype=torch.float64)
-    index = torch.zeros(2, dtype=torch.long)
-    batch = Batch(None, None, group=index, owner=index, record=torch.arange(2), position=0, token=0)
+    facts = mechanism.plan.facts
+    group, owner = (torch.tensor([0, len(names) - 1]) for names in (facts.groups, facts.owners))
+    batch = Batch(None, None, group=group, owner=owner, record=torch.arange(2), position=0, token=0)
     result = Pass(loss=ones, norm=ones, weighted_sum=lambda weights: {"rehearsal": weights})
     quiet = replace(mechanism, stream=Stream.fresh())
-    private_gradient(quiet, result, batch, mechanism.rule.initial(mechanism.plan.facts))
+    private_gradient(quiet, result, batch, mechanism.rule.initial(facts))
 
 
 def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
@@ -239,8 +244,8 @@ def _answers(
     asked: list[tuple[float, float]] = []
     offset = 0
     every = zip(mechanism.queries, level.queries, mechanism.asking, strict=True)
-    for query, multiplier, (width, spacing, covered) in every:
-        total, std = total_of(query, width, stats, state), multiplier * covered
+    for query, multiplier, (width, sensitivity, spacing, covered) in every:
+        total, std = total_of(query, width, sensitivity, stats, state), multiplier * covered
         answer = torch.from_numpy(release_few(total, std, spacing, mechanism.normals, "queries", state.step, offset))
         answers[query.name] = answer if state.bound.is_cpu else answer.to(state.bound.device)
         asked.append((covered, std))

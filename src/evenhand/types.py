@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -86,14 +85,6 @@ class State:
     def epoch(self) -> int:
         """Whole epochs before this step, counted as schedules count them."""
         return int((self.step + 1e-9) / self.public.steps_per_epoch)
-
-    @cached_property
-    def derived(self) -> dict[object, Any]:
-        """What was worked out of this state alone, by who asked: weight and sensitivity need not do it twice.
-
-        A copy with anything replaced starts without.
-        """
-        return {}
 
 
 @dataclass(frozen=True)

@@ -49,17 +49,20 @@ def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: Stat
     return vmap(lambda *row: function(Stats(*row), state))(*columns)[: len(stats.norm)]
 
 
-def total_of(query: Query, width: int, stats: Stats, state: State) -> NDArray[np.float64]:
-    """What a query sums up to, each record held to the query's sensitivity: a vector of length ``width``."""
-    if isinstance(query, Count) and type(query).value is Count.value:
+def total_of(query: Query, width: int, sensitivity: float, stats: Stats, state: State) -> NDArray[np.float64]:
+    """What a query sums up to, a vector of length ``width``, with each record held to ``sensitivity``.
+
+    That is the number which is charged, and is not asked for again.
+    """
+    if isinstance(query, Count) and getattr(query.value, "__func__", None) is Count.value:
         places = by_row(query.place, stats, state)
-        if places.shape != stats.norm.shape or places.is_floating_point():
+        if places.shape != stats.norm.shape or places.is_floating_point() or places.is_complex():
             raise UnsupportedModelError(f"The query {query.name!r} must give one whole number per record.")
-        return counted(places, width) * np.float64(min(1.0, query.sensitivity))
+        return counted(places, width) * np.float64(min(1.0, sensitivity))
     values = by_row(query.value, stats, state)
     if values.shape != (len(stats.norm), width):
         raise UnsupportedModelError(f"The query {query.name!r} must give one vector of length {width} per record.")
-    return numbers(held(values.double(), query.sensitivity).sum(0))
+    return numbers(held(values.double(), sensitivity).sum(0))
 
 
 def counted(places: Tensor, width: int) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -74,6 +74,8 @@ def test_a_norm_at_the_bound_is_not_above_it() -> None:
     zero = torch.zeros(1, dtype=torch.long)
     at = Stats(torch.ones(1, dtype=torch.float64), torch.ones(1), zero, zero, zero)
     assert GroupCounts(share=0.1).value(at, STATE).tolist() == [[0, 0, 0, 1, 0, 0]]
+    assert Exceedance(share=0.1, factor=0.5).value(at, STATE).tolist() == [[0]], "at half of the threshold of 2"
+    assert Exceedance(share=0.1, factor=0.49).value(at, STATE).tolist() == [[1]]
 
 
 def test_exceedance_needs_a_rule_with_a_threshold() -> None:
@@ -90,7 +92,7 @@ def test_exceedance_needs_a_rule_with_a_threshold() -> None:
 def test_counting_places_gives_what_vectors_add_up_to(query: Query, count: int) -> None:
     stats, width = batch(count), query.width(FACTS)
     expected = query.value(stats, STATE).sum(0).tolist()
-    assert total_of(query, width, stats, STATE).tolist() == expected
+    assert total_of(query, width, 1.0, stats, STATE).tolist() == expected
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,13 @@ class Louder(ByRecord):
         return 7.0 * super().value(rows, state)
 
 
+class Softer(ByRecord):
+    """Its vectors are not what its places say, and count."""
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        return 0.5 * super().value(rows, state)
+
+
 class Between(ByRecord):
     def place(self, rows: Stats, state: State) -> Tensor:
         return rows.loss
@@ -128,17 +137,17 @@ class Elsewhere(ByRecord):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(ByRecord, [1, 1, 1]), (Quiet, [0.25] * 3), (Louder, [1, 1, 1]), (Elsewhere, [1, 0, 0])],
+    [(ByRecord, [1, 1, 1]), (Quiet, [0.25] * 3), (Louder, [1, 1, 1]), (Softer, [0.5] * 3), (Elsewhere, [1, 0, 0])],
     ids=lambda part: getattr(part, "__name__", ""),
 )
 def test_a_record_adds_one_at_one_place_and_nothing_outside(kind: type[Count], expected: list[float]) -> None:
     """Also where the sensitivity is below 1, or the vectors were made longer: each is held to what was declared."""
-    assert total_of(kind(noise=1.0), 3, batch(9), STATE).tolist() == expected
+    assert total_of(kind(noise=1.0), 3, kind.sensitivity, batch(9), STATE).tolist() == expected
 
 
 def test_a_place_is_a_whole_number() -> None:
     with pytest.raises(UnsupportedModelError, match="one whole number per record"):
-        total_of(Between(noise=1.0), 3, batch(9), STATE)
+        total_of(Between(noise=1.0), 3, 1.0, batch(9), STATE)
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,7 @@ class Tiny(Query):
 
 
 def test_vectors_too_small_to_be_squared_are_held_to_their_sensitivity() -> None:
-    total = total_of(Tiny(noise=1.0), 2, batch(1), STATE) * 1e200
+    total = total_of(Tiny(noise=1.0), 2, 1e-200, batch(1), STATE) * 1e200
     assert (total**2).sum() == pytest.approx(1.0)
 
 
@@ -164,3 +173,9 @@ def test_vectors_too_small_to_be_squared_are_held_to_their_sensitivity() -> None
 def test_a_query_needs_a_sensitivity(wrong: float) -> None:
     with pytest.raises(UsageError, match="sensitivity"):
         type("Wrong", (ByRecord,), {"sensitivity": wrong})(noise=1.0)
+
+
+def test_groups_of_few_bits_are_counted_where_they_belong() -> None:
+    stats = replace(batch(1), group=torch.tensor([150], dtype=torch.uint8), norm=torch.zeros(1).double())
+    many = State(0, STATE.bound, public=Public(50.0, groups=200))
+    assert int(GroupCounts(share=0.1).place(stats, many)) == 350

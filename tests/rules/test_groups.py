@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -94,16 +93,3 @@ def test_one_group_is_refused_before_anything_is_spent(rule: GroupClip | GroupRe
     assert rule.initial(Facts(10, (("all", 10),), groups=("a", "b"))) == {}
     with pytest.raises(UsageError, match="at least 1"):
         type(rule)(most=0.5)
-
-
-@pytest.mark.parametrize(("kind", "name"), [(GroupClip, "group_counts"), (GroupReweight, "group_sizes")])
-def test_factors_are_kept_for_one_rule_and_one_state(kind: type, name: str) -> None:
-    """What was worked out once serves weight and sensitivity; other settings or other answers have their own."""
-    here = state((1.0,), {name: [9.0, 1.0, 2.0, 9.0][: 4 if kind is GroupClip else 2]}, batch=40.0, groups=2)
-    wide, narrow = kind(most=10.0), kind(most=1.5)
-    first = wide.factors(here)
-    assert wide.factors(here) is first
-    assert narrow.factors(here).max() == 1.5 < first.max()
-    other = replace(here, answers={name: here.answers[name].flip(0)})
-    assert not torch.equal(wide.factors(other), first)
-    assert not replace(here, step=1).derived

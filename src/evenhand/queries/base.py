@@ -56,7 +56,8 @@ class Count(Query):
     Quicker than vectors, of which it makes none.
 
     Formal guarantees:
-      The step adds at most 1 at one place per record, whatever ``place`` returns: sensitivity 1, by construction.
+      The step adds 1 (or the declared sensitivity, if that is less) at no more than one place per record, whatever
+      ``place`` returns: sensitivity 1, by construction.
     """
 
     @abstractmethod

@@ -46,5 +46,5 @@ class Exceedance(Count):
                 "The query 'exceedance' counts norms above a rule's threshold, and this rule keeps none: use it with "
                 "evenhand.rules.GlobalAdapt(), or leave it out."
             )
-        far: Tensor = rows.norm <= self.factor * state.memory["threshold"]
-        return far.long()
+        near: Tensor = rows.norm > self.factor * state.memory["threshold"]
+        return near.logical_not().long()

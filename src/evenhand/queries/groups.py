@@ -52,4 +52,4 @@ class GroupCounts(Count):
 
     def place(self, rows: Stats, state: State) -> Tensor:
         """The record's group, in the half that says on which side of the bound its norm lies."""
-        return rows.group.add(rows.norm <= state.bound[rows.owner], alpha=state.public.groups)
+        return rows.group.long().add(rows.norm <= state.bound[rows.owner], alpha=state.public.groups)

@@ -10,7 +10,7 @@ from evenhand import _validate, references
 from evenhand.errors import UsageError
 from evenhand.registry import register
 from evenhand.rules.base import SampleRule
-from evenhand.types import Facts, Public, State, Stats
+from evenhand.types import Facts, State, Stats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,18 +57,14 @@ class GroupClip(SampleRule):
 
     def factors(self, state: State) -> Tensor:
         """C_k / C0 for every group, from the noisy counts alone."""
-        counts, known = state.answers["group_counts"], state.derived.get(self)
-        if known is None:
-            known = state.derived[self] = counts.new_tensor(self._ratios(counts.tolist(), state.public))
-        factors: Tensor = known
-        return factors
+        return state.answers["group_counts"].new_tensor(self._ratios(state))
 
-    def _ratios(self, noisy: list[float], public: Public) -> list[float]:
+    def _ratios(self, state: State) -> list[float]:
         """The factors, outside torch, where so few numbers are handled with less ado."""
-        groups = public.groups
+        noisy, groups = state.answers["group_counts"].tolist(), state.public.groups
         sizes = [max(1.0, over + under) for over, under in zip(noisy[:groups], noisy[groups:], strict=True)]
         clipped = [max(0.0, min(over, size)) for over, size in zip(noisy, sizes, strict=False)]
-        share = max(1.0, sum(clipped)) / public.batch
+        share = max(1.0, sum(clipped)) / state.public.batch
         return [min(1.0 + over / size / share, self.most) for over, size in zip(clipped, sizes, strict=True)]
 
     def weight(self, row: Stats, state: State) -> Tensor:
@@ -77,7 +73,7 @@ class GroupClip(SampleRule):
 
     def sensitivity(self, state: State) -> Tensor:
         """The largest bound of any group."""
-        return state.bound * self.factors(state).max()
+        return state.bound * max(self._ratios(state))
 
 
 def several(facts: Facts, name: str) -> None:

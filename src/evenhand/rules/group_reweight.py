@@ -56,13 +56,12 @@ class GroupReweight(SampleRule):
 
     def factors(self, state: State) -> Tensor:
         """theta_k for every group, from the noisy sizes alone."""
-        sizes, known = state.answers["group_sizes"], state.derived.get(self)
-        if known is None:
-            usual = state.public.batch / state.public.groups
-            found = [min(max(usual / max(1.0, size), 1.0 / self.most), self.most) for size in sizes.tolist()]
-            known = state.derived[self] = sizes.new_tensor(found)
-        factors: Tensor = known
-        return factors
+        return state.answers["group_sizes"].new_tensor(self._ratios(state))
+
+    def _ratios(self, state: State) -> list[float]:
+        """The factors, outside torch, where so few numbers are handled with less ado."""
+        usual, sizes = state.public.batch / state.public.groups, state.answers["group_sizes"].tolist()
+        return [min(max(usual / max(1.0, size), 1.0 / self.most), self.most) for size in sizes]
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """theta_k min(1, C / n)."""
@@ -70,4 +69,4 @@ class GroupReweight(SampleRule):
 
     def sensitivity(self, state: State) -> Tensor:
         """The clip bound times the largest factor of any group."""
-        return state.bound * self.factors(state).max()
+        return state.bound * max(self._ratios(state))

@@ -110,9 +110,9 @@ class Ordered(BatchRule):
         """Importance times the inner rule's weight, which is held to its own bound first."""
         import torch
 
-        bound = np.asarray(self.sensitivity(state).cpu(), dtype=np.float64)
+        bound = self.sensitivity(state).numpy(force=True).astype(np.float64)
         length = self.length * float((np.asarray(state.public.expected) * bound).sum())
-        masses = bound[stats.owner.cpu().numpy()]
+        masses = bound[stats.owner.numpy(force=True)]
         rank = np.lexsort(self._keys(stats, state))
         weights = _held(self.inner, stats, state, masses)
         weights[rank] *= ordering.scores(masses[rank], length, self.importance)
@@ -120,7 +120,7 @@ class Ordered(BatchRule):
 
     def _keys(self, stats: Stats, state: State) -> tuple[NDArray[Any], ...]:
         """Sort keys, the last one first; the least important record sorts first."""
-        loss, record = stats.loss.cpu().numpy(), stats.record.cpu().numpy()
+        loss, record = stats.loss.numpy(force=True), stats.record.numpy(force=True)
         if self.order == "random":
             return record, ordering.shuffled(record, state.step)
         if self.order == "ascending":
@@ -152,7 +152,7 @@ def _held(rule: SampleRule, stats: Stats, state: State, bound: NDArray[np.float6
     else:
         columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
         weights = vmap(lambda *row: rule.weight(Stats(*row), state))(*columns)
-    given = weights.double().cpu().numpy()
+    given = weights.double().numpy(force=True)
     with np.errstate(divide="ignore", over="ignore"):
-        held = np.minimum(np.maximum(given, 0.0), bound / stats.norm.cpu().numpy())
+        held = np.minimum(np.maximum(given, 0.0), bound / stats.norm.numpy(force=True))
     return np.where(np.isfinite(given), held, 0.0)
