@@ -12,7 +12,8 @@ from torch.nn import functional
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
 from evenhand.gradients import Engine, probe
 from evenhand.gradients.fallback import Instances
-from evenhand.gradients.probe import _near as near
+from evenhand.gradients.folding import folded
+from evenhand.gradients.probe import _alike as alike
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -209,8 +210,10 @@ def test_records_that_fit_well_raise_no_alarm_and_stay_on_the_kernels() -> None:
 def test_gradients_that_are_not_finite_are_compared_place_by_place(dtype: torch.dtype) -> None:
     rows = torch.ones(40_000, dtype=dtype)
     rows[20_000] = torch.nan
-    other, moved = rows.clone(), rows.roll(1)
-    assert near([rows], [other], 1e-6)
-    assert not near([rows], [moved], 1e-6)
-    other[39_999] = 2.0
-    assert not near([rows], [other], 1e-3)
+    other, moved, further = rows.clone(), rows.roll(1), rows.clone()
+    further[39_999] = 2.0
+    first = {"weight": folded(rows, 5)}
+    assert alike(first, {"weight": folded(other, 5)}, 1e-6)
+    assert not alike(first, {"weight": folded(moved, 5)}, 1e-6)
+    assert not alike(first, {"weight": folded(further, 5)}, 1e-3)
+    assert not alike(first, {}, 1e-3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.gradients.bookkeeping import Book
+from evenhand.gradients.folding import Fold, apart, fold_of
 from evenhand.gradients.precision import lowered
 from evenhand.gradients.randomness import means, preserved
 from evenhand.gradients.records import LossFn, buffers_restored, take
-from evenhand.gradients.reference import norms_and_sum, plain_norms
+from evenhand.gradients.reference import norms_and_folds, plain_norms
 from evenhand.gradients.serving import Layout
 from evenhand.gradients.structure import Trainable
 
@@ -44,22 +45,26 @@ class Comparison:
             return None
         some, conclusive = _some(size), True
         tolerance, floor = self._tolerance(), norm_floor(self._layout.trainable)
+        seeds = {name: _CHOICE.getrandbits(64) for name in self._layout.trainable}
         with preserved(self._model), buffers_restored(self._model), means():
             for rows in (some, some.flip(0)):
                 x, y = take(inputs, rows), take(targets, rows)
                 kept = self._taped(x, y, len(rows))
                 if kept is None:
                     return False
-                norm, total = norms_and_sum(self._model, self._loss_fn, x, y)
-                slip = torch.zeros_like(norm) if kept.slip is None else kept.slip
-                finite = torch.isfinite(norm) & torch.isfinite(kept.norm) & torch.isfinite(slip)
-                apart, slack = (kept.norm - norm).abs(), tolerance * norm + 10 * slip
-                if bool(((apart > slack + floor) & finite).any()):
+                own, slip, sums = kept.norm, kept.slip, self._summed(kept, seeds)
+                del kept  # and what its layers saw
+                if sums is None:
                     return False
-                conclusive &= bool((finite & (apart <= slack)).all())
-                if conclusive and not _same_sum(kept, total, slack + floor):
+                norm, exact = norms_and_folds(self._model, self._loss_fn, x, y, seeds)
+                slip = torch.zeros_like(norm) if slip is None else slip
+                finite = torch.isfinite(norm) & torch.isfinite(own) & torch.isfinite(slip)
+                error, slack = (own - norm).abs(), tolerance * norm + 10 * slip
+                if bool(((error > slack + floor) & finite).any()):
                     return False
-                del total  # before there is another: it is twice as large as the model
+                conclusive &= bool((finite & (error <= slack)).all())
+                if conclusive and not apart(sums, exact) <= float((slack + floor).sum()):
+                    return False
         return True if conclusive else None
 
     def still_agree(self, inputs: Any, targets: Any, size: int) -> bool | None:
@@ -84,6 +89,15 @@ class Comparison:
                 return True
         return self.agree(inputs, targets, size) is not False
 
+    def _summed(self, kept: Book, seeds: Mapping[str, int]) -> dict[str, Fold] | None:
+        """Folds of the kernels' sum over all records; None if one has another shape than its parameter."""
+        trainable = self._layout.trainable
+        with torch.no_grad():
+            sums = kept.weighted_sum(torch.ones_like(kept.norm), None)
+        if any(own.shape != trainable[name].shape for name, own in sums.items()):
+            return None
+        return {name: fold_of(sums.pop(name), seeds[name]) for name in list(sums)}
+
     def _tolerance(self) -> float:
         """How far norms may be from those of autograd; a kernel that is wrong is further off."""
         coarse = (16 * torch.finfo(p.dtype).eps for p in self._layout.trainable.values())
@@ -93,16 +107,6 @@ class Comparison:
 def _some(size: int) -> Tensor:
     """A few rows, not as many as there are."""
     return torch.tensor([0, 1, 1] if size == 2 else _CHOICE.sample(range(size), min(size - 1, 4)))
-
-
-def _same_sum(kept: Book, total: dict[str, Tensor], slack: Tensor) -> bool:
-    """Whether the sum over all records is that of their own gradients; writes over ``total``."""
-    with torch.no_grad():
-        sums = kept.weighted_sum(torch.ones_like(kept.norm), None)
-    if any(sums[name].shape != own.shape for name, own in total.items() if name in sums):
-        return False
-    apart = [own.sub_(sums[name]).norm() for name, own in total.items() if name in sums]
-    return not apart or bool(torch.stack(apart).norm() <= slack.sum())
 
 
 def norm_floor(trainable: Trainable) -> float:

@@ -6,8 +6,8 @@ statistics, a loss that averages over the batch, or state that forward writes fr
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +18,7 @@ from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients.comparing import norm_floor
 from evenhand.gradients.culprit import first_coupled_module
 from evenhand.gradients.engine import Engine
+from evenhand.gradients.folding import Fold, apart, each_gradient, folded
 from evenhand.gradients.locking import exclusive
 from evenhand.gradients.randomness import means, preserved
 from evenhand.gradients.records import (
@@ -31,17 +32,15 @@ from evenhand.gradients.records import (
     losses,
     take,
 )
-from evenhand.gradients.reference import norms_and_sum
+from evenhand.gradients.reference import norms_and_folds
 from evenhand.gradients.refusals import refuse
 from evenhand.gradients.structure import modules_of
 
 RECORDS = 4
 COUPLING = 1e-6
 ENGINE = 1e-3
-PIECE = 1 << 14
-"""Numbers that are compared at a time: a large model's gradients are there twice as it is."""
-Found: TypeAlias = tuple[Tensor, Sequence[Tensor | None]]
-"""Loss and gradients of one record."""
+Found: TypeAlias = dict[str, tuple[Fold, Fold]]
+"""Folds of a record's loss, which has no name, and of its gradient by the parameter's."""
 
 
 def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
@@ -133,13 +132,13 @@ def _company(tree: Any, i: int, size: int) -> Any:
 
 
 class _Precise:
-    """Loss and gradient of one record of a batch, in float64 where the model's code allows it."""
+    """Loss and gradient of one record of a batch, folded, in float64 where the model's code allows it."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, dtype: torch.dtype | None):
-        tensors = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
-        self._dtype = dtype
-        tensors = {name: t.clone() if dtype is None else cast(t.clone(), dtype) for name, t in tensors.items()}
-        self._leaves = [tensors[n].requires_grad_() for n, p in model.named_parameters() if p.requires_grad]
+        own = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
+        self._dtype, self._seed = dtype, secrets.randbits(64)
+        tensors = {name: _copied(t, dtype) for name, t in own.items()}
+        self._leaves = {n: tensors[n].requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
         self._state = {WithLoss.PREFIX + name: t for name, t in tensors.items()}
         self._both = WithLoss(model, loss_fn)
 
@@ -148,9 +147,14 @@ class _Precise:
             inputs, targets = cast(inputs, self._dtype), cast(targets, self._dtype)
         with preserved(self._both.model):
             loss = call_with(self._both, self._state, inputs, targets)[i]
-        if not loss.requires_grad:
-            return loss, ()
-        return loss.detach(), torch.autograd.grad(loss, self._leaves, allow_unused=True)
+        found = {"": folded(loss, self._seed)}
+        if loss.requires_grad:
+            each_gradient(loss, self._leaves, lambda name, own: found.update({name: folded(own, self._seed)}))
+        return found
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(dtype, copy=True) if dtype is not None and tensor.is_floating_point() else tensor.clone()
 
 
 def _check_company(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, size: int) -> None:
@@ -184,7 +188,7 @@ def _coupled(culprit: str | None) -> str:
 def _check_engine(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
     """The engine against plain autograd, record by record: catches kernels that compute something else."""
     result = Engine(model, loss_fn).run(inputs, targets)
-    norm = norms_and_sum(model, loss_fn, inputs, targets)[0]
+    norm = norms_and_folds(model, loss_fn, inputs, targets, {})[0]
     rows = torch.isfinite(norm) & torch.isfinite(result.norm)
     floor = norm_floor({name: p for name, p in model.named_parameters() if p.requires_grad})
     if bool(((result.norm - norm).abs() > ENGINE * norm + floor)[rows].any()):
@@ -202,24 +206,14 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _alike(some: Found, others: Found, tolerance: float) -> bool:
-    """Whether losses, and gradients over all parameters, are equal up to a relative error."""
-    return _near([some[0]], [others[0]], tolerance) and _near(some[1], others[1], tolerance)
+    """Whether losses, and gradients over all parameters, are equal up to a relative error.
 
-
-def _near(some: Sequence[Tensor | None], others: Sequence[Tensor | None], tolerance: float) -> bool:
-    """Equal up to a relative error of all tensors together, without joining them; what is not finite has its place."""
-    if [None if a is None else a.shape for a in some] != [None if b is None else b.shape for b in others]:
+    What is not finite must be so at the same places.
+    """
+    if some.keys() != others.keys() or any((some[name][1] != others[name][1]).any() for name in some):
         return False
-    apart = size = 0.0
-    for a, b in zip(some, others, strict=True):
-        if a is None or b is None:
-            continue
-        for own, other in zip(torch.split(a.reshape(-1), PIECE), torch.split(b.reshape(-1), PIECE), strict=True):
-            finite = torch.isfinite(own)
-            if not torch.equal(finite, torch.isfinite(other)):
-                return False
-            if not bool(finite.all()):
-                own, other = torch.where(finite, own, 0.0), torch.where(finite, other, 0.0)
-            apart = math.hypot(apart, float((own.double() - other.double()).norm()))
-            size = math.hypot(size, float(other.double().norm()))
-    return apart <= tolerance * (size + 1e-6)
+    for names in ([name for name in some if not name], [name for name in some if name]):
+        first, second = ({name: found[name][0] for name in names} for found in (some, others))
+        if not apart(first, second) <= tolerance * (apart({}, second) + 1e-6):
+            return False
+    return True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
 
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
+_COPIES: ContextVar[Mapping[int, Tensor]] = ContextVar("_COPIES", default=MappingProxyType({}))
+"""What is put back at the end of the contexts that are open, by the identity of the tensor that it is a copy of."""
 
 
 def batch_size(inputs: Any, targets: Any) -> int:
@@ -105,20 +109,31 @@ def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
 def buffers_restored(model: nn.Module) -> Iterator[None]:
     """Whatever forward writes into buffers or parameters inside, they are afterwards the same, with the same values.
 
+    One copy serves contexts within each other, as long as nothing was written in between.
+
     >>> model = nn.BatchNorm1d(1)
     >>> with buffers_restored(model): output = model(torch.randn(4, 1))
     >>> model.running_mean
     tensor([0.])
     """
-    held = [(*place, place[2].detach().clone()) for place in _places(model) if place[2] is not None]
+    outer = _COPIES.get()
+    held = [(*place, _copy(place[2], outer.get(id(place[2])))) for place in _places(model) if place[2] is not None]
+    token = _COPIES.set({**outer, **{id(tensor): copy for _, _, tensor, copy in held}})
     try:
         yield
     finally:
+        _COPIES.reset(token)
         with torch.no_grad():
             for places, name, tensor, copy in held:
                 places[name] = tensor
                 if not torch.equal(tensor, copy):
                     tensor.copy_(copy)
+
+
+def _copy(tensor: Tensor, known: Tensor | None) -> Tensor:
+    """One that was made before, if it is still one."""
+    alike = known is not None and (known.dtype, known.device) == (tensor.dtype, tensor.device)
+    return known if known is not None and alike and torch.equal(known, tensor) else tensor.detach().clone()
 
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:

@@ -5,13 +5,15 @@ The tests hold the engine to it, the probe compares with it, and rows that float
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from evenhand.errors import UnsupportedModelError
+from evenhand.gradients.folding import Fold, each_gradient, fold_of
 from evenhand.gradients.measuring import ROW_LIMIT, CarefulGauge
 from evenhand.gradients.records import LossFn, WithLoss, batch_size, call, call_with, cast, losses, take
 
@@ -43,6 +45,14 @@ def one_by_one(
     model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, dtype: torch.dtype | None = None
 ) -> OneByOne:
     """`reference` without holding the gradients of more than one record."""
+    for value, leaves in _losses(model, loss_fn, inputs, targets, dtype):
+        yield value.detach(), dict(zip(leaves, _gradients(value, list(leaves.values())), strict=True))
+
+
+def _losses(
+    model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, dtype: torch.dtype | None
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Loss of one record after the other, shape (1,), and the leaves by name that stand in for the parameters."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     tensors = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
     if dtype is not None:
@@ -54,7 +64,7 @@ def one_by_one(
         with torch.enable_grad():
             value = call_with(both, state, take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1)))
         refuse_held(value, model)
-        yield value.detach(), dict(zip(names, _gradients(value, list(leaves.values())), strict=True))
+        yield value, leaves
 
 
 def precise_reference(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -69,28 +79,43 @@ def precise_reference(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: A
         return reference(model, loss_fn, inputs, targets)
 
 
-def norms_and_sum(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Norm of each record's gradient and the sum of all, as `precise_reference` has them, in little memory.
+def norms_and_folds(
+    model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, seeds: Mapping[str, int]
+) -> tuple[Tensor, dict[str, Fold]]:
+    """Norm of each record's gradient, as `precise_reference` has it, and the fold of the sum of all, by name.
 
-    >>> norm, total = norms_and_sum(nn.Linear(1, 1), lambda out, y: out[:, 0] * y, torch.ones(3, 1), torch.ones(3))
-    >>> norm.shape, total["bias"]
-    (torch.Size([3]), tensor([3.], dtype=torch.float64))
+    The gradient of one parameter is there at a time. Folds are made for the names that have a seed, see `folded`.
+
+    >>> one = lambda out, y: out[:, 0] * y
+    >>> norm, folds = norms_and_folds(nn.Linear(1, 1), one, torch.ones(3, 1), torch.ones(3), {"bias": 0})
+    >>> norm.shape, folds
+    (torch.Size([3]), {'bias': array([3.])})
     """
     try:
-        return _measured(one_by_one(model, loss_fn, inputs, targets, torch.float64))
+        return _folded(_losses(model, loss_fn, inputs, targets, torch.float64), seeds)
     except RuntimeError:
-        return _measured(one_by_one(model, loss_fn, inputs, targets))
+        return _folded(_losses(model, loss_fn, inputs, targets, None), seeds)
 
 
-def _measured(records: OneByOne) -> tuple[Tensor, dict[str, Tensor]]:
+def _folded(
+    records: Iterator[tuple[Tensor, dict[str, Tensor]]], seeds: Mapping[str, int]
+) -> tuple[Tensor, dict[str, Fold]]:
     norms: list[Tensor] = []
-    total: dict[str, Tensor] = {}
-    for _, gradient in records:
-        norms.append(_norm(list(gradient.values())).reshape(1))
-        for name in list(gradient):
-            own = gradient.pop(name).double()
-            total[name] = total[name].add_(own) if name in total else own.clone(memory_format=torch.contiguous_format)
-    return torch.cat(norms), total
+    folds: dict[str, Fold] = {}
+    lengths: list[float] = []
+
+    def use(name: str, gradient: Tensor) -> None:
+        lengths.append(float(_norm([gradient])))
+        if name in seeds:
+            fold = fold_of(gradient, seeds[name])
+            folds[name] = folds[name] + fold if name in folds else fold
+
+    for value, leaves in records:
+        lengths.clear()
+        if value.requires_grad:
+            each_gradient(value.sum(), leaves, use)
+        norms.append(value.new_tensor([math.hypot(*lengths)], dtype=torch.float64))
+    return torch.cat(norms), folds
 
 
 def plain_norms(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
