@@ -14,11 +14,12 @@ from evenhand.augmenting import Augment, Views, views_of
 from evenhand.errors import UsageError
 from evenhand.guards import Compute
 from evenhand.losses import Loss
+from evenhand.mechanism import Mechanism
 from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger
 from evenhand.private import Kept, Private
 from evenhand.runs import Folder
-from evenhand.step import Mechanism, rehearse
+from evenhand.step import rehearse
 from evenhand.streams import Stream
 
 __all__ = ["Private", "attach", "start"]

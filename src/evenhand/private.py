@@ -19,11 +19,12 @@ from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BatchReuseError, PlanMismatchError
 from evenhand.gradients.randomness import seeded
+from evenhand.mechanism import Mechanism
 from evenhand.privacy.ledger import Ledger
 from evenhand.publishing import publish
 from evenhand.recording import Recorder
 from evenhand.runs import Folder
-from evenhand.step import Mechanism, early_weights, private_gradient
+from evenhand.step import early_weights, private_gradient
 from evenhand.types import Batch
 
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))

@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from evenhand.mechanism import Mechanism
 from evenhand.methods import Method
 from evenhand.planning import Plan, plan
 from evenhand.privacy.budgets import FixedNoise
 from evenhand.queries import Query
 from evenhand.rules import Clip, Rule
-from evenhand.step import Mechanism, Released, private_gradient
+from evenhand.step import Released, private_gradient
 from evenhand.streams import Stream
 from evenhand.types import Batch, Facts, Pass
 

@@ -13,12 +13,13 @@ from steps import FACTS, almost_noiseless, made, rows, run, vectors
 from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
+from evenhand.mechanism import Mechanism
 from evenhand.methods import Method
 from evenhand.planning import plan
 from evenhand.privacy.budgets import FixedNoise
 from evenhand.queries import Query
 from evenhand.rules import BatchRule, Clip, SampleRule
-from evenhand.step import Mechanism, bounded, private_gradient, rehearse
+from evenhand.step import bounded, private_gradient, rehearse
 from evenhand.streams import Stream
 from evenhand.types import Facts, State, Stats
 

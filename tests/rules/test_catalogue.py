@@ -15,6 +15,7 @@ from evenhand.cli.methods import rows
 from evenhand.densities import DENSITIES
 from evenhand.density import PublishedSmoothing
 from evenhand.errors import UsageError
+from evenhand.mechanism import Mechanism
 from evenhand.methods import Method, catalogue, method
 from evenhand.planning import plan
 from evenhand.plans import Plan
@@ -23,7 +24,7 @@ from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy
 from evenhand.queries import Exceedance, GroupCounts, GroupSizes
 from evenhand.rules import Clip, GlobalAdapt, GroupClip, Ordered, Psac
 from evenhand.schedules import Linear, Phases, Step, Table
-from evenhand.step import Mechanism, private_gradient, rehearse
+from evenhand.step import private_gradient, rehearse
 from evenhand.streams import Stream
 from evenhand.types import Batch, Facts, Pass
 

@@ -16,7 +16,8 @@ from evenhand.data import Data, wrap
 from evenhand.errors import UsageError
 from evenhand.gradients import Engine, fallback
 from evenhand.gradients.microbatches import MicroBatches
-from evenhand.step import Mechanism, early_weights, private_gradient
+from evenhand.mechanism import Mechanism
+from evenhand.step import early_weights, private_gradient
 from evenhand.types import Batch
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evenhand.mechanism import Mechanism
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
 from evenhand.queries import Query
 from evenhand.rules import Rule
-from evenhand.step import Mechanism, Released
+from evenhand.step import Released
 from evenhand.streams import Domain, Stream
 from evenhand.testing.subjects import public
 from evenhand.testing.weighing import by_row, taken, weights

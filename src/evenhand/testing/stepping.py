@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evenhand.mechanism import Mechanism
 from evenhand.queries import Query
 from evenhand.rules import Clip
-from evenhand.step import Mechanism
 from evenhand.testing.cases import Case
 from evenhand.testing.subjects import Subject
 from evenhand.types import Batch, Facts, Pass, State, Stats

@@ -15,12 +15,13 @@ from evenhand.catalogue import RECIPES
 from evenhand.composition import Method
 from evenhand.data.sampling import PoissonSampler
 from evenhand.errors import UsageError
+from evenhand.mechanism import Mechanism
 from evenhand.planning import Plan, plan
 from evenhand.privacy.budgets import FixedNoise
 from evenhand.queries import Query
 from evenhand.rules import Clip, Rule
 from evenhand.schedules import Phases
-from evenhand.step import Mechanism, Released, private_gradient
+from evenhand.step import Released, private_gradient
 from evenhand.streams import Stream
 from evenhand.types import Batch, Event, Facts, Pass, Public
 

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evenhand.mechanism import Mechanism
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.queries import Exceedance
 from evenhand.rules import Clip, GlobalAdapt, Rule
-from evenhand.step import Mechanism, Released
+from evenhand.step import Released
 from evenhand.testing.reference import ReferenceStep, Vector
 from evenhand.testing.subjects import Subject
 from evenhand.testing.wrongs import Wrong, wrong_step
