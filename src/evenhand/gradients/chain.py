@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
+from operator import is_
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -52,7 +54,7 @@ _PLACES: tuple[tuple[Any, str], ...] = (
     *((nn.Module, "_call_impl"), (nn.CrossEntropyLoss, "forward")),
     *((functional, name) for name in ("linear", "relu", "cross_entropy")),
 )
-_ORIGINALS = [(owner, name, getattr(owner, name)) for owner, name in _PLACES]
+_ORIGINALS = [getattr(owner, name) for owner, name in _PLACES]
 """What a chain stands in for: who has replaced one of these wants to be called."""
 
 
@@ -133,7 +135,7 @@ class Chain:
             and (inputs.dim() == 2 or (inputs.dim() > 2 and type(self._parts[0]) is nn.Flatten))
             and not lowered()
             and not watched()
-            and all(getattr(owner, name) is own for owner, name, own in _ORIGINALS)
+            and all(map(is_, starmap(getattr, _PLACES), _ORIGINALS))
             and not torch_module._global_forward_hooks
             and not torch_module._global_forward_pre_hooks
             and not torch_module._global_backward_hooks

@@ -163,6 +163,27 @@ INLINE void all_sums(const float *x, const float *g, const double *weight, int64
     }
 }
 
+/* Every row times its weight, in place, and the sum of what comes out; eight rows at a time, which roundings like. */
+INLINE void all_scaled(float *grad, const double *weight, int64_t rows, int64_t outs, float *restrict b) {
+    memset(b, 0, (size_t)outs * sizeof *b);
+    int64_t i = 0;
+    for (; i + 8 <= rows; i += 8) {
+        float *g = grad + i * outs, s[8];
+        for (int k = 0; k < 8; k++) s[k] = (float)weight[i + k];
+#pragma GCC ivdep
+        for (int64_t c = 0; c < outs; c++) {
+            float v[8];
+            for (int k = 0; k < 8; k++) g[k * outs + c] = v[k] = s[k] * g[k * outs + c];
+            b[c] += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+        }
+    }
+    for (; i < rows; i++) {
+        float *g = grad + i * outs, s = (float)weight[i];
+#pragma GCC ivdep
+        for (int64_t c = 0; c < outs; c++) b[c] += g[c] = s * g[c];
+    }
+}
+
 /* Weights between 0 and what the sensitivity of a row's class allows for its norm, at most `most`; 0 where the weight is not
    finite or the norm not positive. Returns how many rows have none of the classes. */
 INLINE int64_t all_bounded(const double *weight, const double *norm, const int64_t *owner, const double *sensitivity,
@@ -268,7 +289,10 @@ INLINE int64_t all_slopes(const float *z, int64_t rows, int64_t classes, const i
                                             int64_t c, int64_t r, double m, double *t) {                               \
         return all_bounded(w, n, o, s, c, r, m, t);                                                                    \
     }                                                                                                                  \
-    attribute static void straight_##name(float *g, const float *o, int64_t n) { all_straight(g, o, n); }
+    attribute static void straight_##name(float *g, const float *o, int64_t n) { all_straight(g, o, n); }              \
+    attribute static void scaled_##name(float *g, const double *w, int64_t r, int64_t o, float *b) {                   \
+        all_scaled(g, w, r, o, b);                                                                                     \
+    }
 
 VARIANT(plain, )
 #if defined(__x86_64__)
@@ -310,6 +334,10 @@ int64_t evenhand_slopes(const float *z, int64_t rows, int64_t classes, const int
 int64_t evenhand_bounded(const double *weight, const double *norm, const int64_t *owner, const double *sensitivity,
                          int64_t classes, int64_t rows, double most, double *out) {
     return CHOOSE(bounded, weight, norm, owner, sensitivity, classes, rows, most, out);
+}
+
+void evenhand_scaled(float *grad, const double *weight, int64_t rows, int64_t outs, float *sum) {
+    CHOOSE(scaled, grad, weight, rows, outs, sum);
 }
 
 void evenhand_straight(float *grad, const float *out, int64_t count) { CHOOSE(straight, grad, out, count); }

@@ -13,6 +13,8 @@ from evenhand.gradients.bookkeeping import emptied
 from evenhand.gradients.loops import NARROW, DenseLoops, fits, loops
 from evenhand.gradients.tape import Call
 
+_BOTH = ("weight", "bias")
+
 
 class DenseBook:
     """As `Bookkeeping`, from calls of linear layers on vectors, each with parameters of its own."""
@@ -52,15 +54,21 @@ class DenseBook:
         for call in emptied(self._calls) if last else self._calls:
             call.check()
             x, grad = call.tensors if rows is None else [table[rows] for table in call.tensors]
-            for local, part in self._summed(call, x, grad, weights, single).items():
+            for local, part in self._summed(call, x, grad, weights, single, last).items():
                 total[self._names[id(call.site.parameters[local])]] = part
         return total
 
-    def _summed(self, call: Call, x: Tensor, grad: Tensor, weights: Tensor, single: Tensor) -> dict[str, Tensor]:
+    def _summed(
+        self, call: Call, x: Tensor, grad: Tensor, weights: Tensor, single: Tensor, last: bool
+    ) -> dict[str, Tensor]:
+        """For the last time in the memory of ``grad``, which is then nobody's any more."""
         names, found = call.site.parameters, {}
         if grad.shape[1] <= NARROW:
             both = self._loops.sums(x, grad, weights, "weight" in names, "bias" in names)
             return {name: both[name == "bias"] for name in names}
+        if last and len(names) == len(_BOTH):
+            bias = self._loops.scaled(grad, weights)
+            return {"weight": grad.t() @ x, "bias": bias}
         if "weight" in names:
             scale, wide = single.unsqueeze(1), grad.shape[1] > x.shape[1]
             found["weight"] = grad.t() @ (x * scale) if wide else (grad * scale).t() @ x

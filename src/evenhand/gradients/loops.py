@@ -37,17 +37,19 @@ class DenseLoops:
         self._slopes.argtypes = (address, whole, whole, address, address, address)
         self._bounded, self._straight = library.evenhand_bounded, library.evenhand_straight
         self._straight.argtypes = (address, address, whole)
+        self._scaled = library.evenhand_scaled
+        self._scaled.argtypes = (address, address, whole, whole, address)
         self._bounded.argtypes = (address, address, address, address, whole, whole, number, address)
         self._norms.restype = self._slopes.restype = self._bounded.restype = whole
-        self._outputs.restype = self._sums.restype = self._straight.restype = None
+        self._outputs.restype = self._sums.restype = self._straight.restype = self._scaled.restype = None
 
     def norms(self, layers: Sequence[tuple[Tensor, Tensor, bool, bool]]) -> tuple[Tensor, bool]:
         """Each record's norm, in float64, and whether all are in the range of float32.
 
         ``layers`` are inputs (B, in), output gradients (B, out), and whether weight and bias count.
         """
-        rows = len(layers[0][0])
-        _demand(all(x.dim() == grad.dim() == 2 and len(x) == len(grad) == rows for x, grad, *_ in layers))
+        rows = layers[0][0].shape[0]
+        _demand(all(x.dim() == grad.dim() == 2 and x.shape[0] == grad.shape[0] == rows for x, grad, *_ in layers))
         norm = layers[0][0].new_empty(rows, dtype=torch.float64)
         inputs = array("Q", [x.data_ptr() for x, *_ in layers])
         slopes = array("Q", [grad.data_ptr() for _, grad, *_ in layers])
@@ -57,7 +59,7 @@ class DenseLoops:
 
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x @ weight.T + bias``, transposed: one row per output."""
-        (rows, width), count = x.shape, len(weight)
+        (rows, width), count = x.shape, weight.shape[0]
         _demand(weight.shape == (count, width) and (bias is None or bias.shape == (count,)))
         out = x.new_empty(count, rows)
         to = None if bias is None else bias.data_ptr()
@@ -67,11 +69,19 @@ class DenseLoops:
     def sums(self, x: Tensor, grad: Tensor, weights: Tensor, weight: bool, bias: bool) -> tuple[Tensor, Tensor]:
         """``sum_i weights_i grad_i x_i^T`` and ``sum_i weights_i grad_i``; what is not asked for is empty."""
         (rows, width), count = x.shape, grad.shape[1]
-        _demand(len(grad) == rows and weights.shape == (rows,) and count <= NARROW and is_column(weights))
+        _demand(grad.shape[0] == rows and weights.shape == (rows,) and count <= NARROW and is_column(weights))
         products, slopes = x.new_empty(count if weight else 0, width), x.new_empty(count if bias else 0)
         to = products.data_ptr() if weight else None, slopes.data_ptr() if bias else None
         self._sums(x.data_ptr(), grad.data_ptr(), weights.data_ptr(), rows, width, count, *to)
         return products, slopes
+
+    def scaled(self, grad: Tensor, weights: Tensor) -> Tensor:
+        """Multiply every row by its weight, in place; the sum of the rows that come out."""
+        rows, count = grad.shape
+        _demand(weights.shape == (rows,) and is_column(weights))
+        total = grad.new_empty(count)
+        self._scaled(grad.data_ptr(), weights.data_ptr(), rows, count, total.data_ptr())
+        return total
 
     def slopes(self, across: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         """Cross-entropy in float64 and its gradient (B, C), from outputs (C, B); None if a label has no output."""
@@ -89,10 +99,11 @@ class DenseLoops:
 
     def bounded(self, weights: Tensor, norm: Tensor, owner: Tensor, sensitivity: Tensor, most: float) -> Tensor:
         """``0 <= weight <= sensitivity / norm``, for columns as ``is_column`` takes them."""
-        _demand(len(weights) == len(norm) == len(owner))
+        rows, classes = weights.shape[0], sensitivity.shape[0]
+        _demand(norm.shape[0] == owner.shape[0] == rows)
         out = torch.empty_like(weights)
         columns = [column.data_ptr() for column in (weights, norm, owner, sensitivity)]
-        if self._bounded(*columns, len(sensitivity), len(weights), most, out.data_ptr()):
+        if self._bounded(*columns, classes, rows, most, out.data_ptr()):
             raise IndexError("a record has an owner that the plan does not know")
         return out
 
@@ -150,6 +161,8 @@ def _right_for(found: DenseLoops, rows: int, width: int, count: int) -> bool:
         and _right_sums(found, _made(rows, width), grad, scale)
         and _right_slopes(found, _made(count, rows) * 500, labels)
         and _right_bounds(found, x.double().square().sum(1), scale)
+        and _right_scaled(found, _made(rows, count), scale)
+        and _right_scaled(found, _made(rows, width), scale)
         and _right_straight(found, _made(rows, width), _made(width, rows).t().contiguous())
     )
 
@@ -216,6 +229,12 @@ def _right_bounds(found: DenseLoops, norm: Tensor, weights: Tensor) -> bool:
     except IndexError:
         return torch.equal(found.bounded(weights, norm, owner, sensitivity, 1e30), exact)
     return False
+
+
+def _right_scaled(found: DenseLoops, grad: Tensor, scale: Tensor) -> bool:
+    exact = grad * scale.float().unsqueeze(1)
+    total = found.scaled(grad, scale)
+    return torch.equal(grad, exact) and _near(total.unsqueeze(0), torch.ones(1, len(exact)), exact)
 
 
 def _right_straight(found: DenseLoops, grad: Tensor, out: Tensor) -> bool:

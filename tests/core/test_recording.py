@@ -1,0 +1,32 @@
+"""How many steps are charged at once."""
+
+from __future__ import annotations
+
+from evenhand.privacy.ledger import Commit
+from evenhand.recording import Recorder
+
+
+class Reserved(list[int]):
+    """A ledger that only notes how many steps it was asked to charge."""
+
+    def reserve(self, count: int) -> None:
+        self.append(count)
+
+
+def charged(times: list[float], remaining: int = 10**6) -> int:
+    ledger = Reserved()
+    recorder = Recorder(ledger)  # type: ignore[arg-type]
+    for seconds in times:
+        recorder.charge(remaining)
+        recorder.add(Commit(len(ledger), 1, (1.0,), 1.0, ()), seconds)
+    assert ledger == [1] * len(times), "one at a time until the pace is known"
+    recorder.charge(remaining)
+    return ledger[-1]
+
+
+def test_blocks_follow_the_quickest_of_the_first_steps() -> None:
+    """The others hold comparisons with autograd, and blocks by their pace would be many, each put on disk."""
+    assert charged([0.4, 0.05, 0.0096]) == 32
+    assert charged([0.0096, 0.05, 0.4]) == 32
+    assert charged([9.0, 3.0, 0.5]) == 1
+    assert charged([0.4, 0.05, 0.0096], remaining=7) == 7
