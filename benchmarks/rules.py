@@ -3,8 +3,8 @@
     python benchmarks/rules.py [--rounds 18] [--threads 1] [--check] [--page docs/explanation/speed.md]
 
 All methods take turns in blocks of steps, in one process per model. The records have two groups and two owners with
-budgets of their own. A method's time is the lower quartile over all its steps: what else the machine does adds to a
-step, and never takes away from it. The bar is 3 % or 0.3 ms above clipping, whichever is more.
+budgets of their own. A method's time is the median over all its steps. The bar is 3 % or 0.3 ms above clipping,
+whichever is more.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measured(model: str, rounds: int) -> dict[str, float]:
             order = list(every)
             for name in order[turn % len(order) :] + order[: turn % len(order)]:
                 times[name] += spent(every[name])
-    return {name: statistics.quantiles(column, n=4)[0] for name, column in times.items()}
+    return {name: statistics.median(column) for name, column in times.items()}
 
 
 def markdown(found: dict[str, dict[str, float]]) -> tuple[str, list[str]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 from typing import Any
 
 from evenhand.privacy.ledger import BLOCK, Commit, Ledger
 
-TIMED = 3
+TIMED = 7
 BLOCK_SECONDS = 0.3
 """Reserved blocks cover about this much work: an interrupt waits for the block, a crash loses at most this."""
 
@@ -26,12 +27,12 @@ class Recorder:
     def charge(self, remaining: int) -> None:
         """Put the next block on disk: one step at first, then one power of two for the whole segment.
 
-        A block that followed the pace closely would tell in a shareable file how long single batches took. The first
-        steps also compare the engine with autograd: the quickest of them is like those to come.
+        A block that followed the pace closely would tell in a shareable file how long single batches took. Three of
+        the first seven steps also compare the engine with autograd, so that their median is a usual step.
         """
         block = 1
         if len(self._times) == TIMED:
-            block = 2 ** max(0, round(math.log2(BLOCK_SECONDS / max(min(self._times), 1e-6))))
+            block = 2 ** max(0, round(math.log2(BLOCK_SECONDS / max(statistics.median(self._times), 1e-6))))
         self.ledger.reserve(max(1, min(BLOCK, block, remaining)))
 
     def add(self, commit: Commit, seconds: float) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenhand.gradients import probe
+from evenhand.gradients import probe, records
 from evenhand.gradients.engine import Engine
 from evenhand.gradients.folding import PIECE, WIDTHS, apart, each_gradient, fold_of, folded
+from evenhand.gradients.probe import _alike as alike
 from evenhand.gradients.records import buffers_restored
 
 WIDTH = max(WIDTHS)
@@ -55,6 +56,11 @@ def test_places_that_are_not_finite_never_cancel(count: int) -> None:
         assert not total.any()
         assert np.isnan(fold_of(spoilt, 0)).all()
         assert math.isnan(apart({"a": fold_of(spoilt, 0)}, {"a": fold_of(values, 0)}))
+    for seed in range(40 if count > WIDTH else 0):
+        for width in WIDTHS:  # two that fall on the same number, with signs of their own
+            spoilt = values.clone()
+            spoilt[[7, 7 + width]] = math.nan
+            assert folded(spoilt, seed)[1].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -74,7 +80,12 @@ def test_gradients_are_those_of_autograd_one_at_a_time_and_leave_no_trace() -> N
 
     expected = torch.autograd.grad(loss(), [leaves["a"], leaves["b"]])
     found: dict[str, Tensor] = {}
-    each_gradient(loss(), leaves, found.__setitem__)
+
+    def note(name: str, gradient: Tensor) -> None:
+        assert all(leaf.grad is None for leaf in leaves.values()), "none is held but the one that is handed over"
+        found[name] = gradient
+
+    each_gradient(loss(), leaves, note)
     torch.testing.assert_close(found, dict(zip(("a", "b"), expected, strict=True)))
     assert all(leaf.grad is None for leaf in (*leaves.values(), outside))
 
@@ -130,3 +141,53 @@ def test_the_probe_sees_a_coupling_through_a_large_layer() -> None:
     model = nn.Sequential(nn.Linear(100, 400), Centred(), nn.Linear(400, 3))
     with pytest.raises(Exception, match="depends on the other records"):
         probe(model, LOSS, torch.randn(4, 100), torch.arange(4) % 3)
+
+
+def test_sparse_gradients_come_dense() -> None:
+    table = torch.randn(5, 2, requires_grad=True)
+    found: dict[str, Tensor] = {}
+    rows = nn.functional.embedding(torch.tensor([1, 1, 3]), table, sparse=True)
+    each_gradient(rows.sum(), {"table": table}, found.__setitem__)
+    assert found["table"].tolist() == [[0, 0], [2, 2], [0, 0], [1, 1], [0, 0]]
+
+
+def test_copies_of_another_precision_are_not_shared_and_none_is_kept() -> None:
+    model = nn.Linear(3, 2)
+    with buffers_restored(model):
+        model.weight.data = model.weight.data.double()
+        with buffers_restored(model):
+            model.weight.data.fill_(1.0)
+        assert not (model.weight == 1.0).any()
+        model.weight.data = model.weight.data.float()
+    assert not records._COPIES.get()
+
+
+def test_losses_and_places_that_are_not_finite_count_by_themselves() -> None:
+    one, other = torch.tensor([1.0]), torch.tensor([1.1])
+    assert not alike({"": folded(one, 0)}, {"": folded(other, 0)}, 1e-3)
+    same = {"weight": folded(torch.ones(5), 0)}
+    assert not alike({"": folded(one, 0), **same}, {"": folded(other, 0), **same}, 1e-3)
+    spoilt = torch.zeros(2, 40_000)
+    spoilt[0, 20_000] = spoilt[1, 20_001] = math.nan
+    assert not alike({"weight": folded(spoilt[0], 0)}, {"weight": folded(spoilt[1], 0)}, 1e-3)
+
+
+def test_a_sum_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenhand.gradients.dense import DenseBook
+
+    right = DenseBook.weighted_sum
+
+    def lifted(self: DenseBook, *args: object, **more: object) -> dict[str, Tensor]:
+        return {name: part.unsqueeze(0) for name, part in right(self, *args, **more).items()}
+
+    monkeypatch.setattr(DenseBook, "weighted_sum", lifted)
+    engine = Engine(nn.Sequential(nn.Linear(4, 3)), LOSS)
+    engine.run(torch.randn(8, 4), torch.arange(8) % 3)
+    assert all(habits is None for habits in engine._served.values()), "not believed"
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_parameters_without_a_number_do_no_harm() -> None:
+    model, x, y = nn.Sequential(nn.Linear(8, 0), nn.ReLU(), nn.Linear(0, 3)), torch.randn(6, 8), torch.arange(6) % 3
+    probe(model, LOSS, x, y)
+    assert Engine(model, LOSS).run(x, y).norm.shape == (6,)

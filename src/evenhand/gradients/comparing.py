@@ -45,25 +45,21 @@ class Comparison:
             return None
         some, conclusive = _some(size), True
         tolerance, floor = self._tolerance(), norm_floor(self._layout.trainable)
-        seeds = {name: _CHOICE.getrandbits(64) for name in self._layout.trainable}
         with preserved(self._model), buffers_restored(self._model), means():
             for rows in (some, some.flip(0)):
                 x, y = take(inputs, rows), take(targets, rows)
                 kept = self._taped(x, y, len(rows))
                 if kept is None:
                     return False
-                own, slip, sums = kept.norm, kept.slip, self._summed(kept, seeds)
-                del kept  # and what its layers saw
-                if sums is None:
-                    return False
+                seeds = {name: _CHOICE.getrandbits(64) for name in self._layout.trainable}
                 norm, exact = norms_and_folds(self._model, self._loss_fn, x, y, seeds)
-                slip = torch.zeros_like(norm) if slip is None else slip
-                finite = torch.isfinite(norm) & torch.isfinite(own) & torch.isfinite(slip)
-                error, slack = (own - norm).abs(), tolerance * norm + 10 * slip
+                slip = torch.zeros_like(norm) if kept.slip is None else kept.slip
+                finite = torch.isfinite(norm) & torch.isfinite(kept.norm) & torch.isfinite(slip)
+                error, slack = (kept.norm - norm).abs(), tolerance * norm + 10 * slip
                 if bool(((error > slack + floor) & finite).any()):
                     return False
                 conclusive &= bool((finite & (error <= slack)).all())
-                if conclusive and not apart(sums, exact) <= float((slack + floor).sum()):
+                if conclusive and not self._same_sum(kept, exact, seeds, float((slack + floor).sum())):
                     return False
         return True if conclusive else None
 
@@ -89,14 +85,14 @@ class Comparison:
                 return True
         return self.agree(inputs, targets, size) is not False
 
-    def _summed(self, kept: Book, seeds: Mapping[str, int]) -> dict[str, Fold] | None:
-        """Folds of the kernels' sum over all records; None if one has another shape than its parameter."""
+    def _same_sum(self, kept: Book, exact: dict[str, Fold], seeds: Mapping[str, int], slack: float) -> bool:
+        """Whether the kernels' sum over all records is that of their own gradients, in place and shape."""
         trainable = self._layout.trainable
         with torch.no_grad():
             sums = kept.weighted_sum(torch.ones_like(kept.norm), None)
         if any(own.shape != trainable[name].shape for name, own in sums.items()):
-            return None
-        return {name: fold_of(sums.pop(name), seeds[name]) for name in list(sums)}
+            return False
+        return apart({name: fold_of(sums.pop(name), seeds[name]) for name in list(sums)}, exact) <= slack
 
     def _tolerance(self) -> float:
         """How far norms may be from those of autograd; a kernel that is wrong is further off."""

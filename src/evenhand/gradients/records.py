@@ -122,12 +122,12 @@ def buffers_restored(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        _COPIES.reset(token)
         with torch.no_grad():
             for places, name, tensor, copy in held:
                 places[name] = tensor
                 if not torch.equal(tensor, copy):
                     tensor.copy_(copy)
+        _COPIES.reset(token)
 
 
 def _copy(tensor: Tensor, known: Tensor | None) -> Tensor:

@@ -105,7 +105,8 @@ def _folded(
     lengths: list[float] = []
 
     def use(name: str, gradient: Tensor) -> None:
-        lengths.append(float(_norm([gradient])))
+        if gradient.numel():
+            lengths.append(float(_norm([gradient])))
         if name in seeds:
             fold = fold_of(gradient, seeds[name])
             folds[name] = folds[name] + fold if name in folds else fold
