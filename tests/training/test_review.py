@@ -21,6 +21,7 @@ from evenhand.errors import BatchReuseError, DataError, LedgerError, Unsupported
 from evenhand.planning import Plan
 from evenhand.privacy.ledger import read
 from evenhand.privacy.statement import digest, markdown
+from evenhand.recording import TIMED
 from evenhand.runs import as_json
 from evenhand.verification import verify
 
@@ -250,9 +251,9 @@ def test_block_sizes_are_one_power_of_two(tiny: Data, tmp_path: Path) -> None:
     trained(tiny, plan, tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     counts = [row["count"] for row in rows if row["type"] == "reserve"]
-    assert counts[:3] == [1, 1, 1]
-    assert len(set(counts[3:-1])) == 1
-    assert counts[3] & (counts[3] - 1) == 0
+    assert counts[:TIMED] == [1] * TIMED
+    assert len(set(counts[TIMED:-1])) == 1
+    assert counts[TIMED] & (counts[TIMED] - 1) == 0
 
 
 def test_an_optimizer_that_evaluates_several_times_is_refused(tiny_plan: Plan, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ class Exceedance(Count):
     The threshold is the rule's own, from its memory: already private. One record changes the count by 1.
 
     Examples:
+      >>> from evenhand.types import Facts
       >>> Exceedance(noise=10.0).width(Facts(10, (("all", 10),)))
       1
     """

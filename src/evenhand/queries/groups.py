@@ -19,6 +19,7 @@ class GroupSizes(Count):
     """How many sampled records each group has: G counts, of which one record changes one by 1.
 
     Examples:
+      >>> from evenhand.types import Facts
       >>> GroupSizes(share=0.01).width(Facts(10, (("all", 10),), groups=("a", "b", "c")))
       3
     """
@@ -40,6 +41,7 @@ class GroupCounts(Count):
     """How many records of each group have a gradient above the clip bound, then how many have not: 2 G counts.
 
     Examples:
+      >>> from evenhand.types import Facts
       >>> GroupCounts(share=0.01).width(Facts(10, (("all", 10),), groups=("a", "b", "c")))
       6
     """
