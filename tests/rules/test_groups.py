@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from evenhand.errors import UsageError
 from evenhand.rules import GroupClip, GroupReweight
-from evenhand.types import Facts, Stats
+from evenhand.types import Facts, State, Stats
 
 ANY = st.floats(-1e12, 1e12) | st.sampled_from([0.0, -0.0, 1.0, 0.5, 1e-300, -1e-300])
 
@@ -93,3 +93,18 @@ def test_one_group_is_refused_before_anything_is_spent(rule: GroupClip | GroupRe
     assert rule.initial(Facts(10, (("all", 10),), groups=("a", "b"))) == {}
     with pytest.raises(UsageError, match="at least 1"):
         type(rule)(most=0.5)
+
+
+class Halved(GroupClip):
+    """Factors of one's own."""
+
+    def factors(self, state: State) -> torch.Tensor:
+        return super().factors(state) / 2
+
+
+def test_weight_and_sensitivity_follow_the_same_factors() -> None:
+    here = state((1.0,), {"group_counts": [9.0, 1.0, 1.0, 9.0]}, batch=20.0, groups=2)
+    stats = rows([50.0], group=[0])
+    reached = float(Halved().weight(stats, here)[0]) * 50.0
+    assert reached == pytest.approx(float(Halved().sensitivity(here)[0]))
+    assert reached == pytest.approx(float(GroupClip().sensitivity(here)[0]) / 2)

@@ -57,15 +57,13 @@ class GroupClip(SampleRule):
 
     def factors(self, state: State) -> Tensor:
         """C_k / C0 for every group, from the noisy counts alone."""
-        return state.answers["group_counts"].new_tensor(self._ratios(state))
-
-    def _ratios(self, state: State) -> list[float]:
-        """The factors, outside torch, where so few numbers are handled with less ado."""
-        noisy, groups = state.answers["group_counts"].tolist(), state.public.groups
+        counts, groups = state.answers["group_counts"], state.public.groups
+        noisy = counts.tolist()  # so few numbers are handled with less ado outside torch
         sizes = [max(1.0, over + under) for over, under in zip(noisy[:groups], noisy[groups:], strict=True)]
         clipped = [max(0.0, min(over, size)) for over, size in zip(noisy, sizes, strict=False)]
         share = max(1.0, sum(clipped)) / state.public.batch
-        return [min(1.0 + over / size / share, self.most) for over, size in zip(clipped, sizes, strict=True)]
+        found = [min(1.0 + over / size / share, self.most) for over, size in zip(clipped, sizes, strict=True)]
+        return counts.new_tensor(found)
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """min(1, C_k / n) with the bound of the record's group."""
@@ -73,7 +71,7 @@ class GroupClip(SampleRule):
 
     def sensitivity(self, state: State) -> Tensor:
         """The largest bound of any group."""
-        return state.bound * max(self._ratios(state))
+        return state.bound * self.factors(state).max()
 
 
 def several(facts: Facts, name: str) -> None:

@@ -56,12 +56,9 @@ class GroupReweight(SampleRule):
 
     def factors(self, state: State) -> Tensor:
         """theta_k for every group, from the noisy sizes alone."""
-        return state.answers["group_sizes"].new_tensor(self._ratios(state))
-
-    def _ratios(self, state: State) -> list[float]:
-        """The factors, outside torch, where so few numbers are handled with less ado."""
-        usual, sizes = state.public.batch / state.public.groups, state.answers["group_sizes"].tolist()
-        return [min(max(usual / max(1.0, size), 1.0 / self.most), self.most) for size in sizes]
+        usual, sizes = state.public.batch / state.public.groups, state.answers["group_sizes"]
+        found = [min(max(usual / max(1.0, size), 1.0 / self.most), self.most) for size in sizes.tolist()]
+        return sizes.new_tensor(found)  # so few numbers are handled with less ado outside torch
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """theta_k min(1, C / n)."""
@@ -69,4 +66,4 @@ class GroupReweight(SampleRule):
 
     def sensitivity(self, state: State) -> Tensor:
         """The clip bound times the largest factor of any group."""
-        return state.bound * max(self._ratios(state))
+        return state.bound * self.factors(state).max()
