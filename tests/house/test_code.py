@@ -31,12 +31,12 @@ def test_tools_are_clean(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_no_file_is_longer_than_300_lines() -> None:
+def test_no_file_is_longer_than_450_lines() -> None:
     files = [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
     files += ROOT.glob("experiments/**/*.py")
     assert len(files) > 50
     long = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in files}
-    assert {name: lines for name, lines in long.items() if lines > 300} == {}
+    assert {name: lines for name, lines in long.items() if lines > 450} == {}
 
 
 def test_folders_are_at_most_two_deep() -> None:
