@@ -18,6 +18,7 @@ from evenhand import _validate
 from evenhand.augmenting import Views
 from evenhand.errors import BatchReuseError, DataError, EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients import Layout, MicroBatches, probe
+from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.heap import Held
 from evenhand.gradients.microbatches import Early
 from evenhand.gradients.precision import full
@@ -96,10 +97,11 @@ class Watch:
             probe(self._model, self._loss, inputs, torch.full_like(targets, self._labels - 1))
         self._probed = self._engine.layout()
 
-    def run(self, inputs: Any, targets: Any, early: Early | None = None) -> Pass:
-        """One pass; a model that changed since the last probe (modes, hooks, modules) is probed again first.
+    def run(self, inputs: Any, targets: Any, early: Early | None = None, blocks: Blocks | None = None) -> Pass:
+        """Run one pass; a model that changed since the last probe (modes, hooks, modules) is probed again first.
 
-        ``early`` tells the weights of some rows before all are known, see `MicroBatches`.
+        ``early`` tells the weights of some rows before all are known, see `MicroBatches`. ``blocks`` say which records
+        are summed together.
         """
         if self._rows is None:
             raise BatchReuseError("Iterate over private.batches(data) first.")
@@ -107,7 +109,7 @@ class Watch:
         try:
             inputs = inputs if self._views is None else self._views(inputs)
             with self._compute.casting(self._model):
-                result = self._batches.run(inputs, targets, early)
+                result = self._batches.run(inputs, targets, early, blocks)
         except (torch.OutOfMemoryError, EvenhandError):
             raise
         except (RuntimeError, IndexError, ValueError, TypeError) as error:

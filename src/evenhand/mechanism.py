@@ -13,8 +13,9 @@ from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.queries import Count, Query
 from evenhand.releasing import Ahead
-from evenhand.rules import Rule
+from evenhand.rules import Rule, SampleRule
 from evenhand.streams import Stream
+from evenhand.summation import Summation, levels
 from evenhand.types import Public
 
 
@@ -53,6 +54,16 @@ class Mechanism:
             covered = noise.charged(sensitivity, spacing, width, self.plan.expected_batch)
             found.append((width, sensitivity, spacing, covered))
         return tuple(found)
+
+    @cached_property
+    def summation(self) -> Summation:
+        """How the sums of gradients are split, and what their rounding costs."""
+        return Summation(self.plan.expected_batch, len(set(levels(self.plan.scales).tolist())) == 1)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the weight of a record may depend on the other records of its batch."""
+        return not isinstance(self.rule, SampleRule)
 
     @cached_property
     def scales(self) -> Tensor:

@@ -18,6 +18,7 @@ from evenhand.counting import Counting
 from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BatchReuseError, PlanMismatchError
+from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.randomness import seeded
 from evenhand.mechanism import Mechanism
 from evenhand.privacy.ledger import Ledger
@@ -107,7 +108,7 @@ class Private:
         """
         wrapped = wrap(data)
         self._check(wrapped)
-        sampler = PoissonSampler(wrapped.owner, self.plan.rates, self._mechanism.stream)
+        sampler = PoissonSampler(wrapped.owner, self.plan.rates, self._mechanism.stream, self.plan.scales)
         while self.remaining:
             with self._alone:
                 if self._drawn is not None:
@@ -131,8 +132,9 @@ class Private:
             if batch is not drawn:
                 guards.check_rows(batch.inputs, batch.targets, len(drawn))
             early = early_weights(self._mechanism, drawn, self.memory)
+            blocks = Blocks(len(drawn), drawn.keys, self._mechanism.summation, self._mechanism.whole)
             with seeded(self.model, self._mechanism.stream.seed(self._position)):
-                result = self._watch.run(batch.inputs, batch.targets, early)
+                result = self._watch.run(batch.inputs, batch.targets, early, blocks)
             self._note_foreign()
             released = private_gradient(self._mechanism, result, drawn, self.memory)
             self._position += 1  # from here on the noise of this position is out: it must never serve a second gradient

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
@@ -207,7 +209,9 @@ def _released(
     known = mechanism.usual_noise.get(key) if usual else None
     if known is None:
         spacing = noise.grid(float(sensitivity.max()))
-        known = spacing, *noise_std(level, sensitivity, mechanism.scales, spacing, dimension, plan.expected_batch)
+        column = numbers(sensitivity)
+        charged = noise.charged_sum(column, plan.scales, spacing, dimension, mechanism.summation, mechanism.whole)
+        known = spacing, *noise_std(level, charged, numbers(mechanism.scales))
         if usual:
             mechanism.usual_noise[key] = known
     spacing, covered, std = known
@@ -217,19 +221,13 @@ def _released(
 
 
 def noise_std(
-    level: PlannedLevel, sensitivity: Tensor, scales: Tensor, spacing: float, dimension: int, batch: float
+    level: PlannedLevel, charged: NDArray[np.float64], scales: NDArray[np.float64]
 ) -> tuple[tuple[float, ...], float]:
-    """The sensitivities to cover per class, and the one number s_t that does.
+    """Return the sensitivities to cover per class, and the one number s_t that does.
 
     It is large enough that every class k sees at least its planned multiplier noise / scale_k. With many classes one
     covered sensitivity stands for all of them, per unit of scale.
     """
-    if len(sensitivity) <= _LISTED_CLASSES:
-        own = sensitivity.tolist()
-        listed = tuple(noise.charged(value, spacing, dimension, batch, max(own)) for value in own)
-        ratio = max(value / scale for value, scale in zip(listed, scales.tolist(), strict=True))
-    else:
-        column = numbers(sensitivity)
-        ratio = float((noise.charged(column, spacing, dimension, batch, float(column.max())) / numbers(scales)).max())
-        listed = (ratio,)
+    ratio = float((charged / scales).max())
+    listed = tuple(charged.tolist()) if len(charged) <= _LISTED_CLASSES else (ratio,)
     return listed, level.noise * ratio

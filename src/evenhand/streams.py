@@ -22,10 +22,10 @@ from evenhand.compiled import BLOCK
 if TYPE_CHECKING:
     from evenhand.normals import Desk
 
-Domain = Literal["sampling", "gradient", "queries", "layers"]
+Domain = Literal["sampling", "gradient", "queries", "layers", "blocks"]
 Cipher: TypeAlias = Callable[[memoryview, memoryview], object]
 """Gets zeros and where their ciphertext goes."""
-_DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4}
+_DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4, "blocks": 9}
 _SEEDS = 64
 """Seeds that are made at a time."""
 
@@ -66,9 +66,22 @@ class Stream:
 
     def uniforms(self, domain: Domain, step: int, count: int) -> NDArray[np.float64]:
         """``count`` numbers in [0, 1), multiples of 2^-53."""
+        return (self._words(domain, step, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def record_keys(self, count: int) -> NDArray[np.uint64]:
+        """Return one secret random number of 56 bits for every record, the same for the whole segment.
+
+        Examples:
+          >>> keys = Stream.insecure(0, 0).record_keys(3)
+          >>> len(set(keys.tolist())), int(keys.max()) < 2**56
+          (3, True)
+        """
+        return self._words("blocks", 0, count) >> np.uint64(8)
+
+    def _words(self, domain: Domain, step: int, count: int) -> NDArray[np.uint64]:
+        """Return ``count`` random numbers of 64 bits."""
         encryptor = self._encryptor(domain, step, 0)
-        words = np.frombuffer(encryptor.update(bytes(16 * -(-count // 2))), dtype="<u8")
-        return (words[:count] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return np.frombuffer(encryptor.update(bytes(16 * -(-count // 2))), dtype="<u8")[:count]
 
     def seed(self, step: int) -> int:
         """A secret seed for what is drawn within a step: dropout and augmentation.

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 Guarantee: TypeAlias = Literal["by construction", "proved and tested", "not established", "not private"]
@@ -118,7 +120,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows that one Poisson draw selected, for one position of the plan. May be empty."""
+    """The rows that one Poisson draw selected, for one position of the plan. May be empty.
+
+    ``keys`` are secret random numbers of the records, ascending: they decide which records are summed together.
+    """
 
     inputs: Any
     targets: Any
@@ -127,6 +132,7 @@ class Batch:
     record: Tensor
     position: int
     token: int
+    keys: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return int(self.record.shape[0])

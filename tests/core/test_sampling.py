@@ -50,7 +50,7 @@ def test_tiny_rates_are_not_rounded_up() -> None:
 
 def test_rate_one_takes_everything_and_a_draw_is_repeatable() -> None:
     sampler = PoissonSampler(torch.zeros(50, dtype=torch.long), [1.0], STREAM)
-    assert sampler.rows(0).tolist() == list(range(50))
+    assert sorted(sampler.rows(0).tolist()) == list(range(50))
     half = PoissonSampler(torch.zeros(50, dtype=torch.long), [0.5], STREAM)
     assert half.rows(4).tolist() == half.rows(4).tolist()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats as tests
-from steps import FACTS, almost_noiseless, made, rows, run
+from steps import FACTS, almost_noiseless, made, rows, run, vectors
 from torch import nn
 
 from evenhand.data import wrap
@@ -17,10 +17,11 @@ from evenhand.methods import Method
 from evenhand.planning import plan
 from evenhand.privacy import noise as noises
 from evenhand.privacy.budgets import Privacy
-from evenhand.rules import Clip, Identity
+from evenhand.rules import Clip, Identity, Ordered
 from evenhand.schedules import Constant
 from evenhand.step import private_gradient
 from evenhand.streams import Stream
+from evenhand.summation import Summation
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -61,8 +62,8 @@ def test_the_ledger_entry_is_made_of_the_number_that_made_the_noise() -> None:
 def test_noise_scales_with_the_bound_and_covers_rounding() -> None:
     method = Method(Clip(), schedule=Constant(bound=7.0))
     commit = run(torch.zeros(0, 100), made(method)).commit
-    assert commit.sensitivity[0] > 7.0 * (1 + noises.rounding(10))
-    assert commit.sensitivity[0] < 7.0 * (1 + 2 * noises.rounding(10))
+    least = 1 + noises.NORMS + Summation(10).relative
+    assert 7.0 * least < commit.sensitivity[0] < 7.0 * (least + 1e-6)
 
 
 def test_every_class_sees_at_least_its_planned_noise() -> None:
@@ -150,9 +151,16 @@ def test_a_calibrated_plan_and_its_commits_give_the_promised_epsilon() -> None:
     assert accountant.get_epsilon(1e-3) <= 2.0 * (1 + 1e-3)
 
 
-def test_a_class_of_small_bound_is_charged_for_the_rounding_of_the_large_ones() -> None:
-    found = made(scales=(0.001, 1.0))
-    small, large = run(torch.zeros(0, 4), found).commit.sensitivity
-    own, summed = found.levels[0].bound * 0.001, found.levels[0].bound * found.expected_batch * 2.0**-24
-    assert small >= own + summed
-    assert large < found.levels[0].bound * (1 + 2 * noises.rounding(found.expected_batch))
+def test_a_class_is_charged_for_the_rounding_of_the_classes_that_may_share_its_block() -> None:
+    found, summation = made(scales=(0.001, 1.0, 1.1)), Summation(10, one_level=False)
+    small, usual, large = (value / found.levels[0].bound for value in run(torch.zeros(0, 4), found).commit.sensitivity)
+    assert 0.001 * (1 + summation.block) < small < 0.001 * 1.01
+    assert 1 + 1.1 * summation.block < usual < 1 + 1.1 * summation.block + 2e-5
+    assert 1.1 * (1 + summation.block) < large < 1.1 * 1.01
+
+
+def test_every_class_is_charged_for_the_largest_if_weights_depend_on_the_batch() -> None:
+    found = made(scales=(0.5, 1.0))
+    mechanism = Mechanism(found, Ordered(), (), Stream.insecure(0, 0))
+    small, _ = private_gradient(mechanism, vectors(torch.zeros(0, 4)), rows(0), {}).commit.sensitivity
+    assert small > found.levels[0].bound * (0.5 + mechanism.summation.block)

@@ -84,7 +84,7 @@ def test_a_rule_cannot_raise_the_bound_behind_the_ledger() -> None:
     for step in range(3):
         found = private_gradient(mechanism, one, rows(1, step), {})
         assert found.gradient["p"].norm() * 10 <= 1 + 1e-6
-        assert found.commit.sensitivity[0] == pytest.approx(1, rel=1e-4)
+        assert 1 <= found.commit.sensitivity[0] <= 1.01
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,8 @@ def hoarding() -> Iterator[dict[str, Tensor]]:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)
 
-        def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-            held.update(self._inner.weighted_sum(weights))
+        def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+            held.update(self._inner.weighted_sum(weights, rows))
             return dict(held)
 
     class Hoarder(LinearKernel):

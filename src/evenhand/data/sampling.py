@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data.wrapping import Data
+from evenhand.summation import KEY_BITS, levels
 from evenhand.types import Batch
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 class PoissonSampler:
     """Draws the rows of each step.
+
+    Rows come in the order of secret random numbers of their records, which stay the same for the whole segment: the
+    blocks that are summed together follow from them (``gradients/blocks.py``). Records whose ``scales`` are of
+    different levels are apart.
 
     Formal guarantees:
       Inclusions are independent over records and steps, with probability ``rates[owner]`` (up to 2^-53 above). The
@@ -34,18 +40,30 @@ class PoissonSampler:
       True
     """
 
-    def __init__(self, owner: Tensor, rates: Sequence[float], stream: Stream) -> None:
-        self._thresholds = np.asarray(rates, dtype=np.float64)[owner.cpu().numpy()]
+    def __init__(
+        self, owner: Tensor, rates: Sequence[float], stream: Stream, scales: Sequence[float] | None = None
+    ) -> None:
+        owners, keys = owner.cpu().numpy(), stream.record_keys(len(owner))
+        if scales is not None:
+            keys = keys | (levels(scales)[owners] << np.uint64(KEY_BITS))
+        self._order = np.argsort(keys)
+        self._keys = keys[self._order]
+        self._thresholds = np.asarray(rates, dtype=np.float64)[owners[self._order]]
         self._stream = stream
 
-    def rows(self, step: int) -> Tensor:
-        """Numbers of the rows that step ``step`` uses, ascending; possibly none."""
+    def draw(self, step: int) -> tuple[Tensor, NDArray[np.uint64]]:
+        """Return the numbers of the rows that step ``step`` uses, possibly none, and their keys, ascending."""
         coins = self._stream.uniforms("sampling", step, self._thresholds.size)
-        return torch.from_numpy(np.flatnonzero(coins < self._thresholds))
+        drawn = np.flatnonzero(coins < self._thresholds)
+        return torch.from_numpy(self._order[drawn]), self._keys[drawn]
+
+    def rows(self, step: int) -> Tensor:
+        """Return the numbers of the rows that step ``step`` uses."""
+        return self.draw(step)[0]
 
 
 def draw(data: Data, sampler: PoissonSampler, position: int, token: int) -> Batch:
     """Fetch exactly the rows drawn for ``position``."""
-    rows = sampler.rows(position)
+    rows, keys = sampler.draw(position)
     inputs, targets = data.fetch(rows)
-    return Batch(inputs, targets, data.group[rows], data.owner[rows], rows, position, token)
+    return Batch(inputs, targets, data.group[rows], data.owner[rows], rows, position, token, keys)

@@ -105,10 +105,10 @@ class Releases:
             self._ledger.reserve(1)
         sensitivity = self._scales * level.bound
         spacing = noise.grid(float(sensitivity.max()))
-        covered, std = noise_std(
-            *(level, sensitivity, self._scales, spacing),
-            *(summed.numel() if dimension is None else dimension, float(self.plan.facts.records)),
-        )
+        size, records = summed.numel() if dimension is None else dimension, float(self.plan.facts.records)
+        column = sensitivity.numpy()
+        charged = noise.charged(column, spacing, size, records, float(column.max()))
+        covered, std = noise_std(level, charged, self._scales.numpy())
         noisy = release(summed.double(), std, spacing, self._stream, "gradient", self.position)
         self.commits.append(Commit(self.position, 1, covered, std))
         if self._ledger is not None:

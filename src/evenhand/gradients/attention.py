@@ -52,9 +52,14 @@ class _Projections:
         extents: Tensor = torch.linalg.vector_norm(torch.stack([p.reach(gauge) for p in self._parts.values()]), dim=0)
         return extents
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """One below the other."""
-        return self._assembled({name: part.weighted_sum(weights) for name, part in self._parts.items()}, dim=0)
+    @property
+    def joint(self) -> int:
+        """Return the most of the parts."""
+        return max(part.joint for part in self._parts.values())
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Put the sums of the parts one below the other."""
+        return self._assembled({name: part.weighted_sum(weights, rows) for name, part in self._parts.items()}, dim=0)
 
     def instantiate(self) -> dict[str, Tensor]:
         """One below the other for each record."""
@@ -77,9 +82,14 @@ class _Joint:
         self._whole, self.terms = whole, whole.terms
         self.lengths, self.reach = whole.lengths, whole.reach
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """By the names of the packed parameters."""
-        return {f"in_proj_{name}": value for name, value in self._whole.weighted_sum(weights).items()}
+    @property
+    def joint(self) -> int:
+        """Return that of the whole."""
+        return self._whole.joint
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Return the sums by the names of the packed parameters."""
+        return {f"in_proj_{name}": value for name, value in self._whole.weighted_sum(weights, rows).items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """By the names of the packed parameters."""

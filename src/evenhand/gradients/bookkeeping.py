@@ -2,11 +2,12 @@
 
 A record's norm must never come out too small. Sums within a record (over time, pixels, repeated calls) can cancel, and
 then float32 keeps few digits of what is left; ``reach`` of a share says how large the terms were. Rows in doubt are
-computed apart in float64, their norms and their part of the sum.
+computed apart in float64, their norms and their part of the sum. Sums over records are taken block by block.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -14,10 +15,12 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from evenhand.gradients.blocks import Blocks, add_up, chunks_of
 from evenhand.gradients.kernels import Share
 from evenhand.gradients.measuring import CarefulGauge, Gauge, chunks, roundings
 from evenhand.gradients.rooms import Room
 from evenhand.gradients.tape import Call
+from evenhand.summation import JOINT, UNIT, joint_rows
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative error of a norm above which a record is computed apart."""
@@ -36,10 +39,13 @@ class Book(Protocol):
     slip: Tensor | None
     clean: bool
 
-    def weighted_sum(self, weights: Tensor, usable: Tensor | None, last: bool = False) -> dict[str, Tensor]:
-        """``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere).
+    def weighted_sum(
+        self, weights: Tensor, usable: Tensor | None, blocks: Blocks, last: bool = False
+    ) -> dict[str, Tensor]:
+        """Return ``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere).
 
-        After the ``last`` there can be no other: what a layer saw is let go once it is added up.
+        What is added up over several blocks is float64. After the ``last`` sum there can be no other: what a layer saw
+        is let go once it is added up.
         """
 
 
@@ -72,6 +78,44 @@ class _Group:
         lengths = [careful(torch.cat([g.reshape(len(g), -1) for g in part.values()], dim=1)) for part in parts]
         terms = sum(share.terms for share in self.shares)
         return [torch.cat(lengths)], torch.stack(extents).sum(0) * (roundings(terms) * eps)
+
+    @property
+    def joint(self) -> int:
+        """Return how many vectors a record adds to the sum over all records; those of several calls may cancel."""
+        return sum([share.joint for share in self.shares])
+
+    @property
+    def most(self) -> int | None:
+        """Return the most records of a block if they add several vectors each, else None."""
+        return joint_rows(self.joint) if self.dtype != torch.float64 and self.joint > 1 else None
+
+    def chained(self, slip: Tensor | None, lengths: list[Tensor]) -> Tensor | None:
+        """Return how far the rounding of a sum over a block can go for each of its records; None if that is known.
+
+        ``slip`` and ``lengths`` are what ``measure`` gave. The proof in docs/proofs/float_sums.md uses this bound.
+        """
+        if self.most is None:
+            return None
+        if slip is None:  # nothing cancels within a record
+            reach = lengths[0].double() if len(lengths) == 1 else torch.stack(lengths).norm(dim=0).double()
+        else:
+            terms = sum(share.terms for share in self.shares)
+            reach = slip / (roundings(terms) * torch.finfo(self.dtype).eps)
+        return reach * (self.most**2 * self.joint * UNIT)
+
+    def weighted_sum(self, weights: Tensor, blocks: Blocks, rows: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        """Yield a parameter's identity and its sum over all blocks, call after call."""
+        parts = [slice(0, blocks.size)] if self.dtype == torch.float64 else blocks.of(self.most or blocks.rows)
+        exact = blocks.whole and len(parts) > 1
+        own = weights if exact else weights.to(self.dtype)
+        for call, whole in zip(self.calls, self.shares, strict=True):
+            if exact:
+                sums = _exact_sum(call, own, rows, max(1, CHUNK // self._row()))
+            else:
+                share = whole if rows is None else call.share(Room(lean=True), rows)
+                sums = add_up(parts, own, share.weighted_sum)
+            for local, part in sums.items():
+                yield id(call.site.parameters[local]), part
 
     def exactly(self, rows: Tensor) -> Iterator[tuple[slice, dict[int, Tensor]]]:
         """The gradients of some rows in float64, a few rows at a time, by the identity of the parameter."""
@@ -108,19 +152,27 @@ class Bookkeeping:
         if not self.clean:
             self._measure(CarefulGauge())
         self._doubtful: Tensor | None = None
+        doubtful: Tensor | None = None
         if self.slip is not None:
             tolerance = max(TOLERANCE[group.dtype] for group in self._groups)
             doubtful = ~(self._slips <= tolerance * self.norm.square())
-            if bool(doubtful.any()):
-                self._set_apart(doubtful.nonzero().squeeze(1))
+        if self._chained is not None:
+            far = ~(self._chained <= JOINT * self.norm)
+            doubtful = far if doubtful is None else doubtful | far
+        if doubtful is not None and bool(doubtful.any()):
+            self._set_apart(doubtful.nonzero().squeeze(1))
 
     def _measure(self, gauge: Gauge) -> None:
         every: list[Tensor] = []
         slips: list[Tensor] = []
         sizes: list[Tensor] = []
+        chained: list[Tensor] = []
         for group in self._groups:
             lengths, slip = group.measure(gauge)
             every += lengths
+            far = group.chained(slip, lengths)
+            if far is not None:
+                chained.append(far)
             if slip is not None:
                 slips.append(slip)
                 sizes.append(lengths[0] if len(lengths) == 1 else torch.stack(lengths).norm(dim=0))
@@ -130,6 +182,10 @@ class Bookkeeping:
             moved = torch.stack(slips)
             self.slip = moved.sum(0)
             self._slips = (moved * torch.stack(sizes)).sum(0)
+        self._chained: Tensor | None = None
+        if chained:
+            kinds = len({group.most for group in self._groups if group.most is not None})
+            self._chained = torch.stack(chained).norm(dim=0) * math.sqrt(kinds)
 
     def _set_apart(self, rows: Tensor) -> None:
         squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
@@ -141,24 +197,23 @@ class Bookkeeping:
         self.norm[rows] = squares.sqrt_()
         self._doubtful = rows
 
-    def weighted_sum(self, weights: Tensor, usable: Tensor | None, last: bool = False) -> dict[str, Tensor]:
-        """As `Book` says; rows in doubt are computed from what all layers saw, which is held until then."""
+    def weighted_sum(
+        self, weights: Tensor, usable: Tensor | None, blocks: Blocks, last: bool = False
+    ) -> dict[str, Tensor]:
+        """Sum as `Book` says; rows in doubt are computed from what all layers saw, which is held until then."""
         apart = self._doubtful
         quick = weights if apart is None else weights.index_fill(0, apart, 0.0)
-        rows = None if usable is None else usable.nonzero().squeeze(1)
+        rows = None if usable is None else blocks.usable(usable)
         total: dict[str, Tensor] = {}
         if rows is not None:
-            quick = quick[rows]
+            quick, blocks = quick[rows], blocks.take(rows)
             if not len(rows):
                 return total
         for group in emptied(self._groups) if last and apart is None else self._groups:
-            own = quick.to(group.dtype)
             group.check()
-            for call, whole in zip(group.calls, group.shares, strict=True):
-                share = whole if rows is None else call.share(Room(lean=True), rows)
-                for local, part in share.weighted_sum(own).items():
-                    name = self._names[id(call.site.parameters[local])]
-                    total[name] = total[name] + part if name in total else part
+            for key, part in group.weighted_sum(quick, blocks, rows):
+                name = self._names[key]
+                total[name] = total[name] + part if name in total else part
         if apart is not None:
             self._add_apart(total, weights, apart if usable is None else apart[usable[apart]])
         return total
@@ -169,7 +224,18 @@ class Bookkeeping:
                 for key, gradient in gradients.items():
                     name = self._names[key]
                     own = (weights[rows[part]].double() @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
-                    total[name] = (total[name] + own).to(total[name].dtype)
+                    total[name] = total[name].double() + own
+
+
+def _exact_sum(call: Call, weights: Tensor, rows: Tensor | None, most: int) -> dict[str, Tensor]:
+    """Return the sum of one call over all records in float64, of at most ``most`` records at a time."""
+    every = torch.arange(len(weights), device=weights.device) if rows is None else rows
+
+    def some(own: Tensor, part: slice) -> dict[str, Tensor]:
+        share = call.share(Room(lean=True), every[part], torch.float64)
+        return share.weighted_sum(own.double(), slice(0, len(own)))
+
+    return add_up(chunks_of(len(weights), most), weights, some)
 
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.bookkeeping import Book
 from evenhand.gradients.folding import Fold, apart, fold_of
 from evenhand.gradients.precision import lowered
@@ -89,7 +90,7 @@ class Comparison:
         """Whether the kernels' sum over all records is that of their own gradients, in place and shape."""
         trainable = self._layout.trainable
         with torch.no_grad():
-            sums = kept.weighted_sum(torch.ones_like(kept.norm), None)
+            sums = kept.weighted_sum(torch.ones_like(kept.norm), None, Blocks(len(kept.norm)))
         if any(own.shape != trainable[name].shape for name, own in sums.items()):
             return False
         return apart({name: fold_of(sums.pop(name), seeds[name]) for name in list(sums)}, exact) <= slack

@@ -115,41 +115,50 @@ class _Convolved:
         energy = inputs.double().square_().mul_(self._geometry.overlap)
         return outputs.double() * (energy + self.terms).sqrt_()
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """From the kept gradients, or by torch's own weight gradient."""
+    @property
+    def joint(self) -> int:
+        """Return 1 where the gradients are kept, else the number of pixels."""
+        return 1 if self._kept is not None or not self._weighs else self.terms
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Sum the kept gradients, or take torch's own weight gradient."""
         sums = {}
         if self._weighs:
-            sums["weight"] = self._convolution(weights) if self._kept is None else self._combined(weights, self._kept)
+            kept = self._kept
+            sums["weight"] = self._convolution(weights, rows) if kept is None else self._combined(weights, rows, kept)
         if self._biased:
-            sums["bias"] = weights @ self._bias()
+            sums["bias"] = weights @ self._bias()[rows]
         return sums
 
-    def _combined(self, weights: Tensor, kept: list[Tensor]) -> Tensor:
-        """A product of all records at once where each is apart, else part by part."""
+    def _combined(self, weights: Tensor, rows: slice, kept: list[Tensor]) -> Tensor:
+        """Take a product of all records at once where each is apart, else part by part."""
         patches = self._patches()
-        count = patches.shape(1)[0]
-        if len(kept) == len(weights):
-            whole = kept[0].as_strided((len(weights), kept[0].numel()), (kept[0].numel(), 1))
-            return patches.weight((weights @ whole).view(count, 1, -1))[0]
+        count, size = patches.shape(1)[0], len(self.x)
+        if len(kept) == size:
+            whole = kept[0].as_strided((size, kept[0].numel()), (kept[0].numel(), 1))
+            return patches.weight((weights @ whole[rows]).view(count, 1, -1))[0]
         total, first = weights.new_zeros(count, 1, math.prod(patches.shape(1)) // count), 0
         for products in kept:
             part = products.view(count, -1, total.shape[2])
-            own = weights[first : first + part.shape[1]]
-            total.baddbmm_(own.expand(count, 1, -1), part)
-            first += len(own)
+            begin, end = max(rows.start - first, 0), min(rows.stop - first, part.shape[1])
+            if begin < end:
+                own = weights[first + begin - rows.start : first + end - rows.start]
+                total.baddbmm_(own.expand(count, 1, -1), part[:, begin:end])
+            first += part.shape[1]
         return patches.weight(total)[0]
 
-    def _convolution(self, weights: Tensor) -> Tensor:
-        column = weights.view(-1, *[1] * (self.grad.dim() - 1))
-        parts = chunks(len(weights), self.grad[0].numel(), SCALED)
+    def _convolution(self, weights: Tensor, rows: slice) -> Tensor:
+        """Return torch's weight gradient of the scaled output gradient, a few records at a time."""
+        column, x, grad = weights.view(-1, *[1] * (self.grad.dim() - 1)), self.x[rows], self.grad[rows]
+        parts = chunks(len(weights), grad[0].numel(), SCALED)
         of = self._geometry
         pads = list(zip(of.before, of.after, strict=True))
         total: Tensor | None = None
-        for rows in parts:
-            own = self.grad[rows]
-            scaled = torch.mul(own, column[rows], out=self._room.like("scaled", own))
-            part = _backward(self._module, self.x[rows], scaled, of.stride, pads, 1)
-            total = part if total is None else total.add_(part)
+        for part in parts:
+            own = grad[part]
+            scaled = torch.mul(own, column[part], out=self._room.like("scaled", own))
+            sums = _backward(self._module, x[part], scaled, of.stride, pads, 1)
+            total = sums if total is None else total.add_(sums)
         return torch.zeros(self._shape, dtype=self.x.dtype, device=self.x.device) if total is None else total
 
     def instantiate(self) -> dict[str, Tensor]:

@@ -6,9 +6,11 @@ The norm of a record is ``sqrt(sum |g|^2 (|x|^2 + 1))`` over the layers, in one 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from torch import Tensor
 
+from evenhand.gradients.blocks import Blocks, add_up
 from evenhand.gradients.bookkeeping import emptied
 from evenhand.gradients.loops import NARROW, DenseLoops, fits, loops
 from evenhand.gradients.tape import Call
@@ -43,25 +45,32 @@ class DenseBook:
             return None
         return cls(loss.double(), calls, names, compiled)
 
-    def weighted_sum(self, weights: Tensor, usable: Tensor | None, last: bool = False) -> dict[str, Tensor]:
-        """As `Book` says."""
+    def weighted_sum(
+        self, weights: Tensor, usable: Tensor | None, blocks: Blocks, last: bool = False
+    ) -> dict[str, Tensor]:
+        """Sum as `Book` says."""
         total: dict[str, Tensor] = {}
         weights = weights.double().resolve_neg().contiguous()
-        rows = None if usable is None else usable.nonzero().squeeze(1)
+        rows = None if usable is None else blocks.usable(usable)
         if rows is not None:
-            weights = weights[rows]
-        single = weights.float()
+            weights, blocks = weights[rows], blocks.take(rows)
+        parts = blocks.of(blocks.rows)
         for call in emptied(self._calls) if last else self._calls:
             call.check()
             x, grad = call.tensors if rows is None else [table[rows] for table in call.tensors]
-            for local, part in self._summed(call, x, grad, weights, single, last).items():
+            if blocks.whole and len(parts) > 1:
+                sums = _exact_sums(call, x, grad, weights)
+            else:
+                sums = add_up(parts, weights, partial(self._block_sums, call, x, grad, last))
+            for local, part in sums.items():
                 total[self._names[id(call.site.parameters[local])]] = part
         return total
 
-    def _summed(
-        self, call: Call, x: Tensor, grad: Tensor, weights: Tensor, single: Tensor, last: bool
+    def _block_sums(
+        self, call: Call, x: Tensor, grad: Tensor, last: bool, weights: Tensor, rows: slice
     ) -> dict[str, Tensor]:
-        """For the last time in the memory of ``grad``, which is then nobody's any more."""
+        """Return the sums over some rows. If ``last``, these rows of ``grad`` are written over."""
+        x, grad, single = x[rows], grad[rows], weights.float()
         names, found = call.site.parameters, {}
         if grad.shape[1] <= NARROW:
             both = self._loops.sums(x, grad, weights, "weight" in names, "bias" in names)
@@ -75,3 +84,10 @@ class DenseBook:
         if "bias" in names:
             found["bias"] = single @ grad
         return found
+
+
+def _exact_sums(call: Call, x: Tensor, grad: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """Return the sums over all rows in float64."""
+    scaled = grad.double() * weights.unsqueeze(1)
+    both = {"weight": lambda: scaled.t() @ x.double(), "bias": lambda: scaled.sum(0)}
+    return {name: both[name]() for name in call.site.parameters}

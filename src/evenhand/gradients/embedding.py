@@ -38,19 +38,33 @@ def _table(index: Tensor, rows: Tensor, entries: int) -> Tensor:
 class _Lookup:
     """Indices (B, T) and output gradients (B, T, d); places of the padding index carry a zero gradient."""
 
+    joint = 1
+
     def __init__(self, index: Tensor, grad: Tensor, entries: int, room: Room):
         self.terms = grad.shape[1]
         self.index, self.grad, self.entries, self._room = index, grad, entries, room
+        self._summed: tuple[Tensor, Tensor] | None = None
 
     def lengths(self, gauge: Gauge) -> list[Tensor]:
-        """Lengths of the sums over all places of an index."""
-        if self.terms == 1:
-            return [gauge(self.grad)]
-        size, times, width = self.grad.shape
-        rows = torch.arange(size, device=self.index.device).unsqueeze(1) * times
-        place = (_first(self.index, self.entries, self._room) + rows).view(-1, 1).expand(-1, width)
-        sums = self._room.empty("sums", (size * times, width), self.grad).zero_()
-        return [gauge(sums.scatter_add_(0, place, self.grad.reshape(-1, width)).view(size, -1))]
+        """Measure the sums over all places of an index."""
+        return [gauge(self._sums()[1].flatten(1))]
+
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        """Return indices (B, T) and the sums of their places (B, T, d): each index of a record once, with zeros after.
+
+        A sum over records then adds one row per record to a row of the table.
+        """
+        if self._summed is None and self.terms == 1:
+            self._summed = self.index, self.grad
+        elif self._summed is None:
+            size, times, width = self.grad.shape
+            first = _first(self.index, self.entries, self._room)
+            rows = torch.arange(size, device=self.index.device).unsqueeze(1) * times
+            place = (first + rows).view(-1, 1).expand(-1, width)
+            sums = self._room.empty("sums", (size * times, width), self.grad).zero_()
+            sums.scatter_add_(0, place, self.grad.reshape(-1, width))
+            self._summed = torch.zeros_like(self.index).scatter_(1, first, self.index), sums.view(size, times, width)
+        return self._summed
 
     def reach(self, gauge: Gauge) -> Tensor | None:
         """Lengths of all places, added."""
@@ -59,11 +73,11 @@ class _Lookup:
         lengths: Tensor = torch.linalg.vector_norm(self.grad, dim=2)
         return lengths.sum(1, dtype=torch.float64)
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """Scaled gradients added to the rows of the table."""
-        scaled = self._room.empty("scaled", self.grad.shape, self.grad)
-        torch.mul(self.grad, weights.view(-1, 1, 1), out=scaled)
-        return {"weight": _table(self.index, scaled, self.entries)}
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Add scaled sums to the rows of the table."""
+        index, sums = (held[rows] for held in self._sums())
+        scaled = torch.mul(sums, weights.view(-1, 1, 1), out=self._room.empty("scaled", sums.shape, sums))
+        return {"weight": _table(index, scaled, self.entries)}
 
     def instantiate(self) -> dict[str, Tensor]:
         """A table per record."""
@@ -130,10 +144,15 @@ class _Bag:
         """Nothing cancels."""
         return None
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """Scaled gradients added to the rows of the table."""
-        scale = self.scale * weights.unsqueeze(1)
-        return {"weight": _table(self.index, self.grad.unsqueeze(1) * scale.unsqueeze(2), self.entries)}
+    @property
+    def joint(self) -> int:
+        """Return the size of a bag: every place is added by itself."""
+        return self.index.shape[1]
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Add scaled gradients to the rows of the table."""
+        scale = self.scale[rows] * weights.unsqueeze(1)
+        return {"weight": _table(self.index[rows], self.grad[rows].unsqueeze(1) * scale.unsqueeze(2), self.entries)}
 
     def instantiate(self) -> dict[str, Tensor]:
         """A table per record."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
+from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.bookkeeping import Book, Bookkeeping
 from evenhand.gradients.chain import Chain, Unchained
 from evenhand.gradients.comparing import Comparison
@@ -116,8 +117,11 @@ class Engine:
             self._served.clear()
         return now
 
-    def run(self, inputs: Any, targets: Any) -> Pass:
-        """One forward and one backward. ``loss`` and ``norm`` are float64 columns; sums have the parameters' dtype.
+    def run(self, inputs: Any, targets: Any, blocks: Blocks | None = None) -> Pass:
+        """Run one forward and one backward; return a pass whose ``loss`` and ``norm`` are float64 columns.
+
+        Sums have the parameters' dtype, float64 where ``blocks`` say that the batch is too large for that. Rows beyond
+        those of ``blocks`` only fill the batch: they belong to no record and enter no sum.
 
         An empty batch is an ordinary one: no rows, and sums of zero. The next run takes back the memory of this one,
         whose ``weighted_sum`` then raises.
@@ -130,16 +134,16 @@ class Engine:
             if layout.identities == identities:
                 if self.watcher is not None:
                     self.watcher(layout)
-                return self._laid_out(layout, inputs, targets, size)
-        return self.run(inputs, targets)
+                return self._laid_out(layout, inputs, targets, size, blocks or Blocks(size))
+        return self.run(inputs, targets, blocks)
 
-    def _laid_out(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Pass:
+    def _laid_out(self, layout: Layout, inputs: Any, targets: Any, size: int, blocks: Blocks) -> Pass:
         """With the channels of pictures last; with the layers' own layout if the model's code cannot do with that."""
         if not self._turning(layout):
-            return self._run(layout, inputs, targets, size)
+            return self._run(layout, inputs, targets, size, blocks)
         before = Before(layout)
         try:
-            return self._run(layout, inputs, targets, size)
+            return self._run(layout, inputs, targets, size, blocks)
         except EvenhandError:
             raise
         except Exception as error:
@@ -148,7 +152,7 @@ class Engine:
             self._turns = False
             self._served.clear()
             before.restore()
-        return self._run(layout, inputs, targets, size)
+        return self._run(layout, inputs, targets, size, blocks)
 
     def _turning(self, layout: Layout) -> bool:
         return self._turns and layout.turned is not layout.served
@@ -156,7 +160,7 @@ class Engine:
     def _kernels(self, layout: Layout) -> Served:
         return layout.turned if self._turns else layout.served
 
-    def _run(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Pass:
+    def _run(self, layout: Layout, inputs: Any, targets: Any, size: int, blocks: Blocks) -> Pass:
         with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
             trainable = layout.trainable
             if not trainable:
@@ -166,26 +170,31 @@ class Engine:
                 return Pass(nothing, nothing.clone(), lambda weights: {name: zero(p) for name, p in trainable.items()})
             before = versions(inputs)
             self._newest = number = self._newest + 1
-            raw = self._differentiate(layout, inputs, targets, size)
+            raw = self._differentiate(layout, inputs, targets, size, blocks.size)
             if versions(inputs) != before:
                 raise UnsupportedModelError(
                     "forward changes its inputs in place, and rows that are computed again would see changed ones; "
                     "write x = x * 0.5 rather than x *= 0.5 (or x.mul_(0.5)) for what comes from the batch"
                 )
             newest = lambda: self._newest == number  # noqa: E731
-            return Finished(layout, self._loss_fn, raw, inputs, targets, newest).result()
+            return Finished(layout, self._loss_fn, raw, inputs, targets, newest, blocks).result()
 
-    def _differentiate(self, layout: Layout, inputs: Any, targets: Any, size: int) -> Raw:
+    def _differentiate(self, layout: Layout, inputs: Any, targets: Any, size: int, records: int) -> Raw:
         chain = self._chain
         if chain is not None and self._chains and chain.suits(inputs, targets):
             try:
-                return self._by_kernels(layout, chain, inputs, targets, size)
+                return self._by_kernels(layout, chain, inputs, targets, size, records)
             except Unchained:
                 self._chains = False
-        return self._by_kernels(layout, None, inputs, targets, size)
+        return self._by_kernels(layout, None, inputs, targets, size, records)
 
-    def _by_kernels(self, layout: Layout, chain: Chain | None, inputs: Any, targets: Any, size: int) -> Raw:
-        """From a tape, or without one from a chain."""
+    def _by_kernels(
+        self, layout: Layout, chain: Chain | None, inputs: Any, targets: Any, size: int, records: int
+    ) -> Raw:
+        """Differentiate by a tape, or without one by a chain.
+
+        Only the first ``records`` rows are compared with autograd: copies that fill a batch cannot show an order.
+        """
         key = (chain is not None, self._model.training, tuple(layout.trainable))
         known = key in self._served
         habits = self._served[key] if known else Habits()
@@ -194,12 +203,12 @@ class Engine:
             verified: bool | None = True
             if not known:
                 self._since = 1
-                verified = self._comparison(layout, chain, habits).agree(inputs, targets, size)
+                verified = self._comparison(layout, chain, habits).agree(inputs, targets, records)
                 if verified is False and self._turning(layout):
                     self._turns, habits = False, Habits()
-                    verified = self._comparison(layout, chain, habits).agree(inputs, targets, size)
+                    verified = self._comparison(layout, chain, habits).agree(inputs, targets, records)
             elif self._due():
-                right = self._comparison(layout, chain, habits).still_agree(inputs, targets, size)
+                right = self._comparison(layout, chain, habits).still_agree(inputs, targets, records)
                 if right is None:
                     self._served[key] = None
                     return self._fallback.run(inputs, targets)

@@ -16,6 +16,7 @@ from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from evenhand.errors import EvenhandError, UsageError
+from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.measuring import chunks, working_dtype
 from evenhand.gradients.precision import full, now
 from evenhand.gradients.randomness import RandomState
@@ -26,6 +27,8 @@ from evenhand.gradients.rooms import KEPT_BYTES
 Compute: TypeAlias = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
 CHUNK = 1 << 24
 """Gradient elements instantiated at a time."""
+DOUBLED = 1 << 20
+"""Gradient elements in float64 at a time."""
 
 
 def vectorised(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -78,10 +81,13 @@ class Instances:
             norm.append(row_norms(gradients))
         self.loss, self.norm = torch.cat(loss), torch.cat(norm)
 
-    def weighted_sum(self, weights: Tensor, usable: Tensor | None, last: bool = False) -> dict[str, Tensor]:
-        """``sum_i weights_i g_i`` over the rows where ``usable`` is true (None: everywhere); others are not touched.
+    def weighted_sum(
+        self, weights: Tensor, usable: Tensor | None, blocks: Blocks | None = None, last: bool = False
+    ) -> dict[str, Tensor]:
+        """Return ``sum_i weights_i g_i`` in float64 over the rows where ``usable`` is true (None: everywhere).
 
-        What is kept by chunk goes with the pass, ``last`` or not.
+        Other rows are not touched. In float64 no blocks are needed. What is kept by chunk goes with the pass, ``last``
+        or not.
         """
         usable = torch.ones_like(self.norm, dtype=torch.bool) if usable is None else usable
         total: dict[str, Tensor] = {}
@@ -91,8 +97,8 @@ class Instances:
                 continue
             for name, grad in (gradients or self._again(rows, state)).items():
                 with full():
-                    part = weights[rows][index].to(grad.dtype) @ grad[index].reshape(len(index), -1)
-                total[name] = total[name] + part.view(grad.shape[1:]) if name in total else part.view(grad.shape[1:])
+                    part = _summed(weights[rows][index].double(), grad, index).view(grad.shape[1:])
+                total[name] = total[name] + part if name in total else part
         return total
 
     def _again(self, rows: slice, state: RandomState) -> dict[str, Tensor]:
@@ -106,6 +112,14 @@ class Instances:
             return {name: grad.to(working_dtype(grad.dtype)) for name, grad in gradients.items()}
         finally:
             now.restore()
+
+
+def _summed(weights: Tensor, gradients: Tensor, index: Tensor) -> Tensor:
+    """Return the weighted sum of some rows in float64, with a few of them at a time in that precision."""
+    total = gradients.new_zeros(gradients[0].numel(), dtype=torch.float64)
+    for part in chunks(len(index), gradients[0].numel(), DOUBLED):
+        total += weights[part] @ gradients[index[part]].reshape(len(index[part]), -1).double()
+    return total
 
 
 class Fallback:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.errors import UsageError
+from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.bookkeeping import Book
 from evenhand.gradients.fallback import Instances
 from evenhand.gradients.locking import exclusive
@@ -35,8 +36,9 @@ class Finished:
         inputs: Any,
         targets: Any,
         newest: Callable[[], bool],
+        blocks: Blocks,
     ):
-        self._layout, self._newest = layout, newest
+        self._layout, self._newest, self._blocks = layout, newest, blocks
         self._raw: Raw | None = raw
         self._model, self._trainable = layout.model, layout.trainable
         self.loss, self.norm = raw.loss.double(), raw.norm
@@ -108,14 +110,18 @@ class Finished:
     def _summed(self, raw: Raw, weights: Tensor, *, last: bool) -> dict[str, Tensor]:
         swaps = isinstance(raw, Instances) or self._rescued is not None
         with exclusive(self._layout.identities) if swaps else nullcontext(), plain():
-            total = raw.weighted_sum(weights, self._usable, last)
+            total = raw.weighted_sum(weights, self._usable, self._blocks, last)
             if self._rescued is not None:
                 rows, good, rescued = self._rescued
                 for name, part in rescued.weighted_sum(weights[rows].double(), good).items():
-                    total[name] = (total[name] + part if name in total else part).to(
-                        working_dtype(self._trainable[name].dtype)
-                    )
-        return {name: total[name] if name in total else zero(p) for name, p in self._trainable.items()}
+                    total[name] = total[name].double() + part if name in total else part
+        return {
+            name: self._rounded(total[name], p) if name in total else zero(p) for name, p in self._trainable.items()
+        }
+
+    def _rounded(self, total: Tensor, parameter: nn.Parameter) -> Tensor:
+        """Return a total in the precision of its parameter, or in float64 if it has too many records for that."""
+        return total.to(working_dtype(parameter.dtype)) if self._blocks.rounds else total
 
 
 def zero(parameter: nn.Parameter) -> Tensor:

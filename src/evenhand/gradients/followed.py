@@ -17,6 +17,8 @@ from evenhand.gradients.rooms import Room
 class Followed:
     """The share of a parameter that met the batch by broadcasting: sums for each record, and the steps left to go."""
 
+    joint = 1
+
     def __init__(self, grad: Tensor, factor: Tensor | float, piece: Broadcast):
         self._grad, self._factor, self._piece = grad, factor, piece
         last = max((i + 1 for i, each in enumerate(piece.steps) if not each.faithful), default=0)
@@ -38,9 +40,9 @@ class Followed:
         """The same with all signs dropped."""
         return None if self.terms == 1 else gauge(_flat(self._summed(magnitude=True)))
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """What is linear may as well come after the sum."""
-        total = (weights @ _flat(self._rows)).view(1, *self._rows.shape[1:])
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Sum first, then take the steps that are linear."""
+        total = (weights @ _flat(self._rows[rows])).view(1, *self._rows.shape[1:])
         return {"weight": through(total, self._rest)[0]}
 
     def instantiate(self) -> dict[str, Tensor]:

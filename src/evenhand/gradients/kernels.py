@@ -21,9 +21,15 @@ class Share(Protocol):
     """What one call of a layer adds to the gradients of all records, for the layer's trainable parameters.
 
     A record's gradient is a sum of ``terms`` terms (times, pixels) whose rounding error grows with ``reach``.
+    ``joint`` is how many of them ``weighted_sum`` adds up over records and terms in one sum: 1 if it adds gradients of
+    whole records, whose lengths were measured as they are.
     """
 
     terms: int
+
+    @property
+    def joint(self) -> int:
+        """Return how many terms of a record enter the sum over all records; known once lengths were asked for."""
 
     def lengths(self, gauge: Gauge) -> list[Tensor]:
         """Columns of shape (B,) whose squares add up to the squared norm of each record's gradient.
@@ -35,8 +41,11 @@ class Share(Protocol):
     def reach(self, gauge: Gauge) -> Tensor | None:
         """Sum of the norms of the terms (or more), shape (B,); None if there is only one term."""
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """``sum_i weights_i g_i`` by the layer's own parameter names."""
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Return ``sum_i weights_i g_i`` over the records of ``rows``, by the layer's own parameter names.
+
+        ``weights`` are those of these records. The sum is in memory of its own.
+        """
 
     def instantiate(self) -> dict[str, Tensor]:
         """Each record's gradient, shape (B, *parameter), by the layer's own parameter names."""
@@ -203,8 +212,19 @@ def touched(module: nn.Module) -> bool:
     )
 
 
+def combined(weights: Tensor, gradients: Tensor) -> Tensor:
+    """Return the weighted sum of gradients that are held one per record.
+
+    >>> combined(torch.tensor([1.0, 2.0]), torch.ones(2, 3))
+    tensor([3., 3., 3.])
+    """
+    return (weights @ gradients.reshape(len(gradients), -1)).view(gradients.shape[1:])
+
+
 class Instantiated:
     """A share whose gradients are small enough to hold: ``rows`` by name, and the reach of the sums behind them."""
+
+    joint = 1
 
     def __init__(self, rows: dict[str, Tensor], terms: int, reach: Callable[[Gauge], Tensor] | None):
         self._rows, self.terms, self._reach = rows, terms, reach
@@ -217,9 +237,9 @@ class Instantiated:
         """As given at construction."""
         return None if self._reach is None else self._reach(gauge)
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """One matrix-vector product per parameter."""
-        return {name: (weights @ rows.reshape(len(rows), -1)).view(rows.shape[1:]) for name, rows in self._rows.items()}
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Take one matrix-vector product per parameter."""
+        return {name: combined(weights, held[rows]) for name, held in self._rows.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """The held gradients."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenhand.gradients.kernels import register_kernel
+from evenhand.gradients.kernels import combined, register_kernel
 from evenhand.gradients.measuring import Gauge, chunks
 from evenhand.gradients.rooms import Room
 
@@ -17,7 +17,7 @@ CHUNK = 1 << 18
 class Rank1:
     """Input (B, in): the norm is ``|g_i| |a_i|``; nothing is summed within a record, so nothing can cancel."""
 
-    terms = 1
+    terms = joint = 1
 
     def __init__(self, x: Tensor, grad: Tensor, trainable: frozenset[str]):
         self.x, self.grad, self.trainable = x, grad, trainable
@@ -32,13 +32,13 @@ class Rank1:
         """One term."""
         return None
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """One matrix product."""
-        sums = {}
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Take one matrix product."""
+        sums, grad = {}, self.grad[rows]
         if "weight" in self.trainable:
-            sums["weight"] = (self.grad * weights.unsqueeze(1)).t() @ self.x
+            sums["weight"] = (grad * weights.unsqueeze(1)).t() @ self.x[rows]
         if "bias" in self.trainable:
-            sums["bias"] = weights @ self.grad
+            sums["bias"] = weights @ grad
         return sums
 
     def instantiate(self) -> dict[str, Tensor]:
@@ -118,19 +118,23 @@ class Outer:
             reach *= (gauge(self.x).double().square_() / self.terms + 1.0).sqrt_()
         return reach
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """From the kept products, or by one matrix product over records and time."""
+    @property
+    def joint(self) -> int:
+        """Return 1 where the products are kept, else the number of times."""
+        return 1 if self._kept is not None or "weight" not in self.trainable else self.terms
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Sum the kept products, or take one matrix product over records and time."""
         sums = {}
         if "weight" in self.trainable and self._kept is not None:
-            total = (weights @ self._kept.flatten(1)).view(self._kept.shape[1:])
+            total = combined(weights, self._kept[rows])
             sums["weight"] = total.t().contiguous() if self._flipped else total
         elif "weight" in self.trainable:
-            scaled = torch.mul(
-                self.grad, weights.view(-1, 1, 1), out=self._room.empty("scaled", self.grad.shape, self.grad)
-            )
-            sums["weight"] = scaled.flatten(0, 1).t() @ self.x.flatten(0, 1)
+            grad = self.grad[rows]
+            scaled = torch.mul(grad, weights.view(-1, 1, 1), out=self._room.empty("scaled", grad.shape, grad))
+            sums["weight"] = scaled.flatten(0, 1).t() @ self.x[rows].flatten(0, 1)
         if "bias" in self.trainable:
-            sums["bias"] = weights @ self._bias()
+            sums["bias"] = weights @ self._bias()[rows]
         return sums
 
     def instantiate(self) -> dict[str, Tensor]:

@@ -76,10 +76,15 @@ class Current:
         """As the share."""
         return self.share.reach(gauge)
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """As the share, if it still can."""
+    @property
+    def joint(self) -> int:
+        """Return the share's."""
+        return self.share.joint
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Return the share's sum, if it still can."""
         self.rooms.demand(self.stamps)
-        return self.share.weighted_sum(weights)
+        return self.share.weighted_sum(weights, rows)
 
     def instantiate(self) -> dict[str, Tensor]:
         """As the share, if it still can."""

@@ -96,14 +96,23 @@ class Gates:
         extent: Tensor = gauge(self._grad).double() if self._products is None else self._products.reach(gauge)
         return extent.mul(many)
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """One matrix product over times and records for all weights, unless the products were kept."""
-        # Both biases have the same gradient, each in memory of its own: sums may be added to in place.
-        sums = {} if self._sums is None else {name: self._turned(weights @ self._sums, 0) for name in self._biases}
+    @property
+    def joint(self) -> int:
+        """Return the number of times, or 1 where the products are kept."""
         if self._products is not None:
-            sums |= self._split(self._products.weighted_sum(weights)["weight"], 0)
+            return self._products.joint
+        return self.terms if self._columns else 1
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Take one matrix product over times and records for all weights, unless the products were kept."""
+        sums = {}
+        if self._sums is not None:
+            # Both biases have the same gradient, each in memory of its own: sums may be added to in place.
+            sums = {name: self._turned(weights @ self._sums[rows], 0) for name in self._biases}
+        if self._products is not None:
+            sums |= self._split(self._products.weighted_sum(weights, rows)["weight"], 0)
         elif self._columns:
-            x, grad = self._x.transpose(0, 1), self._grad.transpose(0, 1)
+            x, grad = self._x[rows].transpose(0, 1), self._grad[rows].transpose(0, 1)
             scaled = torch.mul(x, weights.view(1, -1, 1), out=self._room.empty("scaled", x.shape, x))
             sums |= self._split(grad.flatten(0, 1).t() @ scaled.flatten(0, 1), 0)
         return sums
@@ -154,9 +163,14 @@ class Several:
         reaches = [reach.double() for share in self._shares if (reach := share.reach(gauge)) is not None]
         return torch.stack(reaches).norm(dim=0) if reaches else None
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """Those of all."""
-        return {name: total for share in self._shares for name, total in share.weighted_sum(weights).items()}
+    @property
+    def joint(self) -> int:
+        """Return the most of all."""
+        return max(share.joint for share in self._shares)
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Return those of all."""
+        return {name: total for share in self._shares for name, total in share.weighted_sum(weights, rows).items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """Those of all."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from evenhand.errors import UsageError
-from evenhand.gradients.kernels import Share
+from evenhand.gradients.kernels import Share, combined
 from evenhand.gradients.measuring import Gauge, chunks
 from evenhand.gradients.records import LossFn
 from evenhand.gradients.rooms import Room
@@ -117,11 +117,17 @@ class _Added:
             reach = torch.linalg.vector_norm(torch.stack([part.double() for part in self._rows.lengths(gauge)]), dim=0)
         return reach.double().view(-1, self._views).sum(1)
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """From what is kept, or each view with the weight of its record."""
+    @property
+    def joint(self) -> int:
+        """Return 1 where the gradients are kept; else every view adds its own terms."""
+        return 1 if self._kept is not None else self._views * self._rows.joint
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Sum what is kept, or each view with the weight of its record."""
         if self._kept is None:
-            return self._rows.weighted_sum(weights.repeat_interleave(self._views))
-        return {name: (weights @ rows.reshape(len(rows), -1)).view(rows.shape[1:]) for name, rows in self._kept.items()}
+            every = slice(rows.start * self._views, rows.stop * self._views)
+            return self._rows.weighted_sum(weights.repeat_interleave(self._views), every)
+        return {name: combined(weights, held[rows]) for name, held in self._kept.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """All records."""

@@ -8,21 +8,31 @@ released floats then carry no trace of the datum (the attack of Mironov 2012). W
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.summation import Summation, largest_in_level
 
 S = TypeVar("S", bound=Any)
 GRID_BITS = 30
 
 
-def rounding(expected_batch: float) -> float:
-    """Relative float32 error of norms (1e-5, the engine's bar) and of a sum over the batch (half an ulp a record).
+NORMS = 1e-5
+"""Relative error of a record's norm: the engine's bar."""
 
-    Charged as extra sensitivity. The error of a sum grows with the batch and with the largest class's bound.
+
+def rounding(expected_batch: float) -> float:
+    """Return the relative error that covers norms and a sum in float64 over the batch, such as a query's.
+
+    Charged as extra sensitivity. Sums of gradients are float32: see ``charged_sum``.
 
     >>> rounding(256) < 3e-5
     True
     """
-    return 1e-5 + expected_batch * 2.0**-24
+    return NORMS + expected_batch * 2.0**-24
 
 
 def grid(sensitivity: float) -> float:
@@ -37,6 +47,29 @@ def grid(sensitivity: float) -> float:
 def slack(spacing: float, dimension: int) -> float:
     """By how much rounding to the grid can raise the L2 sensitivity: half a spacing per coordinate on either side."""
     return spacing * math.sqrt(dimension)
+
+
+def charged_sum(
+    sensitivity: NDArray[np.float64],
+    scales: Sequence[float],
+    spacing: float,
+    dimension: int,
+    summation: Summation,
+    whole: bool = False,
+) -> NDArray[np.float64]:
+    """Return per owner class the sensitivity that the noise of a gradient must cover: rounding and the grid added.
+
+    A record changes the rounding of its own block, whose records have bounds of one level; if ``whole``, that of all.
+    Proof: docs/proofs/float_sums.md.
+
+    >>> one = charged_sum(np.array([1.0]), [1.0], 0.0, 1, Summation(1024))
+    >>> bool(1.005 < one[0] < 1.01)
+    True
+    """
+    largest = float(sensitivity.max())
+    near = np.full_like(sensitivity, largest) if whole else largest_in_level(sensitivity, scales)
+    rounded = near * summation.block + largest * summation.total
+    return sensitivity * (1 + NORMS) + rounded + slack(spacing, dimension)
 
 
 def charged(sensitivity: S, spacing: float, dimension: int, expected_batch: float, largest: float | None = None) -> S:

@@ -88,14 +88,15 @@ def _gaussian(values: Vector, what: str) -> str:
     if not np.isfinite(values).all() or not values.any():
         return f"{what} is missing"
     squares = float((values**2).sum())
-    tail = int((np.abs(values) > 3).sum())
-    expected = 2 * special.ndtr(-3.0)
     tests = {
         "mean": 2 * special.ndtr(-abs(values.mean()) * math.sqrt(count)),
         "variance": 2 * min(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count)),
         "distribution": stats.kstest(values, "norm").pvalue,
-        "tail": 2 * min(stats.binom.cdf(tail, count, expected), stats.binom.sf(tail - 1, count, expected)),
     }
+    for edge in (3.0, 3.5):
+        tail, expected = int((np.abs(values) > edge).sum()), 2 * special.ndtr(-edge)
+        both = stats.binom.cdf(tail, count, expected), stats.binom.sf(tail - 1, count, expected)
+        tests[f"tail beyond {edge:g}"] = 2 * min(both)
     for name, p in tests.items():
         if p < ALARM:
             std = math.sqrt(squares / count)

@@ -19,9 +19,10 @@ from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
 from evenhand.queries import Query
-from evenhand.rules import Rule
+from evenhand.rules import BatchRule, Rule
 from evenhand.step import Released
 from evenhand.streams import Domain, Stream
+from evenhand.summation import Summation, levels
 from evenhand.testing.subjects import public
 from evenhand.testing.weighing import by_row, taken, weights
 from evenhand.types import Batch, Pass, State, Stats
@@ -62,7 +63,7 @@ class ReferenceStep:
         sensitivity = mechanism.rule.sensitivity(state)
         total, shapes = self.total(result, self.weights(mechanism.rule, stats, used, state, sensitivity), sensitivity)
         spacing = noise.grid(float(sensitivity.max()))
-        covered = self.covered(sensitivity, spacing, total.size, plan)
+        covered = self.covered(sensitivity, spacing, total.size, mechanism)
         std = self.std(level, covered, plan)
         commit = Commit(state.step, 1, covered, std, tuple(asked))
         rounded = self.rounded(total, spacing)
@@ -103,10 +104,12 @@ class ReferenceStep:
         flat = torch.cat([part.reshape(-1).double() for part in parts.values()]).numpy()
         return flat, {name: part.shape for name, part in parts.items()}
 
-    def covered(self, sensitivity: Tensor, spacing: float, size: int, plan: Plan) -> tuple[float, ...]:
+    def covered(self, sensitivity: Tensor, spacing: float, size: int, mechanism: Mechanism) -> tuple[float, ...]:
         """The sensitivity per class that goes on the ledger: the rule's, and what rounding can add."""
-        largest = float(sensitivity.max())
-        return tuple(noise.charged(float(value), spacing, size, plan.expected_batch, largest) for value in sensitivity)
+        plan, whole = mechanism.plan, isinstance(mechanism.rule, BatchRule)
+        summation = Summation(plan.expected_batch, len(set(levels(plan.scales).tolist())) == 1)
+        charged = noise.charged_sum(sensitivity.numpy(), plan.scales, spacing, size, summation, whole)
+        return tuple(charged.tolist())
 
     def std(self, level: PlannedLevel, covered: tuple[float, ...], plan: Plan) -> float:
         """Enough noise for the class that needs most."""

@@ -136,15 +136,15 @@ class UnchargedEmpty(ReferenceStep):
 class HalfRecorded(ReferenceStep):
     """Records half the sensitivity that the rule declares, and makes noise for that."""
 
-    def covered(self, sensitivity: Tensor, spacing: float, size: int, plan: Plan) -> tuple[float, ...]:
+    def covered(self, sensitivity: Tensor, spacing: float, size: int, mechanism: Mechanism) -> tuple[float, ...]:
         """Half of it."""
-        return tuple(0.5 * value for value in super().covered(sensitivity, spacing, size, plan))
+        return tuple(0.5 * value for value in super().covered(sensitivity, spacing, size, mechanism))
 
 
 class WithoutRounding(ReferenceStep):
     """Records the declared sensitivity a little rounded down: less than what the noise must cover."""
 
-    def covered(self, sensitivity: Tensor, spacing: float, size: int, plan: Plan) -> tuple[float, ...]:
+    def covered(self, sensitivity: Tensor, spacing: float, size: int, mechanism: Mechanism) -> tuple[float, ...]:
         """To one part in a thousand."""
         return tuple(float(value) * 0.999 for value in sensitivity)
 

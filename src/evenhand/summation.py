@@ -1,0 +1,109 @@
+"""Rounding of float32 sums: how a batch is split so that it stays small, and what is charged for it.
+
+A sum of n vectors of length C in float32 may be wrong by n^2 2^-25 C, and one record more can change all of that error.
+So records are summed in blocks, and block sums are added in float64. Which block a record is in depends on a secret
+random number of its own, never on which others were drawn: one record more changes the sum of one block only.
+Proof: docs/proofs/float_sums.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNIT = 2.0**-24
+"""Largest relative error of one rounding to float32."""
+MOST_ROWS = 295
+"""Records in a block at most, where each adds one vector."""
+JOINT = 0.0012
+"""Error of a block whose records add several vectors each, as a part of the bound."""
+USUAL_REACH = 3.5
+"""Sum of the lengths of a record's terms over the length of their sum that blocks are made for."""
+LEVELS = 4
+"""Levels of clip bounds per factor of two: records of different levels are never in one block."""
+KEY_BITS = 56
+"""Digits of a record's secret key; above them stands the level of its clip bound."""
+
+
+@dataclass(frozen=True)
+class Summation:
+    """How the sums of one run are split, and what their rounding costs.
+
+    It is decided by the expected batch size, and by whether all records have clip bounds of one level.
+
+    Examples:
+      >>> Summation(256).rows, Summation(64).rows
+      (295, 104)
+      >>> Summation(1024).relative < 0.01, Summation(65_536).relative < 0.03
+      (True, True)
+    """
+
+    expected_batch: float
+    one_level: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Most records of a block whose records add one vector each."""
+        return min(MOST_ROWS, math.ceil(self.expected_batch + 4 * math.sqrt(self.expected_batch)) + 8)
+
+    @property
+    def most(self) -> int:
+        """Most records of a batch whose total may be rounded to float32; a larger one stays in float64."""
+        return self._usual if self.one_level else 0
+
+    @property
+    def _usual(self) -> int:
+        """Return a number of records that a batch almost never exceeds."""
+        return math.ceil(self.expected_batch + 10 * math.sqrt(self.expected_batch)) + 100
+
+    @property
+    def block(self) -> float:
+        """Change of the error of one block when a record joins it, as a part of the largest bound in the block."""
+        return 2 * 1.01 * UNIT * (self.rows * (self.rows + 1) / 2 + 3 * self.rows) + 2.25 * JOINT
+
+    @property
+    def total(self) -> float:
+        """Change of the error of everything after the block sums, as a part of the largest bound of all records."""
+        return 4 * UNIT * self.most + 2 * self._usual**2 * 2.0**-53
+
+    @property
+    def relative(self) -> float:
+        """Both together, where all records have the same bound."""
+        return self.block + self.total
+
+
+def joint_rows(terms: int) -> int:
+    """Return the most records of a block whose records add ``terms`` vectors each: a power of two.
+
+    Examples:
+      >>> joint_rows(16), joint_rows(64), joint_rows(1024), joint_rows(100_000)
+      (16, 8, 2, 1)
+    """
+    return 1 << int(math.log2(max(1.0, math.sqrt(JOINT / (UNIT * terms * USUAL_REACH)))))
+
+
+def levels(scales: Sequence[float]) -> NDArray[np.uint64]:
+    """Return the level of each clip bound: bounds of one level differ by a factor of at most 2^(1/4).
+
+    Examples:
+      >>> levels([1.0, 1.1, 1.3, 0.99]).tolist()
+      [128, 128, 129, 127]
+    """
+    found: NDArray[np.float64] = 128 + np.floor(LEVELS * np.log2(np.asarray(scales, dtype=np.float64)))
+    return found.clip(0, 255).astype(np.uint64)
+
+
+def largest_in_level(sensitivity: NDArray[np.float64], scales: Sequence[float]) -> NDArray[np.float64]:
+    """Return for every class the largest sensitivity of a class whose records may share a block with its own.
+
+    Examples:
+      >>> largest_in_level(np.array([1.0, 1.1, 4.0]), [1.0, 1.1, 4.0])
+      array([1.1, 1.1, 4. ])
+    """
+    most, places = np.zeros(256), levels(scales).astype(np.int64)
+    np.maximum.at(most, places, sensitivity)
+    return most[places]
