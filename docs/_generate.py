@@ -16,11 +16,15 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import evenhand
 from evenhand import cli, errors
 from evenhand.cli.claims import table as claims_table
 from evenhand.config import Config
 from evenhand.data import columns
+from evenhand.privacy import noise
+from evenhand.summation import Summation
 
 SOURCE = Path(evenhand.__file__).parent
 
@@ -57,6 +61,7 @@ def everything(out: Path) -> None:
         "columns": column_kinds(),
         "errors": error_list(),
         "claims": cached(out / "claims.md", claims),
+        "charges": rounding_charges(),
         **outputs(),
     }
     for name, text in pages.items():
@@ -105,6 +110,19 @@ def _value(kind: Any) -> str:
         if wanted is kind or wanted in typing.get_args(kind):
             return word
     return "TEXT"
+
+
+def rounding_charges() -> str:
+    """What the rounding of float32 sums is charged, by the expected batch."""
+    rows = []
+    for batch in (16, 64, 256, 1024, 16_384, 65_536):
+        summation = Summation(batch)
+        charged = noise.charged_sum(np.ones(1), [1.0], noise.grid(1.0), 10**6, summation)[0]
+        rows.append([str(batch), str(summation.rows), f"{charged:.5f}"])
+    return (
+        grid(["expected batch", "records of a block", "charged sensitivity, times C (a million parameters)"], rows)
+        + "\n"
+    )
 
 
 def method_table() -> str:

@@ -29,6 +29,7 @@ class Blocks:
       summation: sizes of blocks and of a batch that float32 can hold; None takes the largest blocks.
       whole: the weight of a record depends on the others, so one record more may change every block. Then only a
         batch that is one block is summed in float32.
+      part: these are not all records of the batch.
 
     Examples:
       >>> Blocks(5).of(3)
@@ -39,6 +40,7 @@ class Blocks:
     keys: NDArray[np.uint64] | None = None
     summation: Summation | None = None
     whole: bool = False
+    part: bool = False
     _found: dict[int, list[slice]] = field(default_factory=dict, repr=False)
 
     @property
@@ -50,6 +52,10 @@ class Blocks:
     def rounds(self) -> bool:
         """Whether the total of this batch may be rounded to float32."""
         return self.summation is None or self.size <= self.summation.most
+
+    def exact(self, parts: list[slice]) -> bool:
+        """Return whether sums over these blocks must be float64 from the first addition on."""
+        return self.whole and (self.part or len(parts) > 1)
 
     def of(self, most: int) -> list[slice]:
         """Return the blocks of at most ``most`` rows, in the order of the rows; a batch without rows has none."""
@@ -67,7 +73,7 @@ class Blocks:
             size, keys = rows.stop - rows.start, None if self.keys is None else self.keys[rows]
         else:
             size, keys = len(rows), None if self.keys is None else self.keys[rows.cpu().numpy()]
-        return Blocks(size, keys, self.summation, self.whole)
+        return Blocks(size, keys, self.summation, self.whole, self.part or size < self.size)
 
 
 def chunks_of(size: int, most: int) -> list[slice]:

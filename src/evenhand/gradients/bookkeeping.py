@@ -106,7 +106,7 @@ class _Group:
     def weighted_sum(self, weights: Tensor, blocks: Blocks, rows: Tensor | None) -> Iterator[tuple[int, Tensor]]:
         """Yield a parameter's identity and its sum over all blocks, call after call."""
         parts = [slice(0, blocks.size)] if self.dtype == torch.float64 else blocks.of(self.most or blocks.rows)
-        exact = blocks.whole and len(parts) > 1
+        exact = blocks.exact(parts)
         own = weights if exact else weights.to(self.dtype)
         for call, whole in zip(self.calls, self.shares, strict=True):
             if exact:

@@ -58,7 +58,7 @@ class DenseBook:
         for call in emptied(self._calls) if last else self._calls:
             call.check()
             x, grad = call.tensors if rows is None else [table[rows] for table in call.tensors]
-            if blocks.whole and len(parts) > 1:
+            if blocks.exact(parts):
                 sums = _exact_sums(call, x, grad, weights)
             else:
                 sums = add_up(parts, weights, partial(self._block_sums, call, x, grad, last))

@@ -1,0 +1,126 @@
+"""Line 1: one record moves a float32 sum by no more than what is charged, on every way that a step can take."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from float_ways import WAYS, Sums, cancelling, change, keys_of, taking, worst_change
+from torch import nn
+
+import evenhand as eh
+from evenhand.gradients import blocks
+from evenhand.gradients.bookkeeping import Bookkeeping
+from evenhand.privacy import noise
+from evenhand.summation import MOST_ROWS, Summation, joint_rows, levels
+
+QUICK = [(name, 1_024 if way.most > 1_024 else way.most) for name, way in WAYS.items()]
+LARGE = [(name, 16_384) for name in ("chain, compiled sums", "chain without compiled loops", "tape", "parts run twice")]
+SLOW = [(name, size) for name, way in WAYS.items() for size in (4_096, 16_384, 65_536) if size <= way.most]
+
+
+def check(name: str, size: int, whole: bool = False) -> None:
+    with taking(WAYS[name]):
+        assert worst_change(WAYS[name], size, whole) <= 1 + noise.NORMS + Summation(size).relative
+
+
+@pytest.mark.parametrize(("name", "size"), QUICK + LARGE)
+def test_one_record_moves_a_sum_by_what_is_charged(name: str, size: int) -> None:
+    check(name, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), SLOW)
+def test_one_record_moves_a_sum_of_many_by_what_is_charged(name: str, size: int) -> None:
+    check(name, size)
+
+
+@pytest.mark.parametrize(
+    "name", ["chain, compiled sums", "tape", "convolution, not kept", "several layers", "vmap", "parts run twice"]
+)
+def test_sums_whose_weights_depend_on_the_batch_are_exact_beyond_one_block(name: str) -> None:
+    way = WAYS[name]
+    with taking(way):
+        sums, times = Sums(way, 2_048, whole=True), cancelling(2_048, 1_024)
+        exact = sums(torch.ones(1).double(), keys_of(1)) * float(times.sum())
+        assert float((sums(times, keys_of(2_048)) - exact).norm()) < 2e-6 * 1_024
+
+
+def test_without_blocks_the_attack_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum in one float32 run, as before: one record of 16,384 moves it by several times its bound."""
+    monkeypatch.setattr(blocks.Blocks, "of", lambda self, most: [slice(0, self.size)])
+    with taking(WAYS["tape"]):
+        assert worst_change(WAYS["tape"], 16_384) > 1.5
+
+
+def test_the_charge_stays_below_its_bars() -> None:
+    for batch in (1, 16, 64, 256, 1_024):
+        charged = noise.charged_sum(np.ones(1), [1.0], noise.grid(1.0), 10**6, Summation(batch))
+        assert 1 < charged[0] <= 1.01
+    spread = 2.0 ** np.linspace(-3, 3, 200)
+    assert (
+        noise.charged_sum(spread, list(spread), noise.grid(8.0), 1000, Summation(1_024, False)) <= 1.0101 * spread
+    ).all()
+    assert noise.charged_sum(np.ones(1), [1.0], noise.grid(1.0), 10**6, Summation(65_536))[0] <= 1.05
+
+
+def test_a_record_more_changes_one_block_only() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        count, most = int(random.integers(1, 900)), int(random.choice([1, 2, 8, 16, 104, 295]))
+        keys = np.sort(random.integers(0, 2**56, count, dtype=np.uint64))
+        if random.random() < 0.5:
+            keys = np.sort(keys | (random.integers(126, 130, count).astype(np.uint64) << np.uint64(56)))
+        more = np.sort(np.append(keys, keys[int(random.integers(count))] ^ np.uint64(random.integers(1, 2**20))))
+        before, after = ({tuple(every[part]) for part in blocks.leaves(every, most)} for every in (keys, more))
+        assert all(len(block) <= most and len({key >> np.uint64(56) for key in block}) == 1 for block in after)
+        assert sorted(key for block in after for key in block) == more.tolist()
+        lost = before - after
+        assert len(lost) <= 1
+        assert len({key for block in after - before for key in block}) == len(next(iter(lost), ())) + 1
+
+
+def test_blocks_are_small_enough_for_the_terms_that_their_records_add() -> None:
+    for terms in (1, 2, 7, 16, 49, 64, 196, 1024, 5000):
+        rows = joint_rows(terms)
+        assert rows & (rows - 1) == 0
+        assert rows == 1 or rows**2 * terms * 3.5 * 2.0**-24 <= 0.0012
+
+
+def test_records_whose_terms_cancel_are_summed_apart_in_float64() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40, bias=False))
+    x = torch.randn(6, 2, 40)
+    x[3, 1] = -x[3, 0] * (1 + 1e-3)
+    result = eh.gradients.per_sample(model, lambda out, y: out.flatten(1).sum(1) * y, x, torch.ones(6))
+    raw = result.weighted_sum.__self__._raw  # type: ignore[attr-defined]
+    assert isinstance(raw, Bookkeeping)
+    assert raw._doubtful is not None
+    assert 3 in raw._doubtful.tolist()
+
+
+def test_the_reviewers_run_is_charged_for_what_a_record_moves(tmp_path: Path) -> None:
+    """Rate 1, a linear model, a loss ``o * t``: the ledger's sensitivity covers the change of the released sum."""
+    size = 4_096
+    times = cancelling(size, size // 2)
+    inputs, model = torch.ones(size, 64), nn.Sequential(nn.Linear(64, 1, bias=False))
+    data = eh.data.wrap(inputs, (times / 8).float())
+    plan = eh.plan("dpsgd", eh.Privacy(1, 1e-5), data=data.facts, epochs=1, batch_size=size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with eh.attach(model, optimizer, lambda out, y: out[:, 0] * y, plan, out=tmp_path, compose=False) as private:
+        for batch in private.batches(data):
+            private.step(batch)
+            break
+    covered = private.folder.ledger().commits[0].sensitivity[0]
+    with taking(WAYS["chain, compiled sums"]):
+        moved = change(Sums(WAYS["chain, compiled sums"], size), times, 0, keys_of(size + 1))
+    assert moved <= covered <= 1.05
+
+
+def test_blocks_follow_levels_of_the_bounds() -> None:
+    assert levels([0.25, 0.5, 1.0, 2.0, 4.0]).tolist() == [120, 124, 128, 132, 136]
+    assert Summation(256).rows == MOST_ROWS
+    assert math.isclose(Summation(1e9).block, Summation(1e3).block)
