@@ -15,7 +15,9 @@ import evenhand as eh
 from evenhand.gradients import blocks
 from evenhand.gradients.bookkeeping import Bookkeeping
 from evenhand.privacy import noise
+from evenhand.rules import Clip
 from evenhand.summation import MOST_ROWS, Summation, joint_rows, levels
+from evenhand.testing import check as check_rule
 
 QUICK = [(name, 1_024 if way.most > 1_024 else way.most) for name, way in WAYS.items()]
 LARGE = [(name, 16_384) for name in ("chain, compiled sums", "chain without compiled loops", "tape", "parts run twice")]
@@ -124,3 +126,11 @@ def test_blocks_follow_levels_of_the_bounds() -> None:
     assert levels([0.25, 0.5, 1.0, 2.0, 4.0]).tolist() == [120, 124, 128, 132, 136]
     assert Summation(256).rows == MOST_ROWS
     assert math.isclose(Summation(1e9).block, Summation(1e3).block)
+
+
+def test_the_conformance_kit_rejects_a_step_whose_sums_are_one_float32_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_rule(Clip(), only=["large"]).ok
+    monkeypatch.setattr(blocks.Blocks, "of", lambda self, most: [slice(0, self.size)])
+    (finding,) = check_rule(Clip(), only=["large"]).findings
+    assert not finding.ok
+    assert "of 16384 records moves the sum" in finding.message

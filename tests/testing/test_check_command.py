@@ -65,7 +65,7 @@ def test_a_right_rule_passes(tmp_path: Path) -> None:
     file.write_text(RULE.format(name="right", weight=RIGHT))
     done = evenhand("check", file)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.startswith("mine_right: 13 checks passed\n  ok      form")
+    assert done.stdout.startswith("mine_right: 14 checks passed\n  ok      form")
 
 
 def test_a_wrong_rule_and_a_wrong_query_fail_with_exit_code_one(tmp_path: Path) -> None:

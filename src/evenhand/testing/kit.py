@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from evenhand import _validate
 from evenhand.queries import Query
 from evenhand.rules import Rule
-from evenhand.testing import audit_check, noise_checks, pure_checks, rule_checks, step_checks
+from evenhand.testing import audit_check, engine_checks, noise_checks, pure_checks, rule_checks, step_checks
 from evenhand.testing.findings import Finding, Findings
 from evenhand.testing.subjects import Subject
 
@@ -23,6 +23,7 @@ CHECKS: dict[str, Check] = {
     "round_trip": pure_checks.round_trip,
     "step": step_checks.step,
     "ledger": step_checks.ledger,
+    "large": engine_checks.large,
     "noise": noise_checks.noise,
     "audit": audit_check.audit,
     "sampling": noise_checks.sampling,
@@ -30,7 +31,7 @@ CHECKS: dict[str, Check] = {
 }
 """Every check by name, in the order in which they run."""
 
-_OF_CLAIMS = {"sensitivity", "step", "ledger", "noise", "audit", "accounting"}
+_OF_CLAIMS = {"sensitivity", "step", "ledger", "large", "noise", "audit", "accounting"}
 
 
 def check(part: Subject | Rule | Query, *, only: Sequence[str] = ()) -> Findings:
