@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import untrusted
+from evenhand.privacy.chain import plain_name
 from evenhand.privacy.ledger import Ledger, sync_folder
 from evenhand.privacy.statement_sharing import FROM_FACTS, FROM_NOISE, KEPT
 
@@ -83,7 +84,7 @@ def mend(folder: Path, ledger: Ledger) -> None:
 
 
 def _recorded(path: Path) -> bool:
-    return (path.parent / LEDGER).exists() and path.name not in (*_BY_THEMSELVES, *KEPT)
+    return (path.parent / LEDGER).exists() and plain_name(path.name) and path.name not in (*_BY_THEMSELVES, *KEPT)
 
 
 def _synced(path: Path, data: bytes) -> Path:

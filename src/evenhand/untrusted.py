@@ -34,16 +34,18 @@ def read_bytes(path: Path, *, largest: int = LARGEST) -> bytes:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
         raise VerificationError(f"{path.name} cannot be read ({error.strerror}).") from None
-    with os.fdopen(handle, "rb") as file:
+    try:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
             raise VerificationError(f"{path.name} cannot be read: it is not a file.")
         if about.st_size > largest:
             raise VerificationError(f"{path.name} cannot be read: it has more than {largest} bytes.")
-        try:
+        with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(largest)
-        except OSError as error:
-            raise VerificationError(f"{path.name} cannot be read ({error.strerror}).") from None
+    except OSError as error:
+        raise VerificationError(f"{path.name} cannot be read ({error.strerror}).") from None
+    finally:
+        os.close(handle)
 
 
 def digest(path: Path) -> str | None:

@@ -273,12 +273,19 @@ def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Coll
         for key in compared
         if key != "digest" and not _follows(again[key], written.get(key))
     ]
-    page = folder.path / "statement.md"
-    if not page.exists():
-        problems.append("statement.md is missing.")
-    elif same_words and not problems and untrusted.read_bytes(page) != statements.markdown(written).encode():
-        problems.append("statement.md does not say what statement.json says.")
+    if same_words and not problems:
+        problems += _page_problems(folder.path / "statement.md", written)
     return problems
+
+
+def _page_problems(page: Path, written: Mapping[str, Any]) -> list[str]:
+    """The words must be those of the data."""
+    try:
+        said = untrusted.read_bytes(page)
+    except VerificationError as error:
+        return [str(error)]
+    same = said == statements.markdown(written).encode()
+    return [] if same else ["statement.md does not say what statement.json says."]
 
 
 def _rebuilt(

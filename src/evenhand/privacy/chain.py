@@ -237,6 +237,16 @@ def _keys(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield from map(str, row["keys"])
 
 
+def plain_name(name: str) -> bool:
+    """Return whether a name can stand in a ``file`` row: of a file directly in the folder, and printable.
+
+    Examples:
+      >>> plain_name("report.html"), plain_name("../report.html"), plain_name("")
+      (True, False, False)
+    """
+    return bool(name) and name.isprintable() and not set(name) & set("/\\") and name not in (".", "..")
+
+
 def _file_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[FileRow, ...]:
     """The rows of this run's own folder: those before a fork speak of the folder that was left."""
     fork = max((place for place, row in enumerate(rows, 1) if row["type"] == "fork"), default=0)
@@ -245,7 +255,7 @@ def _file_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[FileRow, ...]:
         for place, row in enumerate(rows, 1)
         if row["type"] == "file" and place > fork
     ]
-    if any(not row.name or set(row.name) & set("/\\\0") or row.name in (".", "..") for row in found):
+    if not all(plain_name(row.name) for row in found):
         raise LedgerError("A row of the ledger records a file outside of the run folder: it was damaged or edited.")
     return tuple(found)
 
