@@ -94,6 +94,8 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
             found = load_pem_private_key(data, None)
         except TypeError:
             found = load_pem_private_key(data, _passphrase(path).encode())
+    except UsageError:
+        raise
     except (ValueError, TypeError, UnsupportedAlgorithm):
         hint = " It is a public key: pass the file without .pub." if b"PUBLIC KEY" in data else ""
         raise UsageError(

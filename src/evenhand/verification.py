@@ -111,8 +111,16 @@ def _examined(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
     """All of ``verify`` except the signature, and the ledger if it can be read and belongs to the plan."""
     try:
         plan, reading = folder.plan(), folder.ledger()
+        return _compared(folder, plan, reading)
     except EvenhandError as error:
         return _unreadable(str(error)), None
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        # Settings of rules are free: a plan that was made up consistently can hold what no statement can be made of.
+        return _unreadable(f"plan.json, ledger and statement cannot be computed with ({type(error).__name__})."), None
+
+
+def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, Any], Reading | None]:
+    """What follows from plan and ledger, and what in the folder does not."""
     if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
         return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it."), None
     problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
@@ -267,11 +275,11 @@ def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Coll
     except VerificationError as error:
         return [str(error)]
     same_words = reading.covering and written["software"].get("evenhand") == software()["evenhand"]
-    compared = again if same_words else _COMPUTED
+    compared = {*again, *written} - {"digest"} if same_words else set(_COMPUTED)
     problems = [
-        f"the statement's {key!r} does not follow from the plan, the ledger and the model."
-        for key in compared
-        if key != "digest" and not _follows(again[key], written.get(key))
+        f"the statement's {key[:40]!r} does not follow from the plan, the ledger and the model."
+        for key in sorted(compared)
+        if key not in again or key not in written or not _follows(again[key], written[key])
     ]
     if same_words and not problems:
         problems += _page_problems(folder.path / "statement.md", written)

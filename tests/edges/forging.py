@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import evenhand as eh
 from evenhand.data import Data, wrap
 from evenhand.density import MomentDensity
 from evenhand.privacy.chain import encoded, parse
-from evenhand.privacy.statement import digest
+from evenhand.privacy.statement import digest, markdown
 from evenhand.run_files import RECORDED, as_json
 from evenhand.signing import new_key
 from evenhand.verification import sign
@@ -289,18 +289,49 @@ def promised(folder: Path) -> dict[str, Any]:
 
 def rechain(folder: Path, name: str, text: bytes) -> None:
     """Put a forged file in place as one who knows the format would: its row and all hashes after it are made anew."""
+    rows = rows_of(folder)
     if name == "statement.json":
-        try:
-            body = json.loads(text)
-            text = as_json({**body, "digest": digest(body)})
-        except (ValueError, TypeError, RecursionError, AttributeError):
-            pass
+        text = _with_digest(text)
+    if name == "plan.json":
+        with suppress(ValueError, RecursionError):
+            plain = json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+            rows[0]["plan"] = hashlib.sha256(plain.encode()).hexdigest()
+    for row in [row for row in rows if (row.get("type"), row.get("name")) == ("file", name)][-1:]:
+        row["sha256"] = hashlib.sha256(text).hexdigest()
     (folder / name).write_bytes(text)
+    write_rows(folder, rows)
+
+
+def _with_digest(text: bytes) -> bytes:
+    try:
+        body = json.loads(text)
+        return as_json({**body, "digest": digest(body)})
+    except (ValueError, TypeError, RecursionError, AttributeError):
+        return text
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a ledger without their hashes."""
     rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_bytes().splitlines()]
-    place = max(place for place, row in enumerate(rows) if row["type"] == "file" and row["name"] == name)
-    rows[place]["sha256"] = hashlib.sha256(text).hexdigest()
-    head, lines = "0" * 64, []
-    for row in rows:
-        line, head = encoded({key: value for key, value in row.items() if key not in ("prev", "hash")}, head)
+    return [{key: value for key, value in row.items() if key not in ("prev", "hash")} for row in rows]
+
+
+def write_rows(folder: Path, rows: Any) -> None:
+    """Write a ledger of these rows with a chain that holds; a statement that named its head names the new one."""
+    old = [json.loads(line)["hash"] for line in (folder / "ledger.jsonl").read_bytes().splitlines()]
+    heads, head, lines = ["0" * 64], "0" * 64, []
+    for row in rows if isinstance(rows, list) else [rows]:
+        line, head = encoded(row if isinstance(row, dict) else {"type": row}, head)
+        heads.append(head)
         lines.append(line)
     (folder / "ledger.jsonl").write_bytes(b"".join(lines))
+    moved = dict(zip(old, heads[1:], strict=False))
+    file = folder / "statement.json"
+    try:
+        body = json.loads(file.read_bytes())
+        if moved.get(body["ledger_head"], body["ledger_head"]) != body["ledger_head"]:
+            body["ledger_head"] = moved[body["ledger_head"]]
+            rechain(folder, "statement.json", json.dumps(body).encode())
+            rechain(folder, "statement.md", markdown(json.loads(file.read_bytes())).encode())
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
+        pass
