@@ -275,7 +275,7 @@ PLACES: dict[str, Callable[[Path, Path, random.Random], None]] = {
     "link": _linked,
     "removal": _removed,
     "exchange": _exchanged,
-    "pipe": _pipe,
+    **({"pipe": _pipe} if hasattr(os, "mkfifo") else {}),
 }
 
 

@@ -225,9 +225,8 @@ def test_the_reader_refuses_what_no_run_writes(text: bytes, tmp_path: Path) -> N
 
 
 def test_the_reader_opens_only_files_of_usual_size(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"0" * 1001)
-    for name in ("pipe", "large", "none", "."):
+    for name in ("large", "none", "."):
         with pytest.raises(VerificationError):
             read_bytes(tmp_path / name, largest=1000)
 
