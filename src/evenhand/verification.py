@@ -305,7 +305,7 @@ def _rebuilt(
     """
     then = read_until(folder.ledger_file, written["ledger_head"])
     row = next((row.place for row in reversed(reading.file_rows) if row.name == folder.statement_file.name), None)
-    recorded = reading.files(row)
+    recorded = {name: digest for name, digest in reading.files(row).items() if name in folder.HASHED}
     again = statements.build(
         plan,
         then,
@@ -313,16 +313,16 @@ def _rebuilt(
         software=written["software"],
         groups=written["groups"],
         composition=folder.composition(),
-        files=folder.hashes() if row is None else {name: recorded[name] for name in folder.HASHED if name in recorded},
+        files=recorded if reading.covering else folder.hashes() | recorded,
     )
+    proved: dict[float, float] = {}
     for owner, (ours, theirs) in enumerate(zip(again["owners"], written["owners"], strict=False)):
         computed, given = ours["epsilon"], theirs["epsilon"]
         if computed is None or given is None or given > computed * (1 + _LOOSER):
             continue
         if _holds(plan, owner, then.reserved, given, computed):
-            ours["epsilon"] = given
-    established = [row["epsilon"] for row in again["owners"]]
-    again["guarantee"]["epsilon"] = None if None in established else max(established)
+            ours["epsilon"] = proved[computed] = given
+    again["guarantee"]["epsilon"] = proved.get(again["guarantee"]["epsilon"], again["guarantee"]["epsilon"])
     return again
 
 

@@ -335,3 +335,26 @@ def write_rows(folder: Path, rows: Any) -> None:
             rechain(folder, "statement.md", markdown(json.loads(file.read_bytes())).encode())
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
         pass
+
+
+def as_before(folder: Path) -> None:
+    """Make a folder one that an earlier version wrote: no file is recorded, and every head is the one without."""
+    heads, head, lines = {}, "0" * 64, []
+    for line in (folder / "ledger.jsonl").read_bytes().splitlines():
+        row = json.loads(line)
+        if row["type"] != "file":
+            bare = {key: value for key, value in row.items() if key not in ("prev", "hash")}
+            written, head = encoded(bare, head)
+            lines.append(written)
+        heads[row["hash"]] = head
+    (folder / "ledger.jsonl").write_bytes(b"".join(lines))
+    body = json.loads((folder / "statement.json").read_bytes())
+    body["ledger_head"] = heads[body["ledger_head"]]
+    body["sharing"]["may_be_shared"].remove("signature.json")
+    (folder / "statement.json").write_bytes(as_json({**body, "digest": digest(body)}))
+    (folder / "statement.md").write_text(markdown(json.loads((folder / "statement.json").read_bytes())))
+    for file in (folder / "private").rglob("*.pt"):
+        state = torch.load(file, weights_only=True)
+        torch.save({**state, "ledger_head": heads[state["ledger_head"]]}, file)
+        marker = {"ledger_head": heads[state["ledger_head"]], "position": state["position"]}
+        file.with_suffix(".json").write_bytes(as_json(marker))

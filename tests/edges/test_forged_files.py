@@ -16,7 +16,6 @@ import evenhand as eh
 from commands import evenhand
 from evenhand import run_files
 from evenhand.errors import LedgerError, VerificationError
-from evenhand.privacy.chain import encoded
 from evenhand.privacy.ledger import Ledger, read
 from evenhand.privacy.statement import markdown
 from evenhand.results import Run
@@ -160,25 +159,26 @@ def test_a_missing_file_is_a_problem_unless_it_must_not_be_shared(copy: Path, tm
 
 
 def test_a_folder_of_an_earlier_version_verifies_and_says_what_is_not_covered(copy: Path) -> None:
-    rows = [json.loads(line) for line in (copy / "ledger.jsonl").read_bytes().splitlines()]
-    heads, head, lines = {}, "0" * 64, []
-    for row in rows:
-        if row["type"] != "file":
-            bare = {key: value for key, value in row.items() if key not in ("prev", "hash")}
-            line, head = encoded(bare, head)
-            heads[row["hash"]] = head
-            lines.append(line)
-    (copy / "ledger.jsonl").write_bytes(b"".join(lines))
-    body = json.loads((copy / "statement.json").read_bytes())
-    body["ledger_head"] = heads[body["ledger_head"]]
-    body["sharing"]["may_be_shared"].remove("signature.json")
-    body["digest"] = forging.digest(body)
-    (copy / "statement.json").write_bytes(run_files.as_json(body))
-    (copy / "statement.md").write_text(markdown(body))
+    forging.as_before(copy)
     found = eh.verify(copy)
     assert found["problems"] == []
     note = next(note for note in found["notes"] if "an earlier version" in note)
     assert all(name in note for name in ("report.html", "model-card.md", "owners.csv"))
+
+
+def test_a_run_of_an_earlier_version_goes_on_and_its_new_files_are_recorded(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(folders["rebudgeted"], tmp_path / "run"))
+    forging.as_before(run)
+    assert problems(run) == []
+    eh.rebudget(run, eh.Privacy(4), epochs=1, train=forging.data())
+    eh.resume(run, model=forging.nn.Linear(3, 2), train=forging.data(), progress=False)
+    found = eh.verify(run)
+    assert found["problems"] == []
+    assert any("does not record README.md" in note for note in found["notes"])
+    (run / "model-card.md").write_text("epsilon 0.098")
+    assert problems(run) == ["model-card.md is not the file that the ledger records: it was changed or exchanged."]
 
 
 @pytest.mark.parametrize("name", ["report.html", "statement.json", "metrics.jsonl"])
