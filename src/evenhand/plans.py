@@ -208,7 +208,7 @@ class Plan:
             and self.steps == sum(stage.steps for stage in self._stages)
             and all(0 <= rate <= 1 for stage in self._stages for rate in stage.rates)
             and all(0 < scale < _LARGE for stage in self._stages for scale in stage.scales)
-            and all(1 <= level.count < _LARGE for level in self._levels)
+            and all(0 <= level.count < _LARGE for level in self._levels)
             and all(0 <= noise < _LARGE for level in self._levels for noise in (level.noise, *level.queries))
             and all(value is None or value >= 0 for value in (*self.budgets, *self.epsilons))
         )
