@@ -235,6 +235,9 @@ def outputs() -> dict[str, str]:
         printed(TRAIN)
         found["out-statement"] = shown("evenhand statement runs/signed")
         found["out-verify"] = shown("evenhand verify runs/signed")
+        printed("evenhand keys new --out engineer")
+        printed("evenhand statement runs/signed --sign engineer")
+        found["out-key"] = shown("evenhand verify runs/signed --key engineer.pub")
         found["out-folder"] = (
             (folder / "runs" / "signed" / "README.md").read_text().replace("# A run of evenhand\n", "")
         )

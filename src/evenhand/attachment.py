@@ -18,6 +18,7 @@ from evenhand.mechanism import Mechanism
 from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger
 from evenhand.private import Kept, Private
+from evenhand.run_files import digests, mend
 from evenhand.runs import Folder
 from evenhand.step import rehearse
 from evenhand.streams import Stream
@@ -112,7 +113,9 @@ def start(
         key=stream.fingerprint,
         insecure=insecure_seed is not None,
         anchors=folder.anchors() + ([state["ledger_head"]] if state is not None else []),
+        files=digests(folder.path),
     )
+    mend(folder.path, ledger)
     private = Private(
         model,
         optimizer,

@@ -22,6 +22,7 @@ from evenhand.plans import Plan
 from evenhand.privacy import ledger_forks
 from evenhand.privacy.ledger import Ledger, Reading, locked, parse, refuse_shortened, refuse_withdrawn
 from evenhand.replanning import OverspentError, refuse_overspent
+from evenhand.run_files import digests
 from evenhand.runs import Folder, sha256, write_durably, write_json
 
 
@@ -103,6 +104,7 @@ def begin(folder: Folder, out: Path, made: Plan, point: Point) -> Folder:
 def finish(folder: Folder, new: Folder, counted: Mapping[str, Any]) -> None:
     """Withdraw the old run, then let the new one begin; a crash in between is mended by calling ``rebudget`` again."""
     write_json(new.composition_file, counted)
+    write_durably(_waiting(new), ledger_forks.with_files(_waiting(new).read_bytes(), digests(new.path)))
     fork = parse(_waiting(new).read_bytes()).forks[-1]
     Ledger.withdraw(folder.ledger_file, head=fork["head"], first=fork["from"], fork=fork["hash"])
     _begin_ledger(folder, new)

@@ -115,8 +115,7 @@ def _epoch_ends(private: Private) -> bool:
 def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast) -> None:
     with aside.shown():
         line = evaluation.row(private.model, test, private.position, _epoch(private))
-    with private.folder.metrics_file.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    private.folder.add_metrics(line)
     if telling:
         private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)

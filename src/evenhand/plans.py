@@ -12,13 +12,37 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from evenhand import stages
+from evenhand import stages, untrusted
 from evenhand.errors import UsageError
 from evenhand.privacy import accountants
 from evenhand.stages import PlannedLevel, Stage
 from evenhand.types import Event, Facts, Guarantee
 
 SCHEMA = 1
+_LARGE = 1e12
+_NUMBER = (int, float)
+_MAYBE = (int, float, type(None))
+_LEVELS: untrusted.Shape = [{"count": int, "noise": _NUMBER, "bound": _NUMBER, "queries": [_NUMBER]}]
+_SHAPE: untrusted.Shape = {
+    "method": str,
+    "guarantee": str,
+    "rule": {"name": str, "settings": dict},
+    "queries": [dict],
+    "schedule": dict,
+    "facts": {"records": int, "owners": [list], "groups": [str], "labels": [str], "inputs": str},
+    "delta": _NUMBER,
+    "budgets": [_MAYBE],
+    "steps": int,
+    "expected_batch": _NUMBER,
+    "rates": [_NUMBER],
+    "scales": [_NUMBER],
+    "levels": _LEVELS,
+    "epsilons": [_MAYBE],
+    "accountant": str,
+    "unit": str,
+    "adjacency": str,
+}
+"""What plan.json holds; see ``untrusted.fits``."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +172,8 @@ class Plan:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in fields
         }
+        if not untrusted.fits(dict(data), _SHAPE) or not untrusted.fits(data["facts"].get("derived", []), [str]):
+            raise UsageError("plan.json holds something of another kind than a plan does: it was damaged or edited.")
         facts = data["facts"]
         values["facts"] = Facts(
             records=facts["records"],
@@ -162,7 +188,30 @@ class Plan:
             Stage(tuple(stage["rates"]), tuple(stage["scales"]), _levels(stage["levels"]), str(stage["plan"]))
             for stage in data.get("earlier", ())
         )
-        return cls(**values)
+        made = cls(**values)
+        if not made._possible():
+            raise UsageError("plan.json holds a number that no plan can have: it was damaged or edited.")
+        return made
+
+    def _possible(self) -> bool:
+        """Whether the accountant can be asked about this plan: columns of one length, numbers inside their ranges."""
+        owners = len(self.facts.owners)
+        columns = (
+            self.budgets,
+            self.epsilons,
+            *(part for stage in self._stages for part in (stage.rates, stage.scales)),
+        )
+        return (
+            all(len(column) == owners for column in columns)
+            and self.facts.records >= 1
+            and 0 < self.delta < 1
+            and self.steps == sum(stage.steps for stage in self._stages)
+            and all(0 <= rate <= 1 for stage in self._stages for rate in stage.rates)
+            and all(0 < scale < _LARGE for stage in self._stages for scale in stage.scales)
+            and all(0 <= level.count < _LARGE for level in self._levels)
+            and all(0 <= noise < _LARGE for level in self._levels for noise in (level.noise, *level.queries))
+            and all(value is None or value >= 0 for value in (*self.budgets, *self.epsilons))
+        )
 
     def __str__(self) -> str:
         from evenhand.describing import describe

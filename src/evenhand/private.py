@@ -182,9 +182,9 @@ class Private:
         self._ledger.sync()
         self._counting.follow()
         if average is not None:
-            publish(self.model, self.folder.last_model_file, self.folder, self._ledger)
+            publish(self.model, self.folder.last_model_file, self._ledger)
             average.apply()
-        publish(self.model, self.folder.model_file, self.folder, self._ledger)
+        publish(self.model, self.folder.model_file, self._ledger)
         self.folder.write_statement()
 
     def _note_foreign(self) -> None:

@@ -7,18 +7,17 @@ from pathlib import Path
 
 from torch import nn
 
-from evenhand.privacy.ledger import Ledger, sync_folder
-from evenhand.runs import Folder, sha256
+from evenhand.privacy.ledger import Ledger
+from evenhand.run_files import put_in_place, sha256, waiting
 
 
-def publish(model: nn.Module, file: Path, folder: Folder, ledger: Ledger) -> None:
-    """Write a model's weights to a file of the run folder: in private first, on disk, then the row, then the name."""
+def publish(model: nn.Module, file: Path, ledger: Ledger) -> None:
+    """Write a model's weights to a file of the run folder: in private first, on disk, then the rows, then the name."""
     from safetensors.torch import save_model
 
-    beside = folder.private / f"{file.name}.part"
+    beside = waiting(file)
     save_model(model, str(beside))
     with beside.open("rb") as written:
         os.fsync(written.fileno())
     ledger.release(sha256(beside))
-    os.replace(beside, file)
-    sync_folder(file.parent)
+    put_in_place(file, ledger)

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from evenhand import owner_tables
+from evenhand import owner_tables, untrusted
 from evenhand.errors import UsageError, VerificationError
 from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
 from evenhand.privacy import statement as statements
 from evenhand.privacy import statement_sharing
+from evenhand.run_files import LEDGER, SIGNATURE, as_json, sha256, write_durably, write_json
 from evenhand.software import software
+
+__all__ = ["Folder", "as_json", "head_in", "sha256", "write_durably", "write_json"]
 
 _README = """# A run of evenhand
 
 May be shared: model.safetensors, model-last.safetensors, plan.json, ledger.jsonl, statement.json, statement.md,
-composition.json, preprocessing.json, metrics.jsonl, model-card.md, report.html, owners.csv. Not if statement.md says
-that the model is not private.
+composition.json, preprocessing.json, signature.json, metrics.jsonl, model-card.md, report.html, owners.csv. Not if
+statement.md says that the model is not private.
 The metrics describe the evaluation data, which the privacy statement does not cover.
 
 Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files,
@@ -43,12 +44,19 @@ config.toml names your files, env.json your software.
 Check it: evenhand verify . (needs neither torch nor the data).
 """
 
+_NUMBER = (int, float)
+_SHARES: untrusted.Shape = {str: (int, float, type(None))}
+_COUNTED: untrusted.Shape = {"runs": int, "uncounted": int, "epsilons": {str: _NUMBER}}
+_EVALUATION: untrusted.Shape = {"step": int, "accuracy": (int, float, type(None)), "groups": _SHARES}
+
 
 @dataclass(frozen=True)
 class Folder:
     """Paths and plain files of one run."""
 
     path: Path
+    HASHED: ClassVar = ("composition.json", "preprocessing.json", "metrics.jsonl")
+    """Public files that a statement rests on, beside plan, ledger and model."""
 
     @property
     def plan_file(self) -> Path:
@@ -58,12 +66,17 @@ class Folder:
     @property
     def ledger_file(self) -> Path:
         """What was spent."""
-        return self.path / "ledger.jsonl"
+        return self.path / LEDGER
 
     @property
     def statement_file(self) -> Path:
         """The statement as data."""
         return self.path / "statement.json"
+
+    @property
+    def signature_file(self) -> Path:
+        """Who stands for the folder as it was then."""
+        return self.path / SIGNATURE
 
     @property
     def metrics_file(self) -> Path:
@@ -170,10 +183,10 @@ class Folder:
     def plan(self) -> Plan:
         """The plan of this run."""
         try:
-            return Plan.from_json(json.loads(self.plan_file.read_bytes()))
+            return Plan.from_json(untrusted.read_json(self.plan_file))
         except UsageError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise VerificationError("plan.json cannot be read: it was damaged or edited.") from None
 
     def ledger(self) -> ledgers.Reading:
@@ -188,12 +201,17 @@ class Folder:
             and reading.reserved >= reading.steps
             and self.model_file.exists()
             and self.statement_file.exists()
-            and head_in(self.statement_file) == reading.head
+            and head_in(self.statement_file) == reading.charged_head
         )
 
     def metrics(self) -> list[dict[str, Any]]:
         """Evaluations so far, in order; a line that a crash cut short is left out."""
-        return list(_json_lines(self.metrics_file))
+        return list(_evaluations(self.metrics_file))
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        """Write one evaluation more; the ledger records the file with it."""
+        before = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+        write_durably(self.metrics_file, before + json.dumps(line).encode() + b"\n")
 
     def statement(self) -> dict[str, Any]:
         """The statement for what the ledger charges now."""
@@ -209,15 +227,17 @@ class Folder:
         )
 
     def hashes(self) -> dict[str, str]:
-        """Hashes of the public files that a statement rests on, beside plan, ledger and model."""
-        files = (self.composition_file, self.path / "preprocessing.json", self.metrics_file)
-        return {file.name: sha256(file) for file in files if file.exists()}
+        """Hashes of the public files that a statement rests on."""
+        found = {name: untrusted.digest(self.path / name) for name in self.HASHED}
+        return {name: digest for name, digest in found.items() if digest is not None}
 
     def composition(self) -> dict[str, Any] | None:
         """What is known of other runs on the same data."""
         found: dict[str, Any] | None = None
         if self.composition_file.exists():
-            found = json.loads(self.composition_file.read_bytes())
+            found = untrusted.read_json(self.composition_file, {"runs": (int, type(None))})
+            if found["runs"] is not None and not untrusted.fits(found, _COUNTED):
+                raise VerificationError("composition.json cannot be read: it was damaged or edited.")
         return found
 
     def _last_evaluation(self) -> dict[str, Any]:
@@ -242,45 +262,18 @@ class Folder:
         self.write_statement()
 
 
-def sha256(path: Path) -> str:
-    """Hash of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write plain data so that a crash leaves either the old file or the new one."""
-    write_durably(path, as_json(data))
-
-
-def as_json(data: Mapping[str, Any]) -> bytes:
-    """The one way in which a file of this folder is written, so that a changed byte shows."""
-    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write, sync and rename into place."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    ledgers.sync_folder(path.parent)
-
-
 def head_in(file: Path) -> str:
     """The ledger's head that a statement or checkpoint was written after."""
     try:
-        return str(json.loads(file.read_bytes())["ledger_head"])
-    except (ValueError, KeyError, TypeError):
+        return str(untrusted.read_json(file, {"ledger_head": str})["ledger_head"])
+    except VerificationError:
         return f"{file.name} is damaged"
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _evaluations(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
-        for line in path.read_text().splitlines():
+        for line in untrusted.read_bytes(path).splitlines():
             try:
-                yield json.loads(line)
-            except ValueError:
+                yield untrusted.parse_json(line, path.name, _EVALUATION)
+            except VerificationError:
                 continue

@@ -1,49 +1,136 @@
 """``verify``: check a run folder against itself, with neither torch nor the data.
 
-The chain of hashes is not keyed: who rewrites the whole folder can make it consistent. Keep the statement's ledger head
-elsewhere, and a rewritten or shortened ledger shows.
+Every epsilon that it gives is computed from the plan and the ledger; a number in another file is compared with it and
+never taken. The chain of hashes is not keyed: who rewrites the whole folder can make it consistent, unless it is
+signed (see ``signing``), or the statement's ledger head was noted elsewhere.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evenhand.errors import EvenhandError
+from evenhand import signing, untrusted
+from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.plans import Plan
+from evenhand.privacy import accountants, statement_sharing, statement_warnings
 from evenhand.privacy import statement as statements
-from evenhand.privacy import statement_warnings
-from evenhand.privacy.ledger import Commit, Reading, parse
-from evenhand.runs import Folder, as_json, head_in, sha256
+from evenhand.privacy.chain import read_until
+from evenhand.privacy.ledger import Commit, Ledger, Reading
+from evenhand.run_files import LEDGER, RECORDED, SIGNATURE
+from evenhand.runs import Folder, as_json, head_in
 from evenhand.software import software
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 _COMPUTED = ("guarantee", "owners", "accounting", "public_inputs", "plan", "ledger_head", "model_sha256", "files")
+_DECLARED: untrusted.Shape = {
+    "digest": str,
+    "ledger_head": str,
+    "model_sha256": (str, type(None)),
+    "software": {str: str},
+    "groups": {str: (int, float, type(None))},
+    "guarantee": {"epsilon": (int, float, type(None))},
+    "owners": [{"epsilon": (int, float, type(None))}],
+    "files": {str: str},
+}
+"""What is read of a statement before it is built again and compared as a whole."""
+_FINER = 2e-5
+"""Relative width of the accountant's grid where an epsilon must be proved that lies below the one computed first."""
+_PROOFS = 64
+"""Owners whose written epsilon is proved anew if it lies below the computed one; no honest file needs more."""
+_LOOSER = 1e-3
+"""How much larger a written bound may be than the computed one: another version's accountant may have been looser."""
+_ROUNDING = 1e-12
+_FURTHER = {"mu": 1e-9, "guess_rate_at_1_percent": 1e-9, "profile": 1e-9}
+"""Bounds beside epsilon, and what another machine's arithmetic may change of them."""
 
 
-def verify(path: str | Path) -> dict[str, Any]:
-    """Check a run folder against itself: chain, plan, noise of every step, budget, statement, model.
+def verify(path: str | Path, key: str | Path | None = None) -> dict[str, Any]:
+    """Check a run folder against itself: chain, plan, noise of every step, budget, statement, every shareable file.
+
+    Args:
+      path: the run folder.
+      key: a public key file. The folder must be signed with its private key, as it is now.
 
     Returns:
-      ``{"ok", "epsilon", "delta", "steps", "owners", "problems", "notes"}``; epsilon is recomputed from the ledger.
-      Notes are what a reader must know even when all is well: a public seed, foreign updates, a missing anchor.
+      ``{"ok", "epsilon", "delta", "steps", "owners", "problems", "notes", "signed_by"}``; epsilon is recomputed from
+      the ledger. Notes are what a reader must know even when all is well: a public seed, foreign updates, files that
+      nothing covers. ``signed_by`` is the fingerprint of the key of a valid signature.
+
+    Raises:
+      UsageError: there is no run folder, or the key cannot be used. Damaged files are problems, never errors.
     """
+    public = None if key is None else signing.read_public_key(Path(key))
+    folder = Folder(Path(path))
+    if not any(_there(file) for file in (folder.plan_file, folder.ledger_file)):
+        raise UsageError(f"{path} is not a run folder: it has no plan.json. Pass the folder given to --out.")
+    found, reading = _examined(folder)
+    if reading is None:
+        return {**found, "signed_by": None}
+    signature = signing.check(folder, reading, public, _kept(folder.plan(), reading))
+    problems = [*found["problems"], *signature.problems]
+    notes = [*found["notes"], *signature.notes]
+    return {**found, "ok": not problems, "problems": problems, "notes": notes, "signed_by": signature.signer}
+
+
+def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
+    """Sign a run folder that verifies: write signature.json; returns the fingerprint of the key.
+
+    The statement is written again first if the ledger went on since. Refused where nothing was released.
+
+    Examples:
+      >>> import tempfile, torch, evenhand as eh
+      >>> train, test = eh.data.digits()
+      >>> run = eh.fit(torch.nn.Linear(64, 10), train, epsilon=3.0, epochs=1, out=tempfile.mkdtemp())
+      >>> key = Path(tempfile.mkdtemp()) / "mine"
+      >>> mine = signing.new_key(key)
+      >>> sign(run.path, key) == eh.verify(run.path, key=f"{key}.pub")["signed_by"] == mine
+      True
+    """
+    secret = signing.read_private_key(Path(key)) if isinstance(key, str | Path) else key
     folder = Folder.existing(path)
+    reading = folder.ledger()
+    if not reading.released:
+        raise UsageError(f"{path} has released no model yet, so there is no statement to sign: finish the run first.")
+    if not folder.statement_file.exists() or head_in(folder.statement_file) != reading.charged_head:
+        folder.write_statement()
+    with Ledger.writing(folder.ledger_file):
+        found, checked = _examined(folder)
+        if checked is None or found["problems"]:
+            raise VerificationError(
+                f"This run does not verify, so there is nothing to sign: {found['problems'][0]} See `evenhand verify`."
+            )
+        return signing.write(folder, checked, secret)
+
+
+def _examined(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
+    """All of ``verify`` except the signature, and the ledger if it can be read and belongs to the plan."""
     try:
         plan, reading = folder.plan(), folder.ledger()
+        return _compared(folder, plan, reading)
     except EvenhandError as error:
-        return _unreadable(str(error))
+        return _unreadable(str(error)), None
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        # Settings of rules are free: a plan that was made up consistently can hold what no statement can be made of.
+        return _unreadable(f"plan.json, ledger and statement cannot be computed with ({type(error).__name__})."), None
+
+
+def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, Any], Reading | None]:
+    """What follows from plan and ledger, and what in the folder does not."""
     if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
-        return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it.")
+        return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it."), None
     problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
     epsilons = plan.spent_by_owner(reading.reserved)
-    for name, epsilon, budget in zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True):
-        if epsilon is not None and budget is not None and epsilon > budget * (1 + 1e-9):
+    for owner, (name, epsilon, budget) in enumerate(zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True)):
+        if epsilon is not None and budget is not None and not _holds(plan, owner, reading.reserved, budget, epsilon):
             problems.append(f"owner {name!r} was promised epsilon {budget:g} but the ledger charges {epsilon:.6g}.")
-    problems += _checkpoint_problems(folder, reading) + _statement_problems(folder, plan, reading)
+    kept = _kept(plan, reading)
+    problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, kept)
+    problems += _statement_problems(folder, plan, reading, kept)
     worst = None if any(epsilon is None for epsilon in epsilons) else max(e for e in epsilons if e is not None)
     return {
         "ok": not problems,
@@ -53,7 +140,12 @@ def verify(path: str | Path) -> dict[str, Any]:
         "owners": dict(zip(plan.facts.owner_names, epsilons, strict=True)),
         "problems": problems,
         "notes": _notes(folder, reading),
-    }
+    }, reading
+
+
+def _kept(plan: Plan, reading: Reading) -> list[str]:
+    """Files that must not be shared, so that a copy of the folder may lack them."""
+    return list(statement_sharing.of_run(plan, reading)["must_not_be_shared"])
 
 
 def _history(plan: Plan) -> tuple[tuple[str, int], ...]:
@@ -62,17 +154,40 @@ def _history(plan: Plan) -> tuple[tuple[str, int], ...]:
     return tuple((stage.plan, end) for stage, end in zip(plan.earlier, ends, strict=True))
 
 
+def _there(file: Path) -> bool:
+    """Whether there is something of this name, a broken link included."""
+    return file.exists() or file.is_symlink()
+
+
 def _unreadable(problem: str) -> dict[str, Any]:
-    return {"ok": False, "epsilon": None, "delta": None, "steps": 0, "owners": {}, "problems": [problem], "notes": []}
+    nothing: dict[str, Any] = {"ok": False, "epsilon": None, "delta": None, "steps": 0, "owners": {}}
+    return {**nothing, "problems": [problem], "notes": []}
 
 
 def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
     """The file must be what was written, and its epsilons must follow from its noise, now as then."""
-    problems = [] if folder.plan_file.read_bytes() == as_json(plan.to_json()) else ["plan.json was changed."]
-    for recomputed, written in zip(plan.spent_by_owner(), plan.epsilons, strict=True):
-        if (recomputed is None) != (written is None) or (recomputed or 0.0) > (written or 0.0) * (1 + 1e-6):
-            problems.append("an epsilon written in plan.json is smaller than its noise and steps allow.")
+    problems = [] if untrusted.read_bytes(folder.plan_file) == as_json(plan.to_json()) else ["plan.json was changed."]
+    for owner, (recomputed, written) in enumerate(zip(plan.spent_by_owner(), plan.epsilons, strict=True)):
+        if recomputed is None or written is None:
+            holds = recomputed is written
+        else:
+            holds = _holds(plan, owner, plan.steps, written, recomputed)
+        if not holds:
+            return [*problems, "an epsilon written in plan.json is smaller than its noise and steps allow."]
     return problems
+
+
+def _holds(plan: Plan, owner: int, steps: int, written: float, computed: float) -> bool:
+    """Whether an epsilon is a true bound: it is not below the computed one, or a finer computation proves it.
+
+    There is no tolerance downwards, apart from the last digits of a float. The computed value is an upper bound with
+    some slack, and another machine may round it elsewhere: what is below it must be proved with less slack.
+    """
+    if written >= computed * (1 - _ROUNDING):
+        return True
+    if written < computed * (1 - _LOOSER) or owner >= _PROOFS:
+        return False
+    return accountants.Composition(plan.events(owner, steps), rel=_FINER).epsilon(plan.delta) <= written
 
 
 def _noise_problems(plan: Plan, reading: Reading) -> list[str]:
@@ -83,10 +198,11 @@ def _noise_problems(plan: Plan, reading: Reading) -> list[str]:
         if commit.first < 0 or commit.first + commit.count > reading.reserved:
             return ["a step was run that the ledger did not reserve."]
         for position in range(commit.first, commit.first + commit.count):
-            level = plan.level_at(position)
+            level, scales = plan.level_at(position), plan.scales_at(position)
+            if len(commit.sensitivity) not in (1, len(scales)) or len(commit.queries) != len(level.queries):
+                return [f"step {position} records other owner classes or side queries than the plan has."]
             gradient = [
-                commit.std >= level.noise / scale * value * (1 - 1e-12)
-                for value, scale in _covered(plan.scales_at(position), commit)
+                commit.std >= level.noise / scale * value * (1 - 1e-12) for value, scale in _covered(scales, commit)
             ]
             side = [
                 std >= noise * value * (1 - 1e-12)
@@ -112,77 +228,135 @@ def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
     return []
 
 
-def _statement_problems(folder: Folder, plan: Plan, reading: Reading) -> list[str]:
+def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> list[str]:
+    """Every file must be the one that the ledger records, and a shareable one must be recorded.
+
+    A file that must not be shared may be missing: then this is a copy that was made to be shared. So may a page that
+    somebody wrote into the folder under a name of their own.
+    """
+    recorded = reading.files()
     problems = []
+    for name, digest in recorded.items():
+        file = folder.path / name
+        found = untrusted.digest(file)
+        if found == digest or (not _there(file) and (name in kept or name not in RECORDED)):
+            continue
+        if untrusted.digest(folder.private / f"{name}.part") == digest:
+            problems.append(
+                f"{name} was recorded, and a crash came before it was in place: `evenhand report` on this folder, or "
+                "any other command that writes to it, puts it there."
+            )
+        elif not _there(file):
+            problems.append(f"{name} is missing: the ledger records it.")
+        else:
+            problems.append(f"{name} is not the file that the ledger records: it was changed or exchanged.")
+    for name in RECORDED if reading.covering else ():
+        if name not in recorded and _there(folder.path / name):
+            problems.append(f"{name} is not in the ledger: that was shortened, or the file was put here by hand.")
     for file in (folder.model_file, folder.last_model_file):
-        if file.exists() and sha256(file) not in reading.released:
+        if file.exists() and untrusted.digest(file) not in reading.released:
             problems.append(f"{file.name} is not a model whose release the ledger records.")
-    if not folder.statement_file.exists():
-        return problems
+    return problems
+
+
+def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Collection[str]) -> list[str]:
+    if not _there(folder.statement_file):
+        return []
     try:
-        written = json.loads(folder.statement_file.read_bytes())
-        words = statements.markdown(written).encode() if _same_words(written) else None
-        intact = (
-            folder.statement_file.read_bytes() == as_json(written) and statements.digest(written) == written["digest"]
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return [*problems, "statement.json cannot be read: it was damaged or edited."]
-    if not intact:
-        return [*problems, "statement.json was changed."]
-    page = folder.path / "statement.md"
-    if not page.exists() or words not in (None, page.read_bytes()):
-        problems.append("statement.md does not say what statement.json says.")
-    if written.get("ledger_head") not in reading.hashes:
-        return [
-            *problems,
-            "the ledger no longer contains the row that the statement was written after: it was shortened.",
-        ]
-    if written.get("model_sha256") is not None and not folder.model_file.exists():
-        problems.append("the model that the statement describes is missing.")
-    return problems + _rebuilt_problems(folder, plan, written)
+        written = untrusted.read_json(folder.statement_file, _DECLARED)
+        if (
+            untrusted.read_bytes(folder.statement_file) != as_json(written)
+            or statements.digest(written) != written["digest"]
+        ):
+            return ["statement.json was changed."]
+        if written["ledger_head"] not in reading.hashes[1:]:
+            return ["the ledger no longer contains the row that the statement was written after: it was shortened."]
+        again = _rebuilt(folder, plan, reading, written, kept)
+    except VerificationError as error:
+        return [str(error)]
+    same_words = reading.covering and written["software"].get("evenhand") == software()["evenhand"]
+    compared = {*again, *written} - {"digest"} if same_words else set(_COMPUTED)
+    problems = [
+        f"the statement's {key[:40]!r} does not follow from the plan, the ledger and the model."
+        for key in sorted(compared)
+        if key not in again or key not in written or not _follows(again[key], written[key])
+    ]
+    if same_words and not problems:
+        problems += _page_problems(folder.path / "statement.md", written)
+    return problems
 
 
-def _same_words(written: Mapping[str, Any]) -> bool:
-    """Whether this version wrote the statement; another version's figures are checked, its wording may differ."""
-    return bool(written["software"]["evenhand"] == software()["evenhand"])
+def _page_problems(page: Path, written: Mapping[str, Any]) -> list[str]:
+    """The words must be those of the data."""
+    try:
+        said = untrusted.read_bytes(page)
+    except VerificationError as error:
+        return [str(error)]
+    same = said == statements.markdown(written).encode()
+    return [] if same else ["statement.md does not say what statement.json says."]
 
 
-def _rebuilt_problems(folder: Folder, plan: Plan, written: Mapping[str, Any]) -> list[str]:
-    """The statement must follow from the plan and from the ledger as it was when the statement was written."""
-    lines = folder.ledger_file.read_bytes().splitlines(keepends=True)
-    place = next(i for i, line in enumerate(lines) if f'"hash":"{written["ledger_head"]}"'.encode() in line)
-    then = parse(b"".join(lines[: place + 1]))
-    model = (
-        sha256(folder.model_file) if written.get("model_sha256") is not None and folder.model_file.exists() else None
-    )
+def _rebuilt(
+    folder: Folder, plan: Plan, reading: Reading, written: Mapping[str, Any], kept: Collection[str]
+) -> dict[str, Any]:
+    """The statement that follows from the plan and from the ledger as it was when the statement was written.
+
+    Epsilons are computed; a written one is put in their place only where it holds.
+    """
+    then = read_until(folder.ledger_file, written["ledger_head"])
+    row = next((row.place for row in reversed(reading.file_rows) if row.name == folder.statement_file.name), None)
+    recorded = {name: digest for name, digest in reading.files(row).items() if name in folder.HASHED}
     again = statements.build(
         plan,
         then,
-        model=model,
-        software=written.get("software", {}),
-        groups=written.get("groups", {}),
+        model=_model(folder, written["model_sha256"], kept),
+        software=written["software"],
+        groups=written["groups"],
         composition=folder.composition(),
-        files=folder.hashes(),
+        files=recorded if reading.covering else folder.hashes() | recorded,
     )
-    compared = again if _same_words(written) else _COMPUTED
-    wrong = [key for key in compared if key != "digest" and not _alike(again[key], written.get(key))]
-    return [f"the statement's {key!r} does not follow from the plan, the ledger and the model." for key in wrong]
+    proved: dict[float, float] = {}
+    for owner, (ours, theirs) in enumerate(zip(again["owners"], written["owners"], strict=False)):
+        computed, given = ours["epsilon"], theirs["epsilon"]
+        if computed is None or given is None or given > computed * (1 + _LOOSER):
+            continue
+        if _holds(plan, owner, then.reserved, given, computed):
+            ours["epsilon"] = proved[computed] = given
+    again["guarantee"]["epsilon"] = proved.get(again["guarantee"]["epsilon"], again["guarantee"]["epsilon"])
+    return again
 
 
-def _alike(ours: Any, theirs: Any) -> bool:
-    """Equal, numbers up to what another version of the accountant may compute differently."""
-    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        return set(ours) == set(theirs) and all(_alike(ours[key], theirs[key]) for key in ours)
-    if isinstance(ours, list) and isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
-    if isinstance(ours, float) and isinstance(theirs, int | float):
-        return math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-12)
-    return bool(ours == theirs)
+def _model(folder: Folder, written: str | None, kept: Collection[str]) -> str | None:
+    """The model that a statement must name; where it must not be shared a copy of the folder does without it."""
+    if written is None or (folder.model_file.name in kept and not _there(folder.model_file)):
+        return written
+    return untrusted.digest(folder.model_file)
+
+
+def _follows(ours: Any, theirs: Any, slack: float = 0.0) -> bool:
+    """Equal in value and kind; bounds beside epsilon may be looser, and lower by no more than arithmetic differs."""
+    if isinstance(ours, Mapping):
+        return (
+            isinstance(theirs, Mapping)
+            and set(ours) == set(theirs)
+            and all(_follows(ours[key], theirs[key], _FURTHER.get(key, slack)) for key in ours)
+        )
+    if isinstance(ours, list | tuple):
+        return (
+            isinstance(theirs, list)
+            and len(ours) == len(theirs)
+            and all(_follows(one, other, slack) for one, other in zip(ours, theirs, strict=True))
+        )
+    if isinstance(ours, float) and type(theirs) in (int, float):
+        return bool(
+            ours == theirs or (slack and ours * (1 - slack) - _ROUNDING <= theirs <= ours * (1 + _LOOSER) + _ROUNDING)
+        )
+    return type(ours) is type(theirs) and bool(ours == theirs)
 
 
 def _notes(folder: Folder, reading: Reading) -> list[str]:
     notes = []
-    if any(row["insecure"] for row in reading.segments):
+    if statement_warnings.insecure(reading):
         notes.append("the noise comes from a public seed: this run protects nobody who knows or guesses it.")
     if reading.foreign:
         notes.append("the weights were also changed outside of private steps; what did that is not accounted.")
@@ -195,4 +369,20 @@ def _notes(folder: Folder, reading: Reading) -> list[str]:
         notes.append(
             "no statement or checkpoint anchors the ledger: that it was not shortened cannot be told from here."
         )
+    return notes + _uncovered(folder, reading)
+
+
+def _uncovered(folder: Folder, reading: Reading) -> list[str]:
+    """Files that no row speaks of: nothing about them is checked."""
+    recorded = reading.files()
+    names = {entry.name for entry in folder.path.iterdir()} - recorded.keys()
+    early = sorted(name for name in names if name in RECORDED and not reading.covering)
+    known = {*RECORDED, *statement_sharing.KEPT, "plan.json", LEDGER, f"{LEDGER}.lock", SIGNATURE, "private"}
+    others = sorted(name for name in names - known if not name.endswith(".part"))
+    notes = []
+    if early:
+        notes.append(f"an earlier version wrote the ledger, which does not record {', '.join(early)}: not checked.")
+    if others:
+        shown = ", ".join(repr(name) for name in others[:5]) + (" and more" if len(others) > 5 else "")
+        notes.append(f"not part of the run, nothing about it is checked: {shown}.")
     return notes

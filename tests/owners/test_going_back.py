@@ -33,8 +33,9 @@ def test_a_fork_keeps_the_lower_budgets_and_verifies(tmp_path: Path) -> None:
     point = start.forks[0]["from"]
     assert (point, whole.reserved) == (10, 25)
     assert planned().spent_by_owner(15)[0] > 1.3, "the checkpoint after it would not fit"
-    assert start.forks[0]["head"] == whole.hashes[-2], "the old head, before it was withdrawn"
-    assert start.hashes[: len(start.hashes) - 2] == whole.hashes[: len(start.hashes) - 2], "the chain is the old one"
+    assert start.forks[0]["head"] == whole.withdrawn["prev"], "the old head, before it was withdrawn"
+    shared = start.hashes.index(start.forks[0]["prev"]) + 1
+    assert start.hashes[:shared] == whole.hashes[:shared], "the chain is the old one"
     assert new.ledger_file.read_bytes()[:500] == old.ledger_file.read_bytes()[:500]
     assert eh.verify(new.path)["ok"]
     found = resumed(new.path)

@@ -12,6 +12,10 @@ from evenhand.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as given to --out.")]
+Sign = Annotated[
+    Path | None,
+    typer.Option("--sign", help="Private key from `evenhand keys new`: write signature.json for the folder."),
+]
 Data = Annotated[
     str | None,
     typer.Option(

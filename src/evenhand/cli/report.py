@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from evenhand.cli import options
+from evenhand.errors import UsageError
 
 NAME = "report"
 EXAMPLE = "evenhand report runs/first --out report.html --card model-card.md"
@@ -19,15 +20,22 @@ def run(
     card: Annotated[Path | None, typer.Option("--card", help="Also write the model card, as Markdown.")] = None,
     json: options.Json = False,
 ) -> None:
-    """One self-contained HTML page: accuracy per group, learning curves, spent epsilon, the statement in words."""
+    """One self-contained HTML page: accuracy per group, learning curves, spent epsilon, the statement in words.
+
+    In the run folder its digest goes into the ledger, so that `verify` covers it.
+    """
     from evenhand.results import Run
     from evenhand.runs import Folder, write_durably
 
     found = Folder.existing(folder)
     made = Run(found)
-    written = {"report": made.report().save(out or found.path / "report.html")}
-    if card is not None:
-        write_durably(card, made.card().encode())
-        written["card"] = card
+    target = out or found.path / "report.html"
+    try:
+        written = {"report": made.report().save(target)}
+        if card is not None:
+            write_durably(card, made.card().encode())
+            written["card"] = card
+    except OSError as error:
+        raise UsageError(f"{target.parent} cannot be written ({error.strerror}). Choose another --out.") from None
     text = "\n".join(f"{name}: {path}" for name, path in written.items())
     options.emit({name: str(path) for name, path in written.items()}, text, json)

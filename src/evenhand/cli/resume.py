@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from evenhand.cli import options
-from evenhand.cli.train import interruptible, show
+from evenhand.cli.train import interruptible, show, signed
 from evenhand.errors import UsageError
 
 NAME = "resume"
@@ -31,11 +31,14 @@ def run(
         Path | None,
         typer.Option("--out", help="Budgets below what is spent: a new folder, from the last checkpoint that fits."),
     ] = None,
+    sign: options.Sign = None,
     json: options.Json = False,
 ) -> None:
     """Continue a run, with new budgets if any are given; exit code 3 if it has no budget left for a step."""
+    from evenhand.signing import read_private_key
     from evenhand.training import resume
 
+    key = None if sign is None else read_private_key(sign)
     if epsilon is not None or budgets is not None:
         _rebudget(folder, epsilon, budgets, epochs, out)
     elif epochs is not None:
@@ -44,6 +47,8 @@ def run(
         raise UsageError("--out is for budgets below what is spent: give them too. A run goes on in its own folder.")
     with interruptible():
         finished = resume(folder if out is None else out)
+    if key is not None:
+        signed(finished, key)
     show(finished, json)
 
 

@@ -24,10 +24,11 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write to this file: .md the words, .json the data, .html the page.")
     ] = None,
+    sign: options.Sign = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of statement.json.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Print the privacy statement for what the ledger charges now, or write it to a file."""
+    """Print the privacy statement for what the ledger charges now, write it to a file, or sign the run folder."""
     from evenhand.privacy import statement_schema
 
     if schema:
@@ -39,6 +40,11 @@ def run(
     from evenhand.runs import Folder
 
     found = Folder.existing(folder)
+    if sign is not None:
+        signer = _signed(found, sign)
+        if html is None and out is None:
+            options.emit({"signed_by": signer}, f"signed by {signer}: {found.signature_file}", json)
+            return
     wanted = [(path, ".html" if path is html else path.suffix.lower()) for path in (html, out) if path is not None]
     if not wanted:
         made = found.statement()
@@ -48,6 +54,12 @@ def run(
     _write(_to_sign(found), wanted)
     names = [str(path) for path, _ in wanted]
     options.emit({"written": names}, "\n".join(f"statement: {name}" for name in names), json)
+
+
+def _signed(folder: Folder, key: Path) -> str:
+    from evenhand.verification import sign
+
+    return sign(folder.path, key)
 
 
 def _check(folder: Folder, wanted: list[tuple[Path, str]]) -> None:
@@ -62,8 +74,8 @@ def _check(folder: Folder, wanted: list[tuple[Path, str]]) -> None:
 
 def _to_sign(folder: Folder) -> dict[str, Any]:
     """The statement in the folder if it is up to date, so that its digest is the printed one; else a new one."""
-    import json
-
+    from evenhand import untrusted
+    from evenhand.runs import head_in
     from evenhand.verification import verify
 
     problems = verify(folder.path)["problems"]
@@ -71,10 +83,9 @@ def _to_sign(folder: Folder) -> dict[str, Any]:
         raise VerificationError(
             f"This run does not verify, so there is nothing to sign: {problems[0]} See `evenhand verify`."
         )
-    if folder.statement_file.exists():
-        written: dict[str, Any] = json.loads(folder.statement_file.read_bytes())
-        if written["ledger_head"] == folder.ledger().head:
-            return written
+    if folder.statement_file.exists() and head_in(folder.statement_file) == folder.ledger().charged_head:
+        written: dict[str, Any] = untrusted.read_json(folder.statement_file)
+        return written
     return folder.statement()
 
 

@@ -14,6 +14,8 @@ from evenhand.cli import options
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from evenhand.integrations.loggers import Logger
     from evenhand.planning import Plan
     from evenhand.results import Run
@@ -76,6 +78,7 @@ def run(
     log: Annotated[
         list[str] | None, typer.Option("--log", help="Released values to: tensorboard (a folder in --out), mlflow.")
     ] = None,
+    sign: options.Sign = None,
     json: options.Json = False,
 ) -> None:
     """Train privately and write model, statement and report into a run folder."""
@@ -119,13 +122,24 @@ def run(
     ) | options.budgets(budgets)
     chosen = absolute(merged(from_toml(config) if config is not None else Config(), asked), Path.cwd())
     from evenhand.configured import train
+    from evenhand.signing import read_private_key
 
+    key = None if sign is None else read_private_key(sign)
     told = [logger(name, out) for name in log or ()]
     with interruptible():
         finished = train(chosen, *chosen.load_data(), out, on_start=None if json else announce, loggers=told)
+    if key is not None:
+        signed(finished, key)
     show(finished, json)
     if not json:
         advise(finished)
+
+
+def signed(finished: Run, key: Ed25519PrivateKey) -> None:
+    """Sign a finished run and say by which key, so that it can be compared."""
+    from evenhand.verification import sign
+
+    print(f"signed by {sign(finished.path, key)}", file=sys.stderr)
 
 
 def logger(name: str, out: Path | None) -> Logger:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from evenhand.cli import options
 
 NAME = "verify"
-EXAMPLE = "evenhand verify runs/first"
+EXAMPLE = "evenhand verify runs/first --key trainer.pub"
 
 
-def run(folder: options.RunFolder, json: options.Json = False) -> None:
-    """Recompute epsilon from the ledger; compare plan, noise, statement and model; exit code 1 if anything differs."""
+def run(
+    folder: options.RunFolder,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="Public key: the folder must be signed with it, as it is now.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Recompute epsilon from the ledger; compare plan, noise, statement and files; exit code 1 if anything differs."""
     from evenhand.privacy.statement import rounded_up
     from evenhand.verification import verify
 
-    found = verify(folder)
+    found = verify(folder, key)
     epsilon = (
         "no epsilon is established"
         if found["epsilon"] is None
         else (f"epsilon {rounded_up(found['epsilon'])} at delta {found['delta']:g} (add/remove one record)")
     )
-    text = (
-        f"verified: {found['steps']} steps charged, {epsilon}"
-        if found["ok"]
-        else "\n".join(["NOT verified:", *(f"  {problem}" for problem in found["problems"])])
-    )
-    text = "\n".join([text, *(f"note: {note}" for note in found["notes"])])
-    options.emit(found, text, json)
+    signer = f", signed by {found['signed_by']}" if key is not None else ""
+    lines = [f"NOT verified: {problem}" for problem in found["problems"]]
+    lines = lines or [f"verified: {found['steps']} steps charged, {epsilon}{signer}"]
+    options.emit(found, "\n".join([*lines, *(f"note: {note}" for note in found["notes"])]), json)
     if not found["ok"]:
         raise typer.Exit(1)

@@ -14,6 +14,7 @@ from evenhand.density.summing import Releases
 from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger
 from evenhand.publishing import publish
+from evenhand.run_files import digests
 from evenhand.runs import Folder, write_json
 from evenhand.streams import Stream
 
@@ -42,13 +43,18 @@ def made(
     folder = Folder.create(Path(out), plan)
     insecure = insecure_seed is not None
     with Ledger.open(
-        folder.ledger_file, plan=plan.digest, steps=plan.steps, key=stream.fingerprint, insecure=insecure
+        folder.ledger_file,
+        plan=plan.digest,
+        steps=plan.steps,
+        key=stream.fingerprint,
+        insecure=insecure,
+        files=digests(folder.path),
     ) as ledger:
         write_json(folder.composition_file, _counted(plan, data, compose, stream))
         model = fit(Releases(plan, stream, ledger), stream)
         if after is not None:
             after(folder, model)
-        publish(model, folder.model_file, folder, ledger)
+        publish(model, folder.model_file, ledger)
         folder.write_statement()
     return model, folder
 

@@ -10,7 +10,10 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
 * ``replan``   budgets changed: another plan holds from step ``from`` on, up to ``steps`` in all;
 * ``fork``     budgets were lowered: the rows before are those of another run, which is left here, after its first
   ``from`` steps; its ``head`` by then, how many steps it had ``charged``, and the ``keys`` it used after that;
-* ``withdrawn`` the last row of the run that was left: its first ``from`` steps live on where the row ``fork`` is;
+* ``withdrawn`` the last row of the run that was left: its first ``from`` steps live on where the row ``fork`` is; only
+  rows about files may follow;
+* ``file``     a shareable file of the run folder is about to be put in place: its ``name`` and ``sha256``. The latest
+  row of a name counts; rows may follow after the run is over (a report that is written later);
 * ``release``  a model left the run: hash of its file;
 * ``told``     loggers are about to be given figures of the weights after ``position`` steps. On disk before they are;
 * ``foreign``  the weights were changed between two steps, by something that is not accounted here;
@@ -23,9 +26,11 @@ A meaning never changes; a new meaning gets a new row type.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from filelock import FileLock, Timeout
 
@@ -44,6 +49,10 @@ __all__ = [
     "refuse_withdrawn",
     "sync_folder",
 ]
+
+
+_WRITERS: WeakValueDictionary[tuple[int, str], Ledger] = WeakValueDictionary()
+"""Ledgers that are open in a process, by its id and their path: a file that is written meanwhile gets its row there."""
 
 
 class Ledger:
@@ -66,14 +75,26 @@ class Ledger:
         self.reserved = reading.reserved if reading else 0
         self.steps = reading.steps if reading else 0
         self.segment = len(reading.keys) if reading else 0
+        self.files = reading.files() if reading else {}
+        self._name = (os.getpid(), str(path.resolve()))
+        _WRITERS[self._name] = self
 
     @classmethod
     def open(
-        cls, path: Path, *, plan: str, steps: int, key: str, insecure: bool, anchors: Sequence[str] = ()
+        cls,
+        path: Path,
+        *,
+        plan: str,
+        steps: int,
+        key: str,
+        insecure: bool,
+        anchors: Sequence[str] = (),
+        files: Mapping[str, str] | None = None,
     ) -> Ledger:
         """Start a ledger, or continue one that belongs to the same plan, with a new segment and a new key.
 
         ``anchors`` are heads that a checkpoint or statement was written after: a ledger without them was shortened.
+        ``files`` are digests of shareable files that lie in the folder before the ledger starts.
         """
         lock = locked(path)
         try:
@@ -93,6 +114,8 @@ class Ledger:
             if reading is None:
                 ledger.steps = steps
                 ledger._append({"type": "open", "plan": plan, "steps": steps})
+                for name, digest in (files or {}).items():
+                    ledger.file(name, digest)
             else:
                 ledger._seal(reading.torn)
             ledger._append({"type": "segment", "segment": ledger.segment, "key": key, "insecure": insecure})
@@ -102,6 +125,23 @@ class Ledger:
             lock.release()
             raise
         return ledger
+
+    @classmethod
+    @contextmanager
+    def writing(cls, path: Path) -> Iterator[Ledger]:
+        """Give the ledger that this process has open, or open it for rows about files alone; nobody else may write."""
+        held = _WRITERS.get((os.getpid(), str(path.resolve())))
+        if held is not None:
+            yield held
+            return
+        lock = locked(path)
+        try:
+            reading = read(path)
+            with cls(path, lock, reading) as ledger:
+                ledger._seal(reading.torn)
+                yield ledger
+        finally:
+            lock.release()
 
     @classmethod
     def replan(cls, path: Path, *, before: str, plan: str, steps: int, reserved: int) -> None:
@@ -171,6 +211,16 @@ class Ledger:
         self._append({"type": "release", "model": model})
         self.sync()
 
+    def file(self, name: str, digest: str) -> None:
+        """Record the file that is about to be put in place; returns only when the row is on disk.
+
+        ``files`` has the latest digest of every name; a file that is written again as it was needs no second row.
+        """
+        if self.files.get(name) != digest:
+            self._append({"type": "file", "name": name, "sha256": digest})
+            self.files[name] = digest
+        self.sync()
+
     def told(self, position: int) -> None:
         """Record that figures of the weights at this position leave the run; returns only when the row is on disk."""
         self._append({"type": "told", "position": position})
@@ -186,6 +236,7 @@ class Ledger:
             if not self._file.closed and self._usable:
                 self.sync()
         finally:
+            _WRITERS.pop(self._name, None)
             self._file.close()
             self._lock.release()
 

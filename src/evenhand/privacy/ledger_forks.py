@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 
 from evenhand.errors import LedgerError
 from evenhand.privacy.chain import Reading, encoded, parse
 
-_LEFT = (b'{"type":"release",', b'{"type":"told",')
+_LEFT = (b'{"type":"release",', b'{"type":"told",', b'{"type":"file",')
 
 
 def beginning(data: bytes, head: str) -> bytes:
@@ -52,6 +53,17 @@ def forked(start: bytes, left: Reading, *, position: int, plan: str, steps: int)
         line, head = encoded(row, head)
         lines.append(line)
     return b"".join(lines), mark
+
+
+def with_files(data: bytes, files: Mapping[str, str]) -> bytes:
+    """A ledger that ends with a row for each of these files, by name and digest; rows that it has are not repeated."""
+    reading, lines = parse(data), [data]
+    head, known = reading.head, reading.files()
+    for name, digest in files.items():
+        if known.get(name) != digest:
+            line, head = encoded({"type": "file", "name": name, "sha256": digest}, head)
+            lines.append(line)
+    return b"".join(lines)
 
 
 def _hash(line: bytes) -> str | None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from evenhand.privacy import accountants, classes, statement_sharing, statement_warnings
@@ -16,6 +17,7 @@ from evenhand.privacy import accountants, classes, statement_sharing, statement_
 if TYPE_CHECKING:
     from evenhand.planning import Plan
     from evenhand.privacy.ledger import Reading
+    from evenhand.types import Event
 
 SCHEMA = 1
 COVERS = ("the released model weights", "every intermediate checkpoint and private side answer of this run")
@@ -78,19 +80,14 @@ def build(
         "accounting": {"accountant": plan.accountant, **_composed(composition)},
         "covers": list(COVERS) if plan.certified and ledger.withdrawn is None else [],
         "does_not_cover": [*DOES_NOT_COVER, *map(statement_warnings.not_covered, ledger.forks)],
-        "sharing": statement_sharing.sharing(
-            certified=plan.certified,
-            insecure=statement_warnings.insecure(ledger),
-            foreign=bool(ledger.foreign),
-            withdrawn=ledger.withdrawn is not None,
-        ),
+        "sharing": statement_sharing.of_run(plan, ledger),
         "public_inputs": _facts(plan),
         "trust_model": TRUST,
         "audit": None,
         "groups": dict(groups),
         "warnings": plan.warnings() + statement_warnings.of_run(plan, ledger, model),
         "plan": plan.digest,
-        "ledger_head": ledger.head,
+        "ledger_head": ledger.charged_head,
         "model_sha256": model,
         "files": dict(files),
         "software": dict(software),
@@ -214,12 +211,16 @@ def _exposed(row: Mapping[str, Any]) -> str:
 def _profile(plan: Plan, steps: int, owner: int) -> dict[str, Any]:
     if not plan.certified:
         return {"mu": None, "guess_rate_at_1_percent": None, "profile": []}
-    composed = accountants.compose(plan.events(owner, steps))
-    return {
-        "mu": composed.mu(plan.delta),
-        "guess_rate_at_1_percent": composed.guess_rate(0.01),
-        "profile": [[epsilon, composed.delta(epsilon)] for epsilon in PROFILE_EPSILONS],
-    }
+    mu, guess, deltas = _figures(tuple(plan.events(owner, steps)), plan.delta)
+    pairs = zip(PROFILE_EPSILONS, deltas, strict=True)
+    return {"mu": mu, "guess_rate_at_1_percent": guess, "profile": [list(pair) for pair in pairs]}
+
+
+@lru_cache(maxsize=16)
+def _figures(events: tuple[Event, ...], delta: float) -> tuple[float, float, tuple[float, ...]]:
+    """Mu, guess rate and profile, kept: a run that ends asks for them several times, a tenth of a second each."""
+    composed = accountants.compose(events)
+    return composed.mu(delta), composed.guess_rate(0.01), tuple(map(composed.delta, PROFILE_EPSILONS))
 
 
 def _range(plan: Plan, values: Sequence[float]) -> list[float] | None:

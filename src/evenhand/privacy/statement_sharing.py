@@ -6,7 +6,13 @@ The run folder's README lists the same files for a private run; a test holds the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from evenhand.privacy import statement_warnings
+
+if TYPE_CHECKING:
+    from evenhand.plans import Plan
+    from evenhand.privacy.ledger import Reading
 
 FROM_NOISE = (
     "model.safetensors",
@@ -24,6 +30,7 @@ FROM_FACTS = (
     "statement.md",
     "composition.json",
     "preprocessing.json",
+    "signature.json",
 )
 """Made of public facts, planned numbers and hashes."""
 KEPT = ("private/", "config.toml", "env.json")
@@ -73,6 +80,16 @@ def sharing(
         "must_not_be_shared": [*(() if protected else FROM_NOISE), *KEPT],
         "intermediate_checkpoints": f"{cost}; {_KEPT}",
     }
+
+
+def of_run(plan: Plan, ledger: Reading) -> dict[str, Any]:
+    """``sharing`` of a run with this plan and ledger."""
+    return sharing(
+        certified=plan.certified,
+        insecure=statement_warnings.insecure(ledger),
+        foreign=bool(ledger.foreign),
+        withdrawn=ledger.withdrawn is not None,
+    )
 
 
 def words(found: Mapping[str, Any]) -> list[str]:

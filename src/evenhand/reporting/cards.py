@@ -65,8 +65,8 @@ def card(data: CardData) -> str:
         parts.append(f"It tells apart {len(data.labels)} classes: {unmarked(shown)}{more}.")
     parts += [
         "## Intended use",
-        "Not declared here: whoever releases the model writes down what it is for, who is affected by its answers, and "
-        "what it must not be used for.",
+        "Not declared here: whoever releases the model writes down, in a copy of this card, what it is for, who is "
+        "affected by its answers, and what it must not be used for.",
         "## How well it works, and for whom",
         _served(data),
         "## Privacy of the training data",
