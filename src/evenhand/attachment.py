@@ -12,6 +12,7 @@ from torch import nn
 from evenhand import checkpoints, guards, registry
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.errors import UsageError
+from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute
 from evenhand.losses import Loss
 from evenhand.mechanism import Mechanism
@@ -66,6 +67,7 @@ def attach(
       >>> private.remaining
       0
     """
+    refuse_wrapped(model)
     seen = views_of(augment, views)
     folder = Folder.create(Path(out), plan)
     return start(
@@ -91,6 +93,7 @@ def start(
     ``kept`` is saved with every checkpoint; what a checkpoint has must be there to take it, since a run that forgets
     its average or its schedule would silently be another one.
     """
+    refuse_wrapped(model)
     kept = {**(kept or {}), **({} if views is None else {"augment": views})}
     guards.check_optimizer(model, optimizer)
     rule = registry.build("rule", **plan.rule)

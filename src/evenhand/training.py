@@ -19,6 +19,7 @@ from evenhand.data.owning import by_record
 from evenhand.data.wrapping import Data, wrap
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
+from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute, seen
 from evenhand.integrations.loggers import Broadcast, Logger
 from evenhand.looping import Aside, run
@@ -121,6 +122,7 @@ def fit(
       >>> run.privacy.epsilon <= 3.0
       True
     """
+    refuse_wrapped(model)
     data = wrap(train) if groups is None and owners is None else _wrapped(train, groups, owners)
     if isinstance(privacy, Budgets) and privacy.owners is not None:
         data = by_record(data, privacy.owners, owners)
@@ -210,6 +212,7 @@ def resume(
     telling = Broadcast(loggers, evaluates=test is not None)
     data = wrap(train)
     model = model if model is not None else config.build_model(data.facts)
+    refuse_wrapped(model)
     found = loss or config.loss
     ema = averaging.named(average if average is not None else config.average)
     held, schedule = descent_again(config, optimizer, scheduler).build(model, made.steps)

@@ -28,7 +28,9 @@ def verify(path: str | Path) -> dict[str, Any]:
     """Check a run folder against itself: chain, plan, noise of every step, budget, statement, model.
 
     Returns:
-      ``{"ok", "epsilon", "delta", "steps", "owners", "problems", "notes"}``; epsilon is recomputed from the ledger.
+      ``{"ok", "epsilon", "charged", "delta", "steps", "planned", "owners", "problems", "notes"}``; recomputed from the
+      ledger: ``epsilon`` (and ``owners``, each owner's) is what a statement may promise, that of the whole plan unless
+      the trainer declared an early stop independent of the data; ``charged`` is what the ``steps`` charged so far cost.
       Notes are what a reader must know even when all is well: a public seed, foreign updates, a missing anchor.
     """
     folder = Folder.existing(path)
@@ -39,17 +41,18 @@ def verify(path: str | Path) -> dict[str, Any]:
     if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
         return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it.")
     problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
-    epsilons = plan.spent_by_owner(reading.reserved)
+    epsilons, charged = plan.spent_by_owner(reading.counted), plan.spent_by_owner(reading.reserved)
     for name, epsilon, budget in zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True):
         if epsilon is not None and budget is not None and epsilon > budget * (1 + 1e-9):
-            problems.append(f"owner {name!r} was promised epsilon {budget:g} but the ledger charges {epsilon:.6g}.")
+            problems.append(f"owner {name!r} was promised epsilon {budget:g} but plan and ledger count {epsilon:.6g}.")
     problems += _checkpoint_problems(folder, reading) + _statement_problems(folder, plan, reading)
-    worst = None if any(epsilon is None for epsilon in epsilons) else max(e for e in epsilons if e is not None)
     return {
         "ok": not problems,
-        "epsilon": worst,
+        "epsilon": _largest(epsilons),
+        "charged": _largest(charged),
         "delta": plan.delta,
         "steps": reading.reserved,
+        "planned": plan.steps,
         "owners": dict(zip(plan.facts.owner_names, epsilons, strict=True)),
         "problems": problems,
         "notes": _notes(folder, reading),
@@ -62,8 +65,15 @@ def _history(plan: Plan) -> tuple[tuple[str, int], ...]:
     return tuple((stage.plan, end) for stage, end in zip(plan.earlier, ends, strict=True))
 
 
+def _largest(epsilons: Sequence[float | None]) -> float | None:
+    """The largest over the owners; None where one has none."""
+    found = [epsilon for epsilon in epsilons if epsilon is not None]
+    return max(found) if len(found) == len(epsilons) else None
+
+
 def _unreadable(problem: str) -> dict[str, Any]:
-    return {"ok": False, "epsilon": None, "delta": None, "steps": 0, "owners": {}, "problems": [problem], "notes": []}
+    figures: dict[str, Any] = {"epsilon": None, "charged": None, "delta": None, "steps": 0, "planned": 0, "owners": {}}
+    return {"ok": False, **figures, "problems": [problem], "notes": []}
 
 
 def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
@@ -189,6 +199,11 @@ def _notes(folder: Folder, reading: Reading) -> list[str]:
     notes += [statement_warnings.forked(row) for row in reading.forks]
     if reading.withdrawn is not None:
         notes.append(statement_warnings.withdrawn(reading.withdrawn))
+    if reading.stopped:
+        notes.append(
+            "the trainer declares that the run ended early independently of the data: epsilon counts the charged steps "
+            "alone and holds only if that is true."
+        )
     if reading.committed < reading.reserved:
         notes.append(f"{reading.reserved - reading.committed} charged steps have no record of what they used.")
     if not folder.anchors():

@@ -24,10 +24,17 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write to this file: .md the words, .json the data, .html the page.")
     ] = None,
+    stopped_independently: Annotated[
+        bool,
+        typer.Option(
+            "--stopped-independently",
+            help="Declare that the run ended early for reasons that did not depend on the data at all.",
+        ),
+    ] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of statement.json.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Print the privacy statement for what the ledger charges now, or write it to a file."""
+    """Print the privacy statement, or write it to a file; of a run that stopped early it counts the whole plan."""
     from evenhand.privacy import statement_schema
 
     if schema:
@@ -39,6 +46,8 @@ def run(
     from evenhand.runs import Folder
 
     found = Folder.existing(folder)
+    if stopped_independently:
+        found.declare_stopped()
     wanted = [(path, ".html" if path is html else path.suffix.lower()) for path in (html, out) if path is not None]
     if not wanted:
         made = found.statement()

@@ -19,10 +19,12 @@ def run(folder: options.RunFolder, json: options.Json = False) -> None:
     epsilon = (
         "no epsilon is established"
         if found["epsilon"] is None
-        else (f"epsilon {rounded_up(found['epsilon'])} at delta {found['delta']:g} (add/remove one record)")
+        else f"epsilon {rounded_up(found['epsilon'])} at delta {found['delta']:g} (add/remove one record)"
     )
+    if found["epsilon"] not in (None, found["charged"]):
+        epsilon += f", which is that of the whole plan; charged so far: {rounded_up(found['charged'])}"
     text = (
-        f"verified: {found['steps']} steps charged, {epsilon}"
+        f"verified: {found['steps']} of {found['planned']} steps charged, {epsilon}"
         if found["ok"]
         else "\n".join(["NOT verified:", *(f"  {problem}" for problem in found["problems"])])
     )

@@ -33,7 +33,8 @@ class Reading:
     """A ledger read and checked from its first byte to its last.
 
     ``plan`` and ``steps`` are those that hold at its end. ``replans`` are the plans before, each with the number of
-    steps that were charged when it was replaced. ``told`` are the positions whose figures loggers got. ``keys`` are the
+    steps that were charged when it was replaced. ``told`` are the positions whose figures loggers got. ``stopped``: the
+    trainer declared that the run ended here independently of the data, and nothing was charged since. ``keys`` are the
     random keys that must not be used again: those of its segments and, after a fork, those of the run it left.
     """
 
@@ -45,6 +46,7 @@ class Reading:
     commits: tuple[Commit, ...]
     released: tuple[str, ...]
     told: tuple[int, ...]
+    stopped: bool
     foreign: tuple[int, ...]
     forks: tuple[Mapping[str, Any], ...]
     withdrawn: Mapping[str, Any] | None
@@ -56,6 +58,15 @@ class Reading:
     def head(self) -> str:
         """Hash of the last row: whoever holds it can tell whether the ledger was shortened."""
         return self.hashes[-1]
+
+    @property
+    def counted(self) -> int:
+        """Number of steps that a promise counts: all of the plan, unless the stop was declared independent of the data.
+
+        A stop that released values decide is a part of what the whole plan may do, so the plan's epsilon covers it;
+        that of the steps so far does not.
+        """
+        return self.reserved if self.stopped else self.steps
 
     @property
     def committed(self) -> int:
@@ -79,7 +90,9 @@ def parse(data: bytes) -> Reading:
         raise LedgerError("The ledger does not begin with an open row: it is damaged and cannot be trusted.")
     plan, steps, reserved = str(rows[0]["plan"]), _whole(rows[0]["steps"], 1), 0
     replans: list[tuple[str, int]] = []
+    stopped = False
     for row in rows:
+        stopped = _still_stopped(stopped, row, reserved)
         if row["type"] == "reserve":
             if row["first"] != reserved or _whole(row["count"], 1) > BLOCK:
                 raise LedgerError("A reserve row does not continue the one before it: the ledger is damaged.")
@@ -113,6 +126,7 @@ def parse(data: bytes) -> Reading:
         commits=commits,
         released=tuple(str(row["model"]) for row in rows if row["type"] == "release"),
         told=tuple(_whole(row["position"], 0) for row in rows if row["type"] == "told"),
+        stopped=stopped and not torn and reserved < steps,
         foreign=tuple(_whole(row["position"], 0) for row in rows if row["type"] == "foreign"),
         forks=tuple(row for row in rows if row["type"] == "fork"),
         withdrawn=rows[-1] if rows[-1]["type"] == "withdrawn" else None,
@@ -120,6 +134,15 @@ def parse(data: bytes) -> Reading:
         hashes=tuple(hashes),
         torn=torn,
     )
+
+
+def _still_stopped(stopped: bool, row: Mapping[str, Any], reserved: int) -> bool:
+    """Whether a declared stop holds after this row: whatever charges steps, or changes the plan, goes on instead."""
+    if row["type"] == "stopped":
+        if row["position"] != reserved:
+            raise LedgerError("A stopped row does not stand where the charges end: the ledger is damaged.")
+        return True
+    return stopped and row["type"] not in ("reserve", "torn", "replan", "fork")
 
 
 def _chain(data: bytes) -> tuple[list[dict[str, Any]], list[str], int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evenhand.privacy.classes import in_words, span, summary
-from evenhand.privacy.statement import OWNERS_SHOWN, further_owners, promise, rounded_up, runs_words
+from evenhand.privacy.statement import OWNERS_SHOWN, further_owners, promise, rounded_up, runs_words, stop_words
 
 NAMES_SHOWN, NAME_LENGTH = 12, 60
 STYLE = """
@@ -138,7 +138,7 @@ def _owners(statement: Mapping[str, Any]) -> str:
     more = "".join(f"<p>{_text(sentence)}</p>" for sentence in further)
     return (
         '<table class="owners"><thead><tr><th>Each record of owner</th><th>Records</th><th>Promised epsilon</th>'
-        f"<th>Spent epsilon, at delta {guarantee['delta']:g}, {_text(guarantee['adjacency'])} "
+        f"<th>Epsilon, at delta {guarantee['delta']:g}, {_text(guarantee['adjacency'])} "
         f"{_text(guarantee['unit'])}</th><th>Rate</th><th>Clip bound</th><th>Noise multiplier</th></tr></thead>"
         f"<tbody>{rows}</tbody></table>{more}"
     )
@@ -153,7 +153,7 @@ def _left(statement: Mapping[str, Any]) -> str:
     settings = ", ".join(f"{key} {value}" for key, value in mechanism["rule"]["settings"].items())
     made = {
         "Rule": mechanism["rule"]["name"] + (f" ({settings})" if settings else ""),
-        "Steps": steps,
+        "Steps": " ".join([steps + ".", *stop_words(mechanism)]) if _stopped(statement) else steps,
         "Sampling": mechanism["sampling"],
     }
     if statement["guarantee"]["epsilon"] is not None:
@@ -171,6 +171,10 @@ def _left(statement: Mapping[str, Any]) -> str:
         + _section("Public inputs: not protected", _facts(_inputs(statement["public_inputs"])))
         + _section("Trust and audit", f"<p>{_text(_sentence(statement['trust_model']))} {_text(audit)}</p>")
     )
+
+
+def _stopped(statement: Mapping[str, Any]) -> bool:
+    return statement["guarantee"]["epsilon"] is not None and bool(stop_words(statement["mechanism"]))
 
 
 def _span(pair: Sequence[float]) -> str:
