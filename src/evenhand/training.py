@@ -79,7 +79,7 @@ def fit(
       model: your module; it is trained in place.
       train: (X, y), a torch Dataset, or ``evenhand.data.wrap(...)``.
       epsilon: promise to every record; or give ``privacy`` (Privacy, Budgets, FixedNoise), or ``noise``.
-      delta: probability that the promise may fail; default the largest power of ten below 1/N.
+      delta: probability that the promise may fail; default the largest power of ten that is at most 1/(10 N).
       noise: a noise multiplier instead of a promise; the statement says what it costs.
       privacy: the promise as an object, for example Budgets.
       method: a name from ``evenhand methods``, or a Method; ``settings`` changes the defaults of a named one.

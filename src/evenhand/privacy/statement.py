@@ -23,10 +23,12 @@ DOES_NOT_COVER = (
     "preprocessing, feature choice and vocabularies, unless they are public or charged",
     "metrics on evaluation data: those records are not protected by this statement",
     "stopping early, or choosing among models, by held-out curves: that choice depends on the held-out records",
-    "any choice made by raw training values (the losses that a step returns, training metrics, files in private/)",
-    "other runs on the same data, tuning included: their epsilons add up",
+    "choices made by raw training values: losses that a step returns, training metrics, files in private/",
+    "other runs on the same data, tuning included: their epsilons add up; not counted are runs elsewhere, on files cut "
+    "from the same source, and on arrays in another order, size or scale",
     "pre-training data of a model that was not initialised at random",
-    "several records of one person: the unit is one record",
+    "several records of one person, or copies of a record (oversampling): the unit is one record, and k of them are "
+    "protected k times less or worse",
     "timing, memory and storage side channels, and files in private/",
 )
 TRUST = (
@@ -35,8 +37,8 @@ TRUST = (
 TUNED = "Its settings were chosen by trials scored on training records; no figure covers that choice."
 UNDECLARED, DECLARED = "not declared: the whole plan counts", "declared independent of the data"
 _WHOLE_PLAN = (
-    "The run has not taken all of its steps. The figures are those of the whole plan, so that they hold also if values "
-    "that it released decided when to stop; if raw training values decided it, none hold."
+    "The figures are those of the whole plan: they hold also if values that the run released decided when to stop; if "
+    "raw training values did, none hold."
 )
 _DECLARED = (
     "Declared by the trainer: the run ended before its plan did, for reasons that did not depend on the data in any "
@@ -141,9 +143,25 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
     texts.append(runs_words(statement["accounting"], guarantee["delta"]))
     texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
     texts += files
-    texts.append(f"Trust: {statement['trust_model']}.")
+    texts += [f"Trust: {statement['trust_model']}.", public_counts(statement["public_inputs"])]
     texts.append("Not audited yet." if statement["audit"] is None else f"Audit: {statement['audit']}.")
     return texts
+
+
+def public_counts(inputs: Mapping[str, Any]) -> str:
+    """Name the counts that are printed exactly, and what they tell whoever knows all other records.
+
+    Examples:
+      >>> public_counts({"records": 900, "owners": [["all", 900]], "expected_batch": 64.0})[:61]
+      'Public, not protected: the number of records (900) and the ex'
+    """
+    owners = len(inputs["owners"])
+    each = f", of the records of each of the {owners} owners," if owners > 1 else ""
+    return (
+        f"Public, not protected: the number of records ({inputs['records']}){each} and the expected batch "
+        f"({inputs['expected_batch']:g}). The promise compares training with and without a record under the same "
+        "counts; who knows all other records learns from these alone that one more was there, not what is in it."
+    )
 
 
 def stop_words(mechanism: Mapping[str, Any]) -> list[str]:
