@@ -57,7 +57,7 @@ def attach(
     Examples:
       >>> import tempfile, torch, evenhand as eh
       >>> train, test = eh.data.digits()
-      >>> plan = eh.plan("dpsgd", eh.Privacy(3, 1e-4), data=train.facts, epochs=1, batch_size=128)
+      >>> plan = eh.plan("dpsgd", eh.Privacy(3, 1e-5), data=train.facts, epochs=1, batch_size=128)
       >>> model = torch.nn.Linear(64, 10)
       >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
       >>> loss = torch.nn.CrossEntropyLoss(reduction="none")

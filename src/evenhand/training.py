@@ -118,7 +118,7 @@ def fit(
       >>> import tempfile, torch, evenhand as eh
       >>> train, test = eh.data.digits()
       >>> model = torch.nn.Linear(64, 10)
-      >>> run = eh.fit(model, train, epsilon=3.0, delta=1e-4, epochs=1, test=test, out=tempfile.mkdtemp())
+      >>> run = eh.fit(model, train, epsilon=3.0, delta=1e-5, epochs=1, test=test, out=tempfile.mkdtemp())
       >>> run.privacy.epsilon <= 3.0
       True
     """

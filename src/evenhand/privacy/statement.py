@@ -199,9 +199,11 @@ def _plain(text: str) -> str:
 def rounded_up(value: float, digits: int = 3) -> str:
     """A number for people, rounded up and never down.
 
-    >>> rounded_up(2.99912)
-    '3.000'
+    >>> rounded_up(2.99912), rounded_up(math.inf)
+    ('3.000', 'infinite')
     """
+    if math.isinf(value):
+        return "infinite"
     return f"{math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 
