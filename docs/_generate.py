@@ -48,7 +48,7 @@ KINDS = {
     "Sequence": "list",
     "Mapping": "table",
 }
-TRAIN = "evenhand train --data digits --model linear --epsilon 3 --delta 1e-4 --epochs 1 --out runs/signed"
+TRAIN = "evenhand train --data digits --model linear --epsilon 3 --delta 1e-5 --epochs 1 --out runs/signed"
 
 
 def everything(out: Path) -> None:

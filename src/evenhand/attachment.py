@@ -12,6 +12,7 @@ from torch import nn
 from evenhand import checkpoints, guards, registry
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.errors import UsageError
+from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute
 from evenhand.losses import Loss
 from evenhand.mechanism import Mechanism
@@ -57,7 +58,7 @@ def attach(
     Examples:
       >>> import tempfile, torch, evenhand as eh
       >>> train, test = eh.data.digits()
-      >>> plan = eh.plan("dpsgd", eh.Privacy(3, 1e-4), data=train.facts, epochs=1, batch_size=128)
+      >>> plan = eh.plan("dpsgd", eh.Privacy(3, 1e-5), data=train.facts, epochs=1, batch_size=128)
       >>> model = torch.nn.Linear(64, 10)
       >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
       >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
@@ -67,6 +68,7 @@ def attach(
       >>> private.remaining
       0
     """
+    refuse_wrapped(model)
     seen = views_of(augment, views)
     folder = Folder.create(Path(out), plan)
     return start(
@@ -92,6 +94,7 @@ def start(
     ``kept`` is saved with every checkpoint; what a checkpoint has must be there to take it, since a run that forgets
     its average or its schedule would silently be another one.
     """
+    refuse_wrapped(model)
     kept = {**(kept or {}), **({} if views is None else {"augment": views})}
     guards.check_optimizer(model, optimizer)
     rule = registry.build("rule", **plan.rule)

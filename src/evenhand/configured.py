@@ -119,7 +119,8 @@ def _released(
         if held_out is not None:
             line = evaluation.row(model, held_out, made.steps, float(made.steps))
             write_durably(folder.metrics_file, (json.dumps(line) + "\n").encode())
-            telling.log(made.steps, released(line, max((e for e in made.epsilons if e is not None), default=None)))
+            spent = max((epsilon for epsilon in made.epsilons if epsilon is not None), default=None)
+        telling.log(made.steps, released(line, spent, spent))
 
     fitted = _estimator(config, out if out is not None else new_folder(made)).fit_data(data, promise, after=after)
     finished = Run(fitted.folder, fitted.model_)

@@ -10,6 +10,7 @@ import json
 import secrets
 from dataclasses import dataclass, field
 
+from evenhand.data import copies
 from evenhand.data.fingerprint import identity
 from evenhand.data.wrapping import Data
 from evenhand.datasets import DatasetLedger, at_least
@@ -57,6 +58,8 @@ class Counting:
         if self._seen is data:
             return
         run, before = hold(self.folder, data), self.folder.composition()
+        if not self.folder.ledger().reserved:
+            copies.tell(data)
         if before is None and not self.compose:
             before = {"runs": None}
             write_json(self.folder.composition_file, before)

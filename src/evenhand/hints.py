@@ -5,7 +5,6 @@ Both from facts: the plan, the size of the model, the released evaluations.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 LOUD = 3.0
 """Noise is loud when its length is this many times the largest possible mean gradient."""
 FALL, RISE, GAP, TINY = 0.02, 0.01, 0.15, 30
-NEAR = 0.5
-"""Delta is near 1/N when this many records, or more, are expected to fall under it."""
 
 
 def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -62,7 +59,7 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
 
 
 def cautions(plan: Plan, charged: int, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What could mislead a reader of this run: a chosen stop, tiny groups, a large delta. None if nothing does.
+    """What could mislead a reader of this run: a chosen stop, tiny groups. None if nothing does.
 
     Args:
       plan: the plan of the run.
@@ -73,24 +70,16 @@ def cautions(plan: Plan, charged: int, metrics: Sequence[Mapping[str, Any]]) -> 
       >>> from evenhand.planning import plan
       >>> from evenhand.privacy.budgets import Privacy
       >>> from evenhand.types import Facts
-      >>> made = plan("dpsgd", Privacy(3, 9e-4), data=Facts(1000, (("all", 1000),), labels=("a", "b")), epochs=2)
-      >>> cautions(made, made.steps, [])
-      ['delta 0.0009 times 1000 records is 0.9: keep delta well below 1/N, for example --delta 1e-05']
+      >>> made = plan("dpsgd", Privacy(3), data=Facts(1000, (("all", 1000),), labels=("a", "b")), epochs=2)
+      >>> cautions(made, made.steps, [{"accuracy": 0.9, "group_records": {"a": 12}}])[0][:45]
+      '1 group(s) have fewer than 30 held-out record'
     """
     found = []
     if len(metrics) > 1 and charged < plan.steps:
         found.append(f"the run stopped after {charged} of {plan.steps} planned steps: {_CHOSEN}")
     elif metrics and _fallen(metrics):
         found.append(f"an earlier evaluation was better than the last one: {_CHOSEN}")
-    found += _tiny(metrics[-1]) if metrics else []
-    expected = plan.delta * plan.facts.records
-    if plan.certified and expected >= NEAR:
-        better = f"1e-{math.floor(math.log10(plan.facts.records)) + 2:02d}"
-        found.append(
-            f"delta {plan.delta:g} times {plan.facts.records} records is {expected:.2g}: keep delta well below 1/N, "
-            f"for example --delta {better}"
-        )
-    return found
+    return found + (_tiny(metrics[-1]) if metrics else [])
 
 
 _CHOSEN = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -87,6 +87,7 @@ def run(
                 raise Interrupted(
                     received[0],
                     f"Stopped after step {private.position} of {private.plan.steps}; nothing is lost. "
+                    "Until it ends, every promise counts the whole plan. "
                     f"Continue with: evenhand resume {private.folder.path}",
                 )
             if time.monotonic() - saved > CHECKPOINT_SECONDS and private.at_block_end:
@@ -119,7 +120,11 @@ def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast) ->
     if telling:
         private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)
-        telling.log(private.position, released(line, max((e for e in charged if e is not None), default=None)))
+        telling.log(private.position, released(line, _largest(private.plan.epsilons), _largest(charged)))
+
+
+def _largest(epsilons: Iterable[float | None]) -> float | None:
+    return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
 
 
 def _evaluated(private: Private) -> bool:
@@ -127,7 +132,7 @@ def _evaluated(private: Private) -> bool:
 
 
 def _log(private: Private, losses: Tensor, records: int) -> None:
-    """Raw training values, for the trainer's eyes only."""
+    """Raw training values, for the trainer's eyes only: for a stop or a choice that they decide, no epsilon holds."""
     line = {
         "step": private.position,
         "loss": losses.mean().item() if records else None,

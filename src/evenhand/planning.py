@@ -13,7 +13,7 @@ from evenhand import _validate, registry
 from evenhand.errors import UsageError
 from evenhand.methods import Method
 from evenhand.methods import method as find_method
-from evenhand.plans import Plan
+from evenhand.plans import Plan, default_delta
 from evenhand.privacy import accountants, calibration
 from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.privacy.settling import FEW
@@ -47,7 +47,7 @@ def plan(
 
     Examples:
       >>> from evenhand.types import Facts, Level
-      >>> made = plan("dpsgd", Privacy(3, 1e-4), data=Facts(1257, (("all", 1257),)), epochs=30, batch_size=128)
+      >>> made = plan("dpsgd", Privacy(3, 1e-5), data=Facts(1257, (("all", 1257),)), epochs=30, batch_size=128)
       >>> made.steps, round(made.epsilons[0], 2)
       (295, 3.0)
     """
@@ -95,15 +95,6 @@ def plan(
 def default_batch(records: int) -> int:
     """Expected batch size when none is given: large batches bear noise best, about a tenth of the data up to 1024."""
     return max(1, min(1024, round(records / 10)))
-
-
-def default_delta(records: int) -> float:
-    """Largest power of ten strictly below 1/N.
-
-    >>> default_delta(1257)
-    0.0001
-    """
-    return float(f"1e-{math.floor(math.log10(records)) + 1}")
 
 
 def _delta(privacy: Promise | None, records: int) -> float:

@@ -148,10 +148,7 @@ class Plan:
                 f"{' and '.join(self.facts.derived)} were read off the data and are printed as public facts: declare "
                 "them (labels=, group_names=) if they are not public knowledge."
             )
-        if self.certified and self.delta >= 1 / self.facts.records:
-            found.append(
-                f"delta {self.delta:g} is not below 1/N: a mechanism that publishes one record at random would pass."
-            )
+        found += delta_warnings(self.delta, self.facts.records) if self.certified else []
         if self.certified and min(level.noise for level in self.levels) < 0.3:
             found.append("a noise multiplier below 0.3 protects single steps hardly at all.")
         if any(epsilon is not None and epsilon > 20 for epsilon in self.epsilons):
@@ -217,6 +214,34 @@ class Plan:
         from evenhand.describing import describe
 
         return describe(self)
+
+
+def default_delta(records: int) -> float:
+    """Return the largest power of ten that is at most 1/(10 N).
+
+    Examples:
+      >>> default_delta(1000), default_delta(1001), default_delta(9900)
+      (0.0001, 1e-05, 1e-05)
+    """
+    return float(f"1e-{len(str(10 * records - 1))}")
+
+
+def delta_warnings(delta: float, records: int) -> list[str]:
+    """Say what a delta above 1/(10 N) allows, and which one to take; nothing up to there.
+
+    Examples:
+      >>> delta_warnings(1e-4, 1000)
+      []
+      >>> delta_warnings(1e-3, 1000)[0][:42]
+      'delta 0.001 is above 1/(10 N) and not belo'
+    """
+    if delta <= (1 + 1e-9) / (10 * records):
+        return []
+    far = " and not below 1/N" if delta >= 1 / records else ""
+    return [
+        f"delta {delta:g} is above 1/(10 N){far}: a mechanism that publishes every record in full with that chance, "
+        f"{delta * records:.2g} of the {records} on average, would pass. Take at most delta {default_delta(records):g}."
+    ]
 
 
 def _fields(part: Any) -> dict[str, Any]:

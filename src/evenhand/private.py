@@ -124,6 +124,9 @@ class Private:
     def step(self, batch: Batch) -> Tensor:
         """Compute, add noise, update; the step was charged when its batch was drawn. Returns losses: NOT private.
 
+        For a stop, a checkpoint or a setting that is chosen by looking at these losses no epsilon holds: choose by
+        released values, for which the epsilon of the whole plan holds, or fix the choice before training.
+
         Inputs and targets may have been augmented in place; who was sampled is taken from the draw.
         """
         with self._alone:
@@ -171,16 +174,24 @@ class Private:
         self._counting.follow()
         self._ledger.told(self._position)
 
-    def release(self, average: Average | None = None) -> None:
+    def release(self, average: Average | None = None, *, stopped_independently: bool = False) -> None:
         """Write the model and its statement. The ledger records the file's hash.
 
-        With an average that is the model from here on, and the last weights are released beside it.
+        With steps of the plan left, the statement says the epsilon of the whole plan: that covers a stop which values
+        that this run released decided. For one that raw values decided (what ``step`` returns) no number holds.
+
+        Args:
+          average: the model from here on; the last weights are released beside it.
+          stopped_independently: declare that stopping here did not depend on the data in any way (a time limit that was
+            fixed before, a power cut). The statement then counts the charged steps alone and names your declaration.
         """
         self._watch.refuse_spoilt()
         self._note_foreign()
         self._recorder.flush()
         self._ledger.sync()
         self._counting.follow()
+        if stopped_independently:
+            self._ledger.stopped()
         if average is not None:
             publish(self.model, self.folder.last_model_file, self._ledger)
             average.apply()

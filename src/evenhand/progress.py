@@ -1,4 +1,4 @@
-"""Progress in a terminal or a notebook: step, spent of promised epsilon, loss, time left. Else silent."""
+"""Progress in a terminal or a notebook: step, epsilon charged of the plan's, loss, time left. Else silent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ EVERY_SECONDS = 0.25
 
 
 class Progress:
-    """A context manager around the loop. The loss it shows is not private: it stays on the trainer's screen."""
+    """A context manager around the loop. The loss it shows is not private: it stays on the trainer's screen.
+
+    For a stop that is decided by looking at that loss no epsilon holds.
+    """
 
     def __init__(self, plan: Plan, position: int, *, enabled: bool | None) -> None:
         self._on = sys.stderr.isatty() or in_notebook() if enabled is None else enabled
@@ -75,9 +78,10 @@ class Progress:
 
     def _of(self, owner: int, position: int, named: bool) -> str:
         curve, budget = self._curves[owner], self._plan.budgets[owner]
+        planned = rounded_up(curve[-1][1]) if budget is None else f"{budget:g}"
         index = min(bisect.bisect_left(curve, (position, 0.0)), len(curve) - 1)
         name = f"{label(self._plan.facts.owner_names[owner], 16)} " if named else ""
-        return f"{name}{rounded_up(curve[index][1])}" + ("" if budget is None else f" of {budget:g}")
+        return f"{name}{rounded_up(curve[index][1])} of {planned}"
 
 
 class Bar(Protocol):

@@ -167,7 +167,7 @@ def _owners(metrics: list[dict[str, Any]]) -> dict[str, frames.Estimate]:
 
 def _report(folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFrame) -> html.ReportData:
     plan, statement = folder.plan(), folder.statement()
-    charged, owners = statement["mechanism"]["steps_charged"], statement["owners"]
+    counted, owners = statement["mechanism"]["steps_counted"], statement["owners"]
     shown = classes.chosen_few([row["epsilon"] for row in owners])
     return html.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
@@ -176,7 +176,7 @@ def _report(folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFr
         groups=frame.by_group,
         curves=metrics,
         spending={
-            owners[index]["name"]: [(step, epsilon) for step, epsilon in plan.spending(index) if step <= charged]
+            owners[index]["name"]: [(step, epsilon) for step, epsilon in plan.spending(index) if step <= counted]
             for index in shown
         },
         budgets={owners[index]["name"]: owners[index]["budget"] for index in shown},

@@ -255,6 +255,20 @@ class Folder:
         write_durably(self.path / "statement.md", statements.markdown(made).encode())
         return made
 
+    def declare_stopped(self) -> None:
+        """Record the trainer's word that this run ended early for reasons that did not depend on the data.
+
+        The statement then counts the charged steps alone, and names the declaration.
+        """
+        reading = self.ledger()
+        if reading.reserved >= reading.steps:
+            raise UsageError(
+                f"All {reading.steps} steps of the plan are charged: there is no early stop to declare. The statement "
+                "counts them all."
+            )
+        ledgers.Ledger.declare_stopped(self.ledger_file)
+        self.write_statement()
+
     def say_withdrawn(self) -> None:
         """Write, once the ledger says so, that this run was left for a fork and what of it must not be shared."""
         write_json(self.withdrawn_file, {"ledger_head": self.ledger().head})

@@ -19,6 +19,7 @@ from evenhand.data.owning import by_record
 from evenhand.data.wrapping import Data, wrap
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
+from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute, seen
 from evenhand.integrations.loggers import Broadcast, Logger
 from evenhand.looping import Aside, run
@@ -78,7 +79,7 @@ def fit(
       model: your module; it is trained in place.
       train: (X, y), a torch Dataset, or ``evenhand.data.wrap(...)``.
       epsilon: promise to every record; or give ``privacy`` (Privacy, Budgets, FixedNoise), or ``noise``.
-      delta: probability that the promise may fail; default the largest power of ten below 1/N.
+      delta: probability that the promise may fail; default the largest power of ten that is at most 1/(10 N).
       noise: a noise multiplier instead of a promise; the statement says what it costs.
       privacy: the promise as an object, for example Budgets.
       method: a name from ``evenhand methods``, or a Method; ``settings`` changes the defaults of a named one.
@@ -117,10 +118,11 @@ def fit(
       >>> import tempfile, torch, evenhand as eh
       >>> train, test = eh.data.digits()
       >>> model = torch.nn.Linear(64, 10)
-      >>> run = eh.fit(model, train, epsilon=3.0, delta=1e-4, epochs=1, test=test, out=tempfile.mkdtemp())
+      >>> run = eh.fit(model, train, epsilon=3.0, delta=1e-5, epochs=1, test=test, out=tempfile.mkdtemp())
       >>> run.privacy.epsilon <= 3.0
       True
     """
+    refuse_wrapped(model)
     data = wrap(train) if groups is None and owners is None else _wrapped(train, groups, owners)
     if isinstance(privacy, Budgets) and privacy.owners is not None:
         data = by_record(data, privacy.owners, owners)
@@ -210,6 +212,7 @@ def resume(
     telling = Broadcast(loggers, evaluates=test is not None)
     data = wrap(train)
     model = model if model is not None else config.build_model(data.facts)
+    refuse_wrapped(model)
     found = loss or config.loss
     ema = averaging.named(average if average is not None else config.average)
     held, schedule = descent_again(config, optimizer, scheduler).build(model, made.steps)

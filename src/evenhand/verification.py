@@ -57,9 +57,11 @@ def verify(path: str | Path, key: str | Path | None = None) -> dict[str, Any]:
       key: a public key file. The folder must be signed with its private key, as it is now.
 
     Returns:
-      ``{"ok", "epsilon", "delta", "steps", "owners", "problems", "notes", "signed_by"}``; epsilon is recomputed from
-      the ledger. Notes are what a reader must know even when all is well: a public seed, foreign updates, files that
-      nothing covers. ``signed_by`` is the fingerprint of the key of a valid signature.
+      ``{"ok", "epsilon", "charged", "delta", "steps", "planned", "owners", "problems", "notes", "signed_by"}``;
+      recomputed from the ledger: ``epsilon`` (and ``owners``, each owner's) is what a statement may promise, that of
+      the whole plan unless the trainer declared an early stop independent of the data; ``charged`` is what the
+      ``steps`` charged so far cost. Notes are what a reader must know even when all is well: a public seed, foreign
+      updates, files that nothing covers. ``signed_by`` is the fingerprint of the key of a valid signature.
 
     Raises:
       UsageError: there is no run folder, or the key cannot be used. Damaged files are problems, never errors.
@@ -124,19 +126,20 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
     if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
         return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it."), None
     problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
-    epsilons = plan.spent_by_owner(reading.reserved)
+    epsilons, charged = plan.spent_by_owner(reading.counted), plan.spent_by_owner(reading.reserved)
     for owner, (name, epsilon, budget) in enumerate(zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True)):
-        if epsilon is not None and budget is not None and not _holds(plan, owner, reading.reserved, budget, epsilon):
-            problems.append(f"owner {name!r} was promised epsilon {budget:g} but the ledger charges {epsilon:.6g}.")
+        if epsilon is not None and budget is not None and not _holds(plan, owner, reading.counted, budget, epsilon):
+            problems.append(f"owner {name!r} was promised epsilon {budget:g} but plan and ledger count {epsilon:.6g}.")
     kept = _kept(plan, reading)
     problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, kept)
     problems += _statement_problems(folder, plan, reading, kept)
-    worst = None if any(epsilon is None for epsilon in epsilons) else max(e for e in epsilons if e is not None)
     return {
         "ok": not problems,
-        "epsilon": worst,
+        "epsilon": _largest(epsilons),
+        "charged": _largest(charged),
         "delta": plan.delta,
         "steps": reading.reserved,
+        "planned": plan.steps,
         "owners": dict(zip(plan.facts.owner_names, epsilons, strict=True)),
         "problems": problems,
         "notes": _notes(folder, reading),
@@ -159,9 +162,15 @@ def _there(file: Path) -> bool:
     return file.exists() or file.is_symlink()
 
 
+def _largest(epsilons: Sequence[float | None]) -> float | None:
+    """The largest over the owners; None where one has none."""
+    found = [epsilon for epsilon in epsilons if epsilon is not None]
+    return max(found) if len(found) == len(epsilons) else None
+
+
 def _unreadable(problem: str) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"ok": False, "epsilon": None, "delta": None, "steps": 0, "owners": {}}
-    return {**nothing, "problems": [problem], "notes": []}
+    figures: dict[str, Any] = {"epsilon": None, "charged": None, "delta": None, "steps": 0, "planned": 0, "owners": {}}
+    return {"ok": False, **figures, "problems": [problem], "notes": []}
 
 
 def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
@@ -320,7 +329,7 @@ def _rebuilt(
         computed, given = ours["epsilon"], theirs["epsilon"]
         if computed is None or given is None or given > computed * (1 + _LOOSER):
             continue
-        if _holds(plan, owner, then.reserved, given, computed):
+        if _holds(plan, owner, then.counted, given, computed):
             ours["epsilon"] = proved[computed] = given
     again["guarantee"]["epsilon"] = proved.get(again["guarantee"]["epsilon"], again["guarantee"]["epsilon"])
     return again
@@ -363,6 +372,11 @@ def _notes(folder: Folder, reading: Reading) -> list[str]:
     notes += [statement_warnings.forked(row) for row in reading.forks]
     if reading.withdrawn is not None:
         notes.append(statement_warnings.withdrawn(reading.withdrawn))
+    if reading.stopped:
+        notes.append(
+            "the trainer declares that the run ended early independently of the data: epsilon counts the charged steps "
+            "alone and holds only if that is true."
+        )
     if reading.committed < reading.reserved:
         notes.append(f"{reading.reserved - reading.committed} charged steps have no record of what they used.")
     if not folder.anchors():

@@ -67,12 +67,3 @@ def test_tiny_groups_are_named_even_a_single_one(made: Plan) -> None:
     assert "5 group(s) have fewer than 30" in found
     assert found.endswith("'g0', 'g1', 'g2' and 2 more")
     assert "1 group(s)" in hints.cautions(made, made.steps, [line(0.9, all=(0.9, 3))])[0]
-
-
-@pytest.mark.parametrize(("delta", "said"), [(1e-3, True), (2.5e-4, True), (1e-4, False)])
-def test_a_delta_near_one_in_n_is_named(delta: float, said: bool) -> None:
-    facts = Facts(2000, (("all", 2000),), labels=("no", "yes"))
-    made = plan("dpsgd", Privacy(3, delta), data=facts, epochs=1, batch_size=200)
-    found = hints.cautions(made, made.steps, [])
-    assert len(found) == said
-    assert all("--delta 1e-05" in text for text in found)

@@ -15,7 +15,7 @@ EXAMPLE = "evenhand claims --json"
 
 
 def run(json: options.Json = False) -> None:
-    """Regenerate the table of claims: claimed epsilon, true epsilon, factor, why."""
+    """Regenerate the table of claims: what each speaks of, claimed epsilon, true epsilon, factor, why."""
     from evenhand.published import claims
 
     found = claims()
@@ -26,6 +26,7 @@ def row(claim: Claim) -> dict[str, Any]:
     """A claim as data; ``true`` is null where no finite epsilon is established."""
     return {
         "paper": claim.paper,
+        "speaks_of": claim.speaks_of,
         "setting": claim.setting,
         "claimed": claim.claimed,
         "true": claim.true,
@@ -40,15 +41,16 @@ def table(claims: Sequence[Claim]) -> str:
     lines = [
         "Epsilon per record, add/remove, Poisson sampling.",
         "",
-        "| paper | setting | delta | claimed | true | factor | why |",
-        "|---|---|---|---|---|---|---|",
+        "| paper | speaks of | setting | delta | claimed | true | factor | why |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for claim in claims:
         true = "not established" if claim.true is None else _number(claim.true)
         factor = "" if claim.factor is None else _number(claim.factor)
         claimed = "" if claim.claimed is None else f"{claim.claimed:.3g}"
         lines.append(
-            f"| {claim.paper} | {claim.setting} | {claim.delta:g} | {claimed} | {true} | {factor} | {claim.why} |"
+            f"| {claim.paper} | {claim.speaks_of} | {claim.setting} | {claim.delta:g} | {claimed} | {true} | {factor} "
+            f"| {claim.why} |"
         )
     return "\n".join(lines)
 

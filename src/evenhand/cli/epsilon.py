@@ -39,7 +39,7 @@ def run(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Epsilon of Poisson-subsampled Gaussian steps: per record, add/remove."""
+    """Epsilon of Poisson-subsampled Gaussian steps: per record, add/remove. Exit code 2 if it is infinite."""
     from evenhand import _validate
     from evenhand.privacy import accountants
     from evenhand.privacy.statement import rounded_up
@@ -56,16 +56,19 @@ def run(
         if len(events) < 2
         else f"{shape.name} noise from {level:g} to {events[-1][1]:.4g}"
     )
-    if plot is not None:
+    if plot is not None and math.isfinite(value):
         schedules.draw(plot, {"all": accountants.curve(events, delta)}, {}, delta)
+    bounded = math.isfinite(value)
+    shown = rounded_up(value) if bounded else f"{rounded_up(value)}, or above a million: this promises nothing,"
     text = (
-        f"epsilon {rounded_up(value)} at delta {delta:g} (unit: one record; adjacency: add/remove; Poisson "
+        f"epsilon {shown} at delta {delta:g} (unit: one record; adjacency: add/remove; Poisson "
         f"sampling with rate {sampled:.6g}, {words}, {count} steps)"
     )
-    found = value if math.isfinite(value) else None
-    return options.emit(
-        {"epsilon": found, "delta": delta, "unit": "one record", "adjacency": "add/remove", "steps": count}, text, json
-    )
+    found = value if bounded else "infinite"
+    terms = {"delta": delta, "unit": "one record", "adjacency": "add/remove", "steps": count}
+    options.emit({"epsilon": found, **terms}, text, json)
+    if not bounded:
+        raise typer.Exit(2)
 
 
 def _training(

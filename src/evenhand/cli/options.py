@@ -43,7 +43,7 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method, e.g. bound=0.5.")
 ]
 Epsilon = Annotated[float | None, typer.Option("--epsilon", help="Promise to every record.")]
-Delta = Annotated[float | None, typer.Option("--delta", help="Default: the largest power of ten below 1/N.")]
+Delta = Annotated[float | None, typer.Option("--delta", help="Default: the largest power of ten up to 1/(10 N).")]
 Noise = Annotated[float | None, typer.Option("--noise", help="A fixed noise multiplier instead of --epsilon.")]
 Epochs = Annotated[float | None, typer.Option("--epochs", help="Expected passes over the data.")]
 Owners = Annotated[

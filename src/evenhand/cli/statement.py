@@ -25,10 +25,20 @@ def run(
         Path | None, typer.Option("--out", help="Write to this file: .md the words, .json the data, .html the page.")
     ] = None,
     sign: options.Sign = None,
+    stopped_independently: Annotated[
+        bool,
+        typer.Option(
+            "--stopped-independently",
+            help="Declare that the run ended early for reasons that did not depend on the data at all.",
+        ),
+    ] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of statement.json.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Print the privacy statement for what the ledger charges now, write it to a file, or sign the run folder."""
+    """Print the privacy statement, write it to a file, or sign the run folder.
+
+    Of a run that stopped early it counts the whole plan.
+    """
     from evenhand.privacy import statement_schema
 
     if schema:
@@ -40,6 +50,8 @@ def run(
     from evenhand.runs import Folder
 
     found = Folder.existing(folder)
+    if stopped_independently:
+        found.declare_stopped()
     if sign is not None:
         signer = _signed(found, sign)
         if html is None and out is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NAME = "train"
 EXAMPLE = (
-    "evenhand train --data digits --method dpsgd --epsilon 3 --delta 1e-4 --epochs 30 --batch-size 128 --out runs/first"
+    "evenhand train --data digits --method dpsgd --epsilon 3 --delta 1e-5 --epochs 30 --batch-size 128 --out runs/first"
 )
 
 

@@ -28,11 +28,13 @@ def run(
     epsilon = (
         "no epsilon is established"
         if found["epsilon"] is None
-        else (f"epsilon {rounded_up(found['epsilon'])} at delta {found['delta']:g} (add/remove one record)")
+        else f"epsilon {rounded_up(found['epsilon'])} at delta {found['delta']:g} (add/remove one record)"
     )
     signer = f", signed by {found['signed_by']}" if key is not None else ""
     lines = [f"NOT verified: {problem}" for problem in found["problems"]]
-    lines = lines or [f"verified: {found['steps']} steps charged, {epsilon}{signer}"]
+    if found["epsilon"] not in (None, found["charged"]):
+        epsilon += f", which is that of the whole plan; charged so far: {rounded_up(found['charged'])}"
+    lines = lines or [f"verified: {found['steps']} of {found['planned']} steps charged, {epsilon}{signer}"]
     options.emit(found, "\n".join([*lines, *(f"note: {note}" for note in found["notes"])]), json)
     if not found["ok"]:
         raise typer.Exit(1)

@@ -110,7 +110,7 @@ def _contents(data: Data) -> str:
     held: str | None = data.__dict__.get("_contents")
     if held is None:
         rows = torch.linspace(0, len(data) - 1, min(ROWS, len(data)), dtype=torch.float64).round().long()
-        held, again = (_hashed(len(data), _inputs(data, torch.unique(rows))) for _ in range(2))
+        held, again = (_hashed(len(data), inputs_of(data, torch.unique(rows))) for _ in range(2))
         if held != again:
             raise DataError(
                 "Reading the same records twice gives different ones, so that a run could not go on after a stop, and "
@@ -126,7 +126,7 @@ def _hashed(count: int, inputs: Any) -> str:
     return digest.hexdigest()
 
 
-def _inputs(data: Data, rows: torch.Tensor) -> Any:
+def inputs_of(data: Data, rows: torch.Tensor) -> Any:
     """Inputs of some records with every global generator at the same place, so that random transforms repeat."""
     python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is what transforms use
     try:

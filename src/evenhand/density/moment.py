@@ -29,7 +29,7 @@ class MomentDensity(PrivateDensity):
 
     Args:
       epsilon: promise to every record (add/remove one record); or budgets in ``fit``, or ``noise``.
-      delta: default the largest power of ten below 1/N.
+      delta: default the largest power of ten that is at most 1/(10 N).
       noise: a noise multiplier instead of a promise.
       dimension: public random directions that features are reduced to first (None: all features).
       mean_share: of the budget (in z^-2) for the mean; the rest is for the moments.

@@ -46,7 +46,7 @@ class NoisyEmbeddingDensity(PrivateDensity):
 
     Args:
       epsilon: promise to every record under ``adjacency``; or budgets in ``fit``, one per record even, or ``noise``.
-      delta: default the largest power of ten below 1/N.
+      delta: default the largest power of ten that is at most 1/(10 N).
       noise: a noise multiplier (add/remove) instead of a promise.
       adjacency: "replace one" or "add/remove".
       dimension: public random directions that features are reduced to (None: all).

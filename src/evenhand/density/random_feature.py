@@ -32,7 +32,7 @@ class RandomFeatureDensity(PrivateDensity):
 
     Args:
       epsilon: promise to every record (add/remove one record); or budgets in ``fit``, or ``noise``.
-      delta: default the largest power of ten below 1/N.
+      delta: default the largest power of ten that is at most 1/(10 N).
       noise: a noise multiplier instead of a promise.
       dimension: public random directions that features are reduced to first (None: all features). The noise in second
         moments grows with it.

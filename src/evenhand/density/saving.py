@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from evenhand.data import copies
 from evenhand.data.wrapping import Data
 from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
@@ -60,4 +61,5 @@ def made(
 
 
 def _counted(plan: Plan, data: Data, compose: bool, stream: Stream) -> dict[str, Any]:
+    copies.tell(data)
     return DatasetLedger.of(data).enter(plan, seeded=stream.public) if compose else {"runs": None}

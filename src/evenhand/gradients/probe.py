@@ -35,6 +35,7 @@ from evenhand.gradients.records import (
 from evenhand.gradients.reference import norms_and_folds
 from evenhand.gradients.refusals import refuse
 from evenhand.gradients.structure import modules_of
+from evenhand.gradients.wrapped import refuse_wrapped
 
 RECORDS = 4
 COUPLING = 1e-6
@@ -65,6 +66,7 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
     if size == 0:
         raise UsageError("the probe needs at least one record whose values are all finite")
     inputs, targets = take(inputs, rows), take(targets, rows)
+    refuse_wrapped(model)
     modules = modules_of(model)
     with (
         exclusive(frozenset(id(module) for _, module in modules)),

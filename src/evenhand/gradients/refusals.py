@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients.structure import Modules
+from evenhand.gradients.wrapped import wrapping
 
 
 def refuse(modules: Modules) -> None:
@@ -29,6 +30,9 @@ def refuse(modules: Modules) -> None:
 
 
 def _reason(module: nn.Module) -> str | None:
+    wrapped = wrapping(module)
+    if wrapped is not None:
+        return wrapped
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule, whose layers cannot be observed; pass the Python module it was made from"
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
@@ -45,8 +49,6 @@ def _reason(module: nn.Module) -> str | None:
             return "scales gradients by frequencies in the batch, so records are coupled; drop scale_grad_by_freq"
         if module.sparse:
             return "asks for sparse gradients, but noise is dense and must cover every row; pass sparse=False"
-    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
-        return "is compiled, so its layers cannot be observed; pass the module before torch.compile"
     for parameter in module._parameters.values():
         lazy = parameter is not None and is_lazy(parameter)
         if lazy:

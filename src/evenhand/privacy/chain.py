@@ -32,6 +32,7 @@ _FIELDS: Mapping[str, Any] = {
     "told": {"position": int},
     "foreign": {"position": int},
     "torn": {"lines": int},
+    "stopped": {"position": int},
     "file": {"name": str, "sha256": str},
 }
 """What a row of each type must hold; see ``untrusted.fits``."""
@@ -62,7 +63,8 @@ class Reading:
     """A ledger read and checked from its first byte to its last.
 
     ``plan`` and ``steps`` are those that hold at its end. ``replans`` are the plans before, each with the number of
-    steps that were charged when it was replaced. ``told`` are the positions whose figures loggers got. ``keys`` are the
+    steps that were charged when it was replaced. ``told`` are the positions whose figures loggers got. ``stopped``: the
+    trainer declared that the run ended here independently of the data, and nothing was charged since. ``keys`` are the
     random keys that must not be used again: those of its segments and, after a fork, those of the run it left.
     ``file_rows`` are those of this run's own folder: after a fork, those behind it. ``covering`` says that files have
     been recorded from the ledger's start on, so that a shareable file without a row is a foreign one.
@@ -76,6 +78,7 @@ class Reading:
     commits: tuple[Commit, ...]
     released: tuple[str, ...]
     told: tuple[int, ...]
+    stopped: bool
     foreign: tuple[int, ...]
     forks: tuple[Mapping[str, Any], ...]
     withdrawn: Mapping[str, Any] | None
@@ -95,6 +98,15 @@ class Reading:
     def head(self) -> str:
         """Hash of the last row: whoever holds it can tell whether the ledger was shortened."""
         return self.hashes[-1]
+
+    @property
+    def counted(self) -> int:
+        """Number of steps that a promise counts: all of the plan, unless the stop was declared independent of the data.
+
+        A stop that released values decide is a part of what the whole plan may do, so the plan's epsilon covers it;
+        that of the steps so far does not.
+        """
+        return self.reserved if self.stopped else self.steps
 
     @property
     def committed(self) -> int:
@@ -131,7 +143,9 @@ def parse(data: bytes) -> Reading:
         raise LedgerError("The ledger does not begin with an open row: it is damaged and cannot be trusted.")
     plan, steps, reserved = str(rows[0]["plan"]), _whole(rows[0]["steps"], 1), 0
     replans: list[tuple[str, int]] = []
+    stopped = False
     for row in rows:
+        stopped = _still_stopped(stopped, row, reserved)
         if row["type"] == "reserve":
             if row["first"] != reserved or _whole(row["count"], 1) > BLOCK:
                 raise LedgerError("A reserve row does not continue the one before it: the ledger is damaged.")
@@ -166,6 +180,7 @@ def parse(data: bytes) -> Reading:
         commits=commits,
         released=tuple(str(row["model"]) for row in rows if row["type"] == "release"),
         told=tuple(_whole(row["position"], 0) for row in rows if row["type"] == "told"),
+        stopped=stopped and not torn and reserved < steps,
         foreign=tuple(_whole(row["position"], 0) for row in rows if row["type"] == "foreign"),
         forks=tuple(row for row in rows if row["type"] == "fork"),
         withdrawn=rows[ended] if ended < len(rows) else None,
@@ -176,6 +191,15 @@ def parse(data: bytes) -> Reading:
         covering="file" in kinds and ("reserve" not in kinds or kinds.index("file") < kinds.index("reserve")),
         charged_head=next(digest for kind, digest in zip(kinds[::-1], hashes[::-1], strict=False) if kind != "file"),
     )
+
+
+def _still_stopped(stopped: bool, row: Mapping[str, Any], reserved: int) -> bool:
+    """Whether a declared stop holds after this row: whatever charges steps, or changes the plan, goes on instead."""
+    if row["type"] == "stopped":
+        if row["position"] != reserved:
+            raise LedgerError("A stopped row does not stand where the charges end: the ledger is damaged.")
+        return True
+    return stopped and row["type"] not in ("reserve", "torn", "replan", "fork")
 
 
 def _chain(data: bytes) -> tuple[list[dict[str, Any]], list[str], int]:

@@ -87,8 +87,10 @@ def merged(grad_noise: float, query_noises: Sequence[float]) -> float:
         raise UsageError(f"noise must not be negative, got {min(noises)}.")
     if min(noises) == 0:
         return 0.0
-    precision = math.fsum(value**-2 for value in noises)
-    return precision**-0.5 if precision > 0 else math.inf
+    least = min(noises)
+    if not 1e-100 < least < 1e100:  # squares would leave the range of floats
+        return least if math.isinf(least) else least / math.sqrt(math.fsum((least / value) ** 2 for value in noises))
+    return float(math.fsum(value**-2 for value in noises) ** -0.5)
 
 
 def dp_event(events: Iterable[Event]) -> Any:

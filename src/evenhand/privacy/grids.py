@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.fft import next_fast_len
 from scipy.special import erfcx, ndtri
 
-from evenhand.privacy.hockeystick import Array, Direction, loss_at
+from evenhand.privacy.hockeystick import Array, Direction, loss_at, narrowed
 from evenhand.privacy.levels import Levels
 
 HUGE = 1e6  # losses beyond this are not resolved
-_NEGLIGIBLE = 1e-8  # share of delta that truncation may add
+NEGLIGIBLE = (1e-8, 1e-6, 1e-5, 1e-4)
+"""Share of delta that truncation may add: more than the first only where the grid would get too wide."""
 _MAX_SIZE = 2**20
 _DEEPEST = 80.0  # -log of the smallest delta worth tilting to
 
@@ -41,9 +42,11 @@ def _saddle_delta(k: Array, slope: Array, curve: Array, orders: Array) -> Array:
 
 
 def loss_ends(rate: float, noise: float, direction: Direction, reach: float) -> tuple[float, float]:
-    """Smallest and largest loss within ``reach`` deviations."""
-    shift = 0.0 if direction == "add" else 1.0 / noise
-    ends = loss_at(-reach, rate, noise, direction), loss_at(reach + shift, rate, noise, direction)
+    """Smallest and largest loss within ``reach`` deviations, less where only a small share of the mass differs."""
+    far = 1.0 / noise + narrowed(reach, rate)
+    high = min(reach, far) if direction == "add" else far
+    low = min(reach, far) if direction == "replace" else reach
+    ends = loss_at(-low, rate, noise, direction), loss_at(high, rate, noise, direction)
     return min(ends), max(ends)
 
 
@@ -56,16 +59,36 @@ def _widest(levels: Levels, direction: Direction, reach: float) -> tuple[float, 
 
 
 def plan(
-    levels: Levels, direction: Direction, *, delta: float | None = None, loss: float | None = None, rel: float = 1e-4
+    levels: Levels,
+    direction: Direction,
+    *,
+    delta: float | None = None,
+    loss: float | None = None,
+    rel: float = 1e-4,
+    shares: Sequence[float] = NEGLIGIBLE,
 ) -> Grid:
     """Choose tilt, window and grid so that epsilon is at most about ``rel`` (relative) above the truth.
 
     Centred on ``loss`` if given, else on a guess of the epsilon of ``delta``. The choice affects only how tight the
-    result is.
+    result is. At tiny rates the loss has a long thin tail, of which more is then cut off and charged to delta: the next
+    of ``shares``.
     """
+    best, wanted = _plan(levels, direction, delta, loss, rel, shares[0])
+    for share in shares[1:]:
+        if best.width <= 1.5 * wanted:
+            break
+        grid, wanted = _plan(levels, direction, delta, loss, rel, share)
+        best = grid if grid.width < 0.7 * best.width else best
+    return best
+
+
+def _plan(
+    levels: Levels, direction: Direction, delta: float | None, loss: float | None, rel: float, share: float
+) -> tuple[Grid, float]:
+    """The grid for one share of delta, and the width that it should have."""
     releases = float(levels.count.sum())
     log_delta = math.log(delta) if delta is not None else -30.0
-    reach = -float(ndtri(max(math.exp(max(log_delta, -600.0)) * _NEGLIGIBLE / releases, 1e-290)))
+    reach = -float(ndtri(max(math.exp(max(log_delta, -600.0)) * share / releases, 1e-290)))
     spread = math.sqrt(levels.moments(np.zeros(1), direction, reach)[2][0])
     ups = np.geomspace(1e-4, 1e6, 96) / max(spread, 1e-12)
     orders = np.concatenate([-ups[60::-5], [0.0], ups])
@@ -82,19 +105,19 @@ def plan(
     at, slopes, curves = levels.moments(tilts, direction, reach)
     centre = float(slopes[0]) if loss is None else loss
     if not centre < HUGE:
-        return Grid(1 / HUGE, HUGE, HUGE, HUGE / 16, 64, 1 / HUGE, reach, rel)
+        return Grid(1 / HUGE, HUGE, HUGE, HUGE / 16, 64, 1 / HUGE, reach, rel), HUGE
     if delta is None:
         log_delta = min(float(np.interp(tilt, ups, guess)), math.log(0.5))
     scale = max(abs(centre), 0.1 * math.sqrt(curves[0]), 1e-12)
-    width = math.sqrt(12 * rel * scale / (releases * (float(tilts[0]) + 1)))
+    wanted = math.sqrt(12 * rel * scale / (releases * (float(tilts[0]) + 1)))
     ends = _widest(levels, direction, reach)
-    width = max(width, (ends[1] - ends[0]) / _MAX_SIZE)
+    width = max(wanted, (ends[1] - ends[0]) / _MAX_SIZE)
     k = k + releases * orders * (orders + 1) * width**2 / 12  # what the grid itself adds
-    tops = (k[right] - log_delta - math.log(_NEGLIGIBLE)) / ups
+    tops = (k[right] - log_delta - math.log(share)) / ups
     top, tail_order = float(tops.min()), float(ups[np.argmin(tops)])
-    share = math.log(_NEGLIGIBLE) - np.log1p(tilts * (1 + tilts) * np.sqrt(curves))
+    parts = math.log(share) - np.log1p(tilts * (1 + tilts) * np.sqrt(curves))
     spans = []
-    for candidate, log_k, part in zip(tilts, at, share, strict=True):
+    for candidate, log_k, part in zip(tilts, at, parts, strict=True):
         below, beyond = orders < candidate * (1 - 1e-9), orders > candidate * (1 + 1e-9)
         low = np.max((part + log_k - k[below]) / (candidate - orders[below]))
         wrap = np.min((k[beyond] - log_k - part) / (orders[beyond] - candidate))
@@ -105,7 +128,7 @@ def plan(
     while size > _MAX_SIZE:
         width, size = 2 * width, size / 2
     points = int(next_fast_len(max(int(size) + 8, 64), real=True))
-    return Grid(float(tilts[best]), centre, top, width, points, tail_order, reach, rel)
+    return Grid(float(tilts[best]), centre, top, width, points, tail_order, reach, rel), wanted
 
 
 def invert(profile: Callable[[Array], Array], delta: float) -> float:

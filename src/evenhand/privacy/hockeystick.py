@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erf, erfc, erfcx, ndtr
+from scipy.special import erf, erfc, erfcx, log_ndtr, ndtr, ndtri_exp
 
 Array: TypeAlias = NDArray[np.float64]
 Relation: TypeAlias = Literal["add_remove", "replace_one"]
@@ -173,6 +173,21 @@ def loss_at(t: float, rate: float, noise: float, direction: Direction) -> float:
     if direction == "replace":
         return up - log_ratio(-m * t - 0.5 * m * m)
     return up if direction == "remove" else -up
+
+
+def narrowed(reach: float, rate: float) -> float:
+    """Return how far past the record's own centre outputs matter, if ``reach`` deviations matter without sampling.
+
+    Of the mass beyond an output only the share ``rate`` differs between the two datasets, so that the excess there is
+    at most ``rate * Q(distance)``; with a small rate the loss can be cut off much earlier at the same cost.
+
+    Example:
+        >>> narrowed(8.0, 1.0), round(narrowed(8.0, 1e-8), 1)
+        (8.0, 5.3)
+    """
+    if rate == 1.0:
+        return reach
+    return -float(ndtri_exp(min(float(log_ndtr(-reach)) - math.log(rate), math.log(0.5))))
 
 
 def total_variation_gap(low: Array | float, high: Array | float, relation: Relation) -> Array:

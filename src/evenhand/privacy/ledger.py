@@ -16,6 +16,8 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
   row of a name counts; rows may follow after the run is over (a report that is written later);
 * ``release``  a model left the run: hash of its file;
 * ``told``     loggers are about to be given figures of the weights after ``position`` steps. On disk before they are;
+* ``stopped``  the trainer declares that the run ends after ``position`` charged steps for reasons that did not depend
+  on the data; void once a later row charges steps or changes the plan;
 * ``foreign``  the weights were changed between two steps, by something that is not accounted here;
 * ``torn``     ``lines`` lines that crashes cut short were found before this row, each charged as a full block.
 
@@ -167,7 +169,7 @@ class Ledger:
             reading = read(path)
             refuse_withdrawn(reading)
             if not fits(reading):
-                raise PlanMismatchError("The run went on meanwhile, so the new plan does not fit: make it again.")
+                raise PlanMismatchError("The run went on meanwhile, so this does not fit it any more: ask again.")
             with cls(path, lock, reading) as ledger:
                 ledger._seal(reading.torn)
                 ledger._append(row)
@@ -225,6 +227,21 @@ class Ledger:
         """Record that figures of the weights at this position leave the run; returns only when the row is on disk."""
         self._append({"type": "told", "position": position})
         self.sync()
+
+    def stopped(self) -> None:
+        """Record the trainer's declaration that the run ends here independently of the data; durable on return.
+
+        With every step of the plan charged there is nothing to declare, and nothing is written.
+        """
+        if self.reserved < self.steps:
+            self._append({"type": "stopped", "position": self.reserved})
+            self.sync()
+
+    @classmethod
+    def declare_stopped(cls, path: Path) -> None:
+        """Add the row of ``stopped`` to a ledger that nobody is writing."""
+        charged = read(path).reserved
+        cls._add(path, {"type": "stopped", "position": charged}, lambda now: now.reserved == charged < now.steps)
 
     def foreign(self, position: int) -> None:
         """Record that the weights changed outside of private steps before this position."""

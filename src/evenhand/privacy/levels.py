@@ -60,7 +60,7 @@ class Levels:
                 precisions.append(n / (s * s))
             else:
                 merged[q, s] = merged.get((q, s), 0.0) + n
-        if precisions:
+        if math.fsum(precisions) > 0:
             merged[1.0, math.fsum(precisions) ** -0.5 * (1 - 1e-15)] = 1.0  # rounded towards more loss
         keys = sorted(merged)
         return cls(

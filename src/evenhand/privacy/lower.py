@@ -2,6 +2,7 @@
 
 Outcomes whose losses fall into the same grid cell are merged. Merging is post-processing, so it can only lower every
 divergence; each merged outcome is then moved down to a grid point, which lowers it further by O(width^2).
+Rounding of its FFT is not charged: use it at rates of 1e-4 and more.
 """
 
 from __future__ import annotations

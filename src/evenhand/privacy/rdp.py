@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from evenhand.privacy.hockeystick import Array, Direction
+from evenhand.privacy.hockeystick import Array, Direction, narrowed
 from evenhand.types import Event
 
 _REACH = 11.0
@@ -43,7 +43,7 @@ def log_moments(
     power_p, power_q = {"remove": (orders + 1, 0 * orders), "add": (-orders, 0 * orders)}.get(
         direction, (orders + 1, -orders)
     )
-    low, high, step = -(reach or 0.0), (reach or 0.0) + m, 0.2
+    low, high, step = -(reach or 0.0), narrowed(reach or 0.0, rate) + m, 0.2
     if reach is None:
         pull = np.concatenate([power_p, power_p - power_q, [0.0]]) * m
         low, high, step = float(pull.min()) - _REACH, float(pull.max()) + _REACH, min(0.25, noise / 4)

@@ -25,15 +25,28 @@ DOES_NOT_COVER = (
     "preprocessing, feature choice and vocabularies, unless they are public or charged",
     "metrics on evaluation data: those records are not protected by this statement",
     "stopping early, or choosing among models, by held-out curves: that choice depends on the held-out records",
-    "other runs on the same data, tuning included: their epsilons add up",
+    "choices made by raw training values: losses that a step returns, training metrics, files in private/",
+    "other runs on the same data, tuning included: their epsilons add up; not counted are runs elsewhere, on files cut "
+    "from the same source, and on arrays in another order, size or scale",
     "pre-training data of a model that was not initialised at random",
-    "several records of one person: the unit is one record",
+    "several records of one person, or copies of a record (oversampling): the unit is one record, and k of them are "
+    "protected k times less or worse",
     "timing, memory and storage side channels, and files in private/",
 )
 TRUST = (
     "the trainer sees the raw data; whoever receives the shared files is the adversary and may know all other records"
 )
 TUNED = "Its settings were chosen by trials scored on training records; no figure covers that choice."
+UNDECLARED, DECLARED = "not declared: the whole plan counts", "declared independent of the data"
+_WHOLE_PLAN = (
+    "The figures are those of the whole plan: they hold also if values that the run released decided when to stop; if "
+    "raw training values did, none hold."
+)
+_DECLARED = (
+    "Declared by the trainer: the run ended before its plan did, for reasons that did not depend on the data in any "
+    "way. The figures count the charged steps alone and hold only if that is true; else those of the whole plan hold, "
+    "which are in plan.json."
+)
 OWNERS_SHOWN = 50
 EVERYONE = "every record in every step"
 PROFILE_EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -49,8 +62,8 @@ def build(
     composition: Mapping[str, Any] | None,
     files: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The statement as data, for the steps that the ledger charges (never fewer than were run)."""
-    owners = classes.rows(plan, plan.spent_by_owner(ledger.reserved))
+    """The statement as data, for the steps that the promise counts: the whole plan, or see ``Reading.counted``."""
+    owners = classes.rows(plan, plan.spent_by_owner(ledger.counted))
     worst = max(owners, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])
     body = {
         "schema": SCHEMA,
@@ -60,7 +73,7 @@ def build(
             "delta": plan.delta,
             "unit": plan.unit,
             "adjacency": plan.adjacency,
-            **_profile(plan, ledger.reserved, plan.facts.owner_names.index(worst["name"])),
+            **_profile(plan, ledger.counted, plan.facts.owner_names.index(worst["name"])),
         },
         "owners": owners,
         "mechanism": {
@@ -71,6 +84,8 @@ def build(
             "steps_planned": plan.steps,
             "steps_charged": ledger.reserved,
             "steps_committed": ledger.committed,
+            "steps_counted": ledger.counted,
+            "stop": _stop(ledger),
             "noise_multiplier": _range(plan, [level.noise for level in plan.levels]),
             "clip_bound": _range(plan, [level.bound for level in plan.levels]),
             "noise": "Gaussian, AES-256-CTR keystream and Box-Muller in float64, on a power-of-two grid",
@@ -121,12 +136,45 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
         f"{mechanism['steps_planned']} planned steps are charged, about {mechanism['expected_batch']:g} records each, "
         f"{drawn}. Randomness: {mechanism['randomness']}."
     )
+    texts += stop_words(mechanism)
     texts.append(runs_words(statement["accounting"], guarantee["delta"]))
     texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
     texts += files
-    texts.append(f"Trust: {statement['trust_model']}.")
+    texts += [f"Trust: {statement['trust_model']}.", public_counts(statement["public_inputs"])]
     texts.append("Not audited yet." if statement["audit"] is None else f"Audit: {statement['audit']}.")
     return texts
+
+
+def public_counts(inputs: Mapping[str, Any]) -> str:
+    """Name the counts that are printed exactly, and what they tell whoever knows all other records.
+
+    Examples:
+      >>> public_counts({"records": 900, "owners": [["all", 900]], "expected_batch": 64.0})[:61]
+      'Public, not protected: the number of records (900) and the ex'
+    """
+    owners = len(inputs["owners"])
+    each = f", of the records of each of the {owners} owners," if owners > 1 else ""
+    return (
+        f"Public, not protected: the number of records ({inputs['records']}){each} and the expected batch "
+        f"({inputs['expected_batch']:g}). The promise compares training with and without a record under the same "
+        "counts; who knows all other records learns from these alone that one more was there, not what is in it."
+    )
+
+
+def stop_words(mechanism: Mapping[str, Any]) -> list[str]:
+    """What the figures of a run that did not take all its steps rest on; nothing for one that did.
+
+    Examples:
+      >>> stop_words({"stop": None}), stop_words({"stop": DECLARED})[0][:32]
+      ([], 'Declared by the trainer: the run')
+    """
+    return {UNDECLARED: [_WHOLE_PLAN], DECLARED: [_DECLARED]}.get(mechanism.get("stop") or "", [])
+
+
+def _stop(ledger: Reading) -> str | None:
+    if ledger.stopped:
+        return DECLARED
+    return UNDECLARED if ledger.reserved < ledger.steps else None
 
 
 def markdown(statement: Mapping[str, Any]) -> str:
@@ -148,9 +196,11 @@ def _plain(text: str) -> str:
 def rounded_up(value: float, digits: int = 3) -> str:
     """A number for people, rounded up and never down.
 
-    >>> rounded_up(2.99912)
-    '3.000'
+    >>> rounded_up(2.99912), rounded_up(math.inf)
+    ('3.000', 'infinite')
     """
+    if math.isinf(value):
+        return "infinite"
     return f"{math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 
@@ -194,7 +244,7 @@ def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
 def _owner_words(row: Mapping[str, Any], delta: float) -> str:
     promised = "" if row["budget"] is None else f", promised {row['budget']:g}"
     return (
-        f"Each of the {row['records']} records of owner {row['name']!r}: spent epsilon {rounded_up(row['epsilon'])}"
+        f"Each of the {row['records']} records of owner {row['name']!r}: epsilon {rounded_up(row['epsilon'])}"
         f"{promised}, delta {delta:g}, add/remove one record{_exposed(row)}."
     )
 

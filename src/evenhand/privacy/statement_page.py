@@ -10,14 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evenhand.privacy.classes import in_words, span, summary
-from evenhand.privacy.statement import OWNERS_SHOWN, further_owners, promise, rounded_up, runs_words
+from evenhand.privacy.statement import (
+    OWNERS_SHOWN,
+    further_owners,
+    promise,
+    public_counts,
+    rounded_up,
+    runs_words,
+    stop_words,
+)
 
 NAMES_SHOWN, NAME_LENGTH = 12, 60
 STYLE = """
 @page{margin:10mm 12mm}
 :root{color-scheme:light;--ink:#1d2329;--soft:#57606a;--rule:#cfd5db;--tint:#f3f5f7;--warn:#fdf1e3;--strong:#b94a00}
 *{box-sizing:border-box}
-body{margin:0;background:#fff;color:var(--ink);font:7.9pt/1.33 system-ui,-apple-system,"Segoe UI",Roboto,
+body{margin:0;background:#fff;color:var(--ink);font:7.6pt/1.3 system-ui,-apple-system,"Segoe UI",Roboto,
 "Helvetica Neue",Arial,sans-serif;overflow-wrap:anywhere;print-color-adjust:exact;-webkit-print-color-adjust:exact}
 main{max-width:190mm;margin:0 auto}
 header{display:flex;justify-content:space-between;align-items:baseline;border-bottom:1.5pt solid var(--ink);
@@ -49,7 +57,7 @@ tr{break-inside:avoid}
 .hashes th,.hashes td{padding:.2pt 8pt .2pt 0;border:0}
 code{font:7pt/1.3 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}
 .sign{display:grid;grid-template-columns:2fr 1fr;gap:16pt;margin-top:4pt;break-inside:avoid}
-.sign div{border-top:.8pt solid var(--ink);padding-top:2pt;margin-top:22pt}
+.sign div{border-top:.8pt solid var(--ink);padding-top:2pt;margin-top:18pt}
 footer{color:var(--soft);font-size:7.4pt;margin-top:5pt}
 @media screen{main{padding:11mm 0}}
 @media screen and (max-width:210mm){main{padding:16px}}
@@ -112,7 +120,8 @@ def _guarantee(statement: Mapping[str, Any]) -> str:
         "guarantee": guarantee["level"],
     }
     shown = "".join(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in figures.items())
-    return f'<div class="promise"><dl class="figures">{shown}</dl><p>{_text(promise(statement))}</p></div>'
+    said = " ".join([promise(statement), *stop_words(statement["mechanism"])])
+    return f'<div class="promise"><dl class="figures">{shown}</dl><p>{_text(said)}</p></div>'
 
 
 def _warnings(warnings: Sequence[str]) -> str:
@@ -138,7 +147,7 @@ def _owners(statement: Mapping[str, Any]) -> str:
     more = "".join(f"<p>{_text(sentence)}</p>" for sentence in further)
     return (
         '<table class="owners"><thead><tr><th>Each record of owner</th><th>Records</th><th>Promised epsilon</th>'
-        f"<th>Spent epsilon, at delta {guarantee['delta']:g}, {_text(guarantee['adjacency'])} "
+        f"<th>Epsilon, at delta {guarantee['delta']:g}, {_text(guarantee['adjacency'])} "
         f"{_text(guarantee['unit'])}</th><th>Rate</th><th>Clip bound</th><th>Noise multiplier</th></tr></thead>"
         f"<tbody>{rows}</tbody></table>{more}"
     )
@@ -168,7 +177,7 @@ def _left(statement: Mapping[str, Any]) -> str:
     return (
         _section("How the model was made", _facts(made))
         + _section("Other runs on the same data", f"<p>{_text(_runs(statement))}</p>")
-        + _section("Public inputs: not protected", _facts(_inputs(statement["public_inputs"])))
+        + _section("Public inputs: not protected", _public(statement))
         + _section("Trust and audit", f"<p>{_text(_sentence(statement['trust_model']))} {_text(audit)}</p>")
     )
 
@@ -197,6 +206,11 @@ def _right(statement: Mapping[str, Any]) -> str:
         + _section("Files of the run folder", files)
         + _section("Intermediate checkpoints", f"<p>{_text(_sentence(sharing['intermediate_checkpoints']))}</p>")
     )
+
+
+def _public(statement: Mapping[str, Any]) -> str:
+    inputs, promised = statement["public_inputs"], statement["guarantee"]["epsilon"] is not None
+    return _facts(_inputs(inputs)) + (f"<p>{_text(public_counts(inputs))}</p>" if promised else "")
 
 
 def _inputs(inputs: Mapping[str, Any]) -> dict[str, str]:

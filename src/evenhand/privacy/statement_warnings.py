@@ -31,7 +31,7 @@ def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
             f"budgets changed after {sum(stage.steps for stage in plan.earlier)} steps: the figures hold for all steps "
             "together if that was decided without looking at what this run had released."
         )
-    found += replacing(plan, ledger.reserved)
+    found += replacing(plan, ledger.counted)
     found += [forked(row) for row in ledger.forks]
     if ledger.withdrawn is not None:
         found.append(withdrawn(ledger.withdrawn))
