@@ -1,30 +1,31 @@
 """Random views of records: plain functions on a batch of images, and K views of a record averaged BEFORE clipping.
 
 However many views it has, a record has one loss (their mean), one gradient and one bound, so views cost no privacy. The
-draws come from torch's generator, which a private step seeds with a secret of its own: were they known, one record more
-would shift the draws of all others.
+draws come from the global generators of torch, numpy or ``random``, which a private step sets from a secret of its own:
+were they known, one record more would shift the draws of all others. What is asked of them is in
+docs/proofs/random_draws.md: how a record's view is distributed must not depend on how many others there are.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from evenhand import _validate
+from evenhand import _validate, generators
 from evenhand.errors import UnsupportedModelError, UsageError
 
 Augment = Callable[[Any], Any]
 PIXELS = 4
+DRAWS = 64
+"""Random views of a record that are compared when the size of its batch changes."""
 
 
 def random_flip(inputs: Tensor) -> Tensor:
@@ -108,8 +109,37 @@ class Views:
                 if not all(_same(a[kept], b[kept]) for a, b in zip(_tensors(before), _tensors(after), strict=True)):
                     raise UnsupportedModelError(
                         "The view of a record changed when the other records did, so its gradient is not its own. "
-                        "Augment every record by itself (no mixup), with draws from torch's global generator."
+                        "Augment every record by itself (no mixup), with draws from a global generator (torch, numpy "
+                        "or random), not from one of your own."
                     )
+        self._check_sizes(inputs)
+
+    def _check_sizes(self, inputs: Any) -> None:
+        """Raise if how a record's view is distributed depends on how many others there are, as far as 64 draws tell.
+
+        Their means and spreads with all rows and with one row less are compared in a few fixed directions.
+        """
+        size = _size(inputs)
+        if size < 2:
+            return
+        fewer = tree_map_only(Tensor, lambda leaf: leaf[:-1] if leaf.dim() else leaf, inputs)
+        some, others = (
+            torch.stack([_projected(self._drawn(rows, seed)) for seed in range(first, first + DRAWS)])
+            for rows, first in ((inputs, 0), (fewer, DRAWS))
+        )
+        for one, two in ((some, others), ((some - some.mean(0)).abs(), (others - others.mean(0)).abs())):
+            error = ((one.var(0) + two.var(0)) / DRAWS).sqrt()
+            slack = 1e-6 * (one.abs().amax(0) + two.abs().amax(0))
+            if bool(((one.mean(0) - two.mean(0)).abs() > 7.0 * error + slack).any()):
+                raise UnsupportedModelError(
+                    "How a record's view is drawn depends on how many records are in the batch, so that one more "
+                    "changes the views of all others. Draw for every row by itself, in the same way whatever their "
+                    "number; scale nothing by it."
+                )
+
+    def _drawn(self, inputs: Any, seed: int) -> Any:
+        with _drawing(seed):
+            return self.augment(inputs)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint notes, so that a resumed run cannot forget its views."""
@@ -182,6 +212,14 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim()]
 
 
+def _projected(view: Any) -> Tensor:
+    """The first record's view in a few fixed directions."""
+    rows = [torch.nan_to_num(leaf[0].detach().cpu().double().flatten(), 0.0, 0.0, 0.0) for leaf in _tensors(view)]
+    flat = torch.cat(rows)
+    waves = torch.arange(1, 5, dtype=torch.float64)[:, None] * torch.arange(len(flat), dtype=torch.float64)
+    return torch.cat([torch.cos(0.7 * waves) @ flat, flat.sum()[None]])
+
+
 def _others_changed(leaf: Tensor, kept: int) -> Tensor:
     """The other rows upside down in order and, where values are continuous, halved."""
     changed = leaf.flip(0)
@@ -197,13 +235,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
 @contextmanager
 def _drawing(seed: int) -> Iterator[None]:
     """Inside, everybody's global generator starts from ``seed``; afterwards it goes on as if nothing had been."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is meant
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
+    before = generators.Snapshot()
+    generators.seed(seed)
+    try:
+        yield
+    finally:
+        before.restore()

@@ -18,6 +18,8 @@ from evenhand.counting import Counting
 from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BatchReuseError, PlanMismatchError
+from evenhand.gradients import randomness
+from evenhand.gradients.microbatches import Early
 from evenhand.gradients.randomness import seeded
 from evenhand.mechanism import Mechanism
 from evenhand.privacy.ledger import Ledger
@@ -25,7 +27,7 @@ from evenhand.publishing import publish
 from evenhand.recording import Recorder
 from evenhand.runs import Folder
 from evenhand.step import early_weights, private_gradient
-from evenhand.types import Batch
+from evenhand.types import Batch, Pass
 
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))
 
@@ -131,8 +133,7 @@ class Private:
             if batch is not drawn:
                 guards.check_rows(batch.inputs, batch.targets, len(drawn))
             early = early_weights(self._mechanism, drawn, self.memory)
-            with seeded(self.model, self._mechanism.stream.seed(self._position)):
-                result = self._watch.run(batch.inputs, batch.targets, early)
+            result = self._pass(batch, early)
             self._note_foreign()
             released = private_gradient(self._mechanism, result, drawn, self.memory)
             self._position += 1  # from here on the noise of this position is out: it must never serve a second gradient
@@ -145,6 +146,20 @@ class Private:
             self._watch.updated()
             self.left_out += released.left_out
             return result.loss
+
+    def _pass(self, batch: Batch, early: Early | None) -> Pass:
+        """Run one pass with all its draws from the step's secret seed; again if it drew where that seed did not reach.
+
+        Nothing of a pass with draws from numpy's or Python's own generators is used: they are public.
+        """
+        secret = self._mechanism.stream.seed(self._position)
+        with seeded(self.model, secret) as draws:
+            result = self._watch.run(batch.inputs, batch.targets, early)
+        if not draws.elsewhere():
+            return result
+        randomness.every()
+        with seeded(self.model, secret):
+            return self._watch.run(batch.inputs, batch.targets, early)
 
     def checkpoint(self) -> None:
         """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types."""
