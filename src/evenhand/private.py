@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from evenhand import checkpoints, guards
 from evenhand.averaging import Average
 from evenhand.counting import Counting
+from evenhand.data.finite import LeftOut, check_finite
 from evenhand.data.sampling import PoissonSampler, draw
+from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BatchReuseError, PlanMismatchError
 from evenhand.gradients import randomness
@@ -77,15 +79,22 @@ class Private:
         memory: Mapping[str, Any],
         compose: bool,
         kept: Mapping[str, Kept],
+        allow_not_finite: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
         self._mechanism, self._watch, self._ledger, self._recorder = mechanism, watch, ledger, Recorder(ledger)
         self.memory: Mapping[str, Any] = memory
-        self.left_out = 0
+        self._left_out, self._allow_not_finite = LeftOut(), allow_not_finite
+        self._looked: Data | None = None
         self._position = ledger.reserved
         self._drawn: Batch | None = None
         self._counting, self._kept = Counting(folder, mechanism.plan, compose), kept
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
+
+    @property
+    def left_out(self) -> int:
+        """Rows that were not finite and added nothing, over all steps. NOT private."""
+        return self._left_out.count
 
     @property
     def position(self) -> int:
@@ -144,7 +153,7 @@ class Private:
                 self._recorder.flush()
             self._update(released.gradient)
             self._watch.updated()
-            self.left_out += released.left_out
+            self._left_out.add(released.left_out, len(drawn))
             return result.loss
 
     def _pass(self, batch: Batch, early: Early | None) -> Pass:
@@ -199,6 +208,7 @@ class Private:
             average.apply()
         publish(self.model, self.folder.model_file, self.folder, self._ledger)
         self.folder.write_statement()
+        self._left_out.summary()
 
     def _note_foreign(self) -> None:
         """Tell the ledger if somebody else wrote the weights since the last step."""
@@ -246,6 +256,9 @@ class Private:
                 "The plan was made for data with other public facts (records, owners, groups, labels or "
                 "input shape): make the plan from these data's .facts, nothing was spent."
             )
+        if self._looked is not data:
+            check_finite(survey(data), self._allow_not_finite)
+            self._looked = data
         self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
         self._ledger.sync()
         self._counting.begin(data)

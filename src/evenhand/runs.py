@@ -110,6 +110,16 @@ class Folder:
         """A secret hash of the records that the run is on, and its random name."""
         return self.private / "records.json"
 
+    @property
+    def rows_file(self) -> Path:
+        """Secret digests of the training rows, by which training records among test data are told."""
+        return self.private / "rows.npz"
+
+    @property
+    def training_metrics_file(self) -> Path:
+        """Metrics on training records, where they were asked for: not private."""
+        return self.private / "metrics.jsonl"
+
     def markers(self) -> list[Path]:
         """One small file per checkpoint, with the ledger's head that it was written after."""
         files = (self.checkpoint_file.with_suffix(".json"), *sorted(self.kept.glob("*.json")))
@@ -148,7 +158,7 @@ class Folder:
                     f"{self.path} holds a run already: continue it with `evenhand resume {self.path}`, "
                     "or choose another --out."
                 )
-            files = (self.ledger_file, self.composition_file, self.records_file)
+            files = (self.ledger_file, self.composition_file, self.records_file, self.rows_file)
             for file in (*files, *self.private.glob("checkpoint.*")):
                 file.unlink(missing_ok=True)
         finally:
@@ -191,9 +201,12 @@ class Folder:
             and head_in(self.statement_file) == reading.head
         )
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Evaluations so far, in order; a line that a crash cut short is left out."""
-        return list(_json_lines(self.metrics_file))
+    def metrics(self, *, training_records: bool = False) -> list[dict[str, Any]]:
+        """Evaluations so far, in order; a line that a crash cut short is left out.
+
+        With ``training_records`` those on training records, which are not private.
+        """
+        return list(_json_lines(self.training_metrics_file if training_records else self.metrics_file))
 
     def statement(self) -> dict[str, Any]:
         """The statement for what the ledger charges now."""

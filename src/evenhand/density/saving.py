@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data
 from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
 from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger
 from evenhand.publishing import publish
-from evenhand.runs import Folder, write_json
+from evenhand.runs import Folder, write_durably, write_json
 from evenhand.streams import Stream
 
 Fit = Callable[[Releases, Stream], nn.Module]
@@ -40,6 +41,7 @@ def made(
         _counted(plan, data, compose, stream)
         return fit(Releases(plan, stream), stream), None
     folder = Folder.create(Path(out), plan)
+    write_durably(folder.rows_file, survey(data).to_bytes())
     insecure = insecure_seed is not None
     with Ledger.open(
         folder.ledger_file, plan=plan.digest, steps=plan.steps, key=stream.fingerprint, insecure=insecure
