@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evenhand import checkpoints, guards
+from evenhand.augmenting import Handed
 from evenhand.averaging import Average
 from evenhand.counting import Counting
 from evenhand.data.finite import LeftOut, check_finite
@@ -88,6 +89,7 @@ class Private:
         self._looked: Data | None = None
         self._position = ledger.reserved
         self._drawn: Batch | None = None
+        self._handed = Handed()
         self._counting, self._kept = Counting(folder, mechanism.plan, compose), kept
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
 
@@ -129,16 +131,19 @@ class Private:
                 if self.at_block_end:
                     self._recorder.charge(self.remaining)
                 self._drawn = draw(wrapped, sampler, self._position, self._token)
+                self._handed = Handed(self._drawn.inputs, self._drawn.targets)
             yield self._drawn
 
     def step(self, batch: Batch) -> Tensor:
         """Compute, add noise, update; the step was charged when its batch was drawn. Returns losses: NOT private.
 
-        Inputs and targets may have been augmented in place; who was sampled is taken from the draw.
+        Inputs and targets may have been changed in place, but not at random (pass ``augment=``); who was sampled is
+        taken from the draw.
         """
         with self._alone:
             drawn = self._expected(batch)
             started = time.perf_counter()
+            self._handed.check(batch.inputs, batch.targets)
             if batch is not drawn:
                 guards.check_rows(batch.inputs, batch.targets, len(drawn))
             early = early_weights(self._mechanism, drawn, self.memory)
