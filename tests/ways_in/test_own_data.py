@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,7 @@ def test_a_semicolon_file_with_its_own_test_file(tmp_path: Path) -> None:
     write(tmp_path, toml=TOML + "\n")
     file = tmp_path / "people.csv"
     header, *lines = file.read_text().replace(",", ";").splitlines(keepends=True)
+    random.Random(0).shuffle(lines)
     file.write_text(header + "".join(lines[:50]))
     (tmp_path / "held.csv").write_text(header + "".join(lines[50:]))
     found = train(tmp_path, "--delimiter", ";", "--test-data", "held.csv", "--json")
