@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +23,10 @@ _FIRST = 24
 """Bytes of torch's state before its words: the seed (8), how many words are left (4), a flag (4), the next (8)."""
 _TORCH = slice(0, 4 * _WORDS)
 _START = slice(_TORCH.stop, _TORCH.stop + 8)
-_NUMPY = slice(_START.stop + 8, _START.stop + 40)
+_NUMPY = slice(_START.stop + 8, _START.stop + 8 + 4 * _WORDS)
 _PYTHON = slice(_NUMPY.stop, _NUMPY.stop + 32)
 SECRET = _PYTHON.stop
-"""Bytes that set all generators: 2,576, a whole number of cipher blocks."""
+"""Bytes that set all generators: 5,040, a whole number of cipher blocks."""
 _MASK = 0xFFFFFFFF
 
 
@@ -90,8 +91,8 @@ def seed(secret: bytes | int) -> None:
 
     Examples:
       >>> before = Snapshot()
-      >>> seed(bytes(range(256)) * 11); first = random.random(), torch.rand(1).item(), np.random.rand()
-      >>> seed(bytes(range(256)) * 11); first == (random.random(), torch.rand(1).item(), np.random.rand())
+      >>> seed(bytes(range(240)) * 21); first = random.random(), torch.rand(1).item(), np.random.rand()
+      >>> seed(bytes(range(240)) * 21); first == (random.random(), torch.rand(1).item(), np.random.rand())
       True
       >>> before.restore()
     """
@@ -101,7 +102,7 @@ def seed(secret: bytes | int) -> None:
         random.seed(secret)
     else:
         seed_torch(secret)
-        np.random.seed(np.frombuffer(secret[_NUMPY], np.uint32))  # noqa: NPY002
+        _seed_numpy(secret[_NUMPY])
         random.seed(int.from_bytes(secret[_PYTHON], "little"))
     if _cuda_states():
         torch.cuda.manual_seed_all(number(secret))
@@ -155,12 +156,37 @@ def _template() -> tuple[Tensor, NDArray[np.uint64], NDArray[np.uint64]] | None:
     return (state, numbers[:1], numbers[3:]) if numbers.tolist() == expected else None
 
 
-def _numpy_bytes() -> bytes:
-    """The memory of numpy's global generator, or the state in words where it is not the usual one."""
+def _seed_numpy(words: bytes) -> None:
+    """Set numpy's global generator, in its own memory where that is as we know it: ten times as quick."""
+    place = _numpy_place()
+    if place is None:
+        np.random.seed(np.frombuffer(words, np.uint32))  # noqa: NPY002
+        return
+    np.random.seed(0)  # noqa: NPY002 - forgets a normal number that was kept
+    ctypes.memmove(place, words + _WORDS.to_bytes(4, sys.byteorder), 4 * _WORDS + 4)
+
+
+def _numpy_place() -> int | None:
+    """Where the words of numpy's global generator are; None if it is not the usual one or lies there otherwise."""
     used: Any = np.random.mtrand._rand._bit_generator
-    if type(used) is not np.random.MT19937:
-        return repr(used.state).encode()
-    return ctypes.string_at(used.ctypes.state_address, 4 * _WORDS + 4)
+    return int(used.ctypes.state_address) if type(used) is np.random.MT19937 and _numpy_as_known() else None
+
+
+@functools.cache
+def _numpy_as_known() -> bool:
+    """Whether numpy keeps a Mersenne twister as 624 words and a position."""
+    one: Any = np.random.MT19937(5)
+    found = np.frombuffer(ctypes.string_at(one.ctypes.state_address, 4 * _WORDS + 4), np.uint32)
+    state = one.state["state"]
+    return bool(np.array_equal(found, [*state["key"], state["pos"]]))
+
+
+def _numpy_bytes() -> bytes:
+    """The memory of numpy's global generator, or its state in words where that is not known."""
+    place = _numpy_place()
+    if place is None:
+        return repr(np.random.mtrand._rand._bit_generator.state).encode()
+    return ctypes.string_at(place, 4 * _WORDS + 4)
 
 
 @functools.cache

@@ -26,9 +26,9 @@ Domain = Literal["sampling", "gradient", "queries", "layers", "fetching"]
 Cipher: TypeAlias = Callable[[memoryview, memoryview], object]
 """Gets zeros and where their ciphertext goes."""
 _DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4, "fetching": 5}
-SECRET = 2576
-"""Bytes of a secret seed: what `generators.seed` takes, 161 cipher blocks."""
-_SPACING = 256
+SECRET = 5040
+"""Bytes of a secret seed: what `generators.seed` takes, 315 cipher blocks."""
+_SPACING = 512
 """Cipher blocks from one record's seed to the next one's."""
 
 
