@@ -271,6 +271,14 @@ def test_a_step_leaves_numpys_and_pythons_generators_as_they_were_once_an_augmen
             assert number == 0 or next_public() == expected
 
 
+def test_parts_that_are_run_again_draw_what_they_drew_before_from_every_generator() -> None:
+    randomness.every()
+    state = randomness.RandomState(nn.Linear(1, 1))
+    first = next_public()
+    state.restore()
+    assert next_public() == first
+
+
 def test_a_seed_has_more_than_the_32_bits_that_torch_takes_of_a_number() -> None:
     stream = Stream.insecure(0, 0)
     secret = stream.seed(0)

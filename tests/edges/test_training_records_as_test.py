@@ -232,6 +232,23 @@ def test_the_command_line_refuses_the_training_file_as_test_data(method: str, tm
     assert not (tmp_path / "full" / "report.html").exists()
 
 
+def test_a_comparison_is_of_held_out_records_only() -> None:
+    from evenhand.comparison.grid import Sweep
+    from evenhand.config import Config
+
+    with pytest.raises(UsageError, match="hold records out"):
+        Sweep(base=Config(training_records=True), methods=("dpsgd",), epsilons=(3.0,))
+
+
+def test_of_many_rows_a_part_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenhand.data.survey.ROWS", 1024)
+    train = wrap(*numbers(20_000))
+    first = survey(train)
+    assert len(first.rows) == 1024
+    assert looks_copied(first, survey(wrap(*numbers(20_000)), first.key))
+    assert not looks_copied(first, survey(wrap(*numbers(20_000, seed=1)), first.key))
+
+
 def test_digests_have_a_key_and_stay_in_the_private_folder(run: eh.Run) -> None:
     one, two = (survey(wrap(X, Y)) for _ in range(2))
     assert not np.array_equal(one.inputs, two.inputs)
