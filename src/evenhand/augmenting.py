@@ -8,6 +8,7 @@ docs/proofs/random_draws.md: how a record's view is distributed must not depend 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from evenhand.errors import UnsupportedModelError, UsageError
 
 Augment = Callable[[Any], Any]
 PIXELS = 4
-DRAWS = 200
-"""Random views of a record that are compared when the size of its batch changes."""
+DRAWS, SECONDS = 200, 1.0
+"""Random views of a record that are compared when the size of its batch changes, and when to be content with fewer."""
 
 
 def random_flip(inputs: Tensor) -> Tensor:
@@ -123,12 +124,14 @@ class Views:
         if size < 2:
             return
         fewer = tree_map_only(Tensor, lambda leaf: leaf[:-1] if leaf.dim() else leaf, inputs)
-        some, others = (
-            torch.stack([_projected(self._drawn(rows, seed)) for seed in range(first, first + DRAWS)])
-            for rows, first in ((inputs, 0), (fewer, DRAWS))
-        )
+        pairs, until = [], time.monotonic() + SECONDS
+        for seed in range(DRAWS):
+            pairs.append((_projected(self._drawn(inputs, 2 * seed)), _projected(self._drawn(fewer, 2 * seed + 1))))
+            if seed >= 16 and time.monotonic() > until:
+                break
+        some, others = (torch.stack(side) for side in zip(*pairs, strict=True))
         for one, two in ((some, others), ((some - some.mean(0)).abs(), (others - others.mean(0)).abs())):
-            error = ((one.var(0) + two.var(0)) / DRAWS).sqrt()
+            error = ((one.var(0) + two.var(0)) / len(pairs)).sqrt()
             slack = 1e-6 * (one.abs().amax(0) + two.abs().amax(0))
             if bool(((one.mean(0) - two.mean(0)).abs() > 6.0 * error + slack).any()):
                 raise UnsupportedModelError(
@@ -217,7 +220,7 @@ class Handed:
       >>> handed.check(rows + torch.rand(3, 2))
       Traceback (most recent call last):
       ...
-      evenhand.errors.UsageError: The batch was changed and something was drawn at random in between ...
+      evenhand.errors.UsageError: The batch was changed and something was drawn at random in between, ...
     """
 
     def __init__(self, *values: Any) -> None:
