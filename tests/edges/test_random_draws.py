@@ -119,6 +119,17 @@ def test_removing_one_of_128_digits_moves_the_clipped_sum_by_its_bound_at_most()
     assert float((whole - part).norm()) <= 1.0 + 1e-4
 
 
+def test_with_public_draws_in_a_row_it_would_move_by_many_times_its_bound() -> None:
+    torch.manual_seed(0)
+    model, dataset = nn.Linear(64, 10), Digits(DRAWS["torch"])
+    sums = []
+    for rows in (list(range(128)), [row for row in range(128) if row != 3]):
+        public(42)
+        inputs = torch.stack([dataset[row][0] for row in rows])
+        sums.append(clipped_sum(model, inputs, dataset.targets[rows]))
+    assert float((sums[0] - sums[1]).norm()) > 5.0
+
+
 def test_draws_of_a_record_are_secret_and_new_in_every_step() -> None:
     data = wrap(Digits(DRAWS["torch"]))
     public(42)
