@@ -39,6 +39,7 @@ def attach(
     compute: Compute | None = None,
     augment: str | Augment | None = None,
     views: int = 1,
+    allow_not_finite: bool = False,
 ) -> Private:
     """Start private training inside your own loop; model and optimizer stay yours.
 
@@ -54,6 +55,7 @@ def attach(
       augment: "shift", "flip" or "flip+shift:2" for pictures; or a function that gives a random view of every record
         of a batch of inputs, see ``augmenting``.
       views: how many views of a record are averaged before its gradient is bounded.
+      allow_not_finite: train although more than one record in a hundred holds values that are not finite.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh
@@ -72,7 +74,12 @@ def attach(
     seen = views_of(augment, views)
     folder = Folder.create(Path(out), plan)
     return start(
-        model, optimizer, loss, plan, folder, insecure_seed=insecure_seed, compose=compose, compute=compute, views=seen
+        *(model, optimizer, loss, plan, folder),
+        insecure_seed=insecure_seed,
+        compose=compose,
+        compute=compute,
+        views=seen,
+        allow_not_finite=allow_not_finite,
     )
 
 
@@ -88,6 +95,7 @@ def start(
     compute: Compute | None = None,
     views: Views | None = None,
     kept: Mapping[str, Kept] | None = None,
+    allow_not_finite: bool = False,
 ) -> Private:
     """Open the next segment of a run: load the last checkpoint if there is one, take a new key, lock the ledger.
 
@@ -129,6 +137,7 @@ def start(
         memory=memory,
         compose=compose,
         kept=kept,
+        allow_not_finite=allow_not_finite,
     )
     if state is None:
         private.checkpoint()

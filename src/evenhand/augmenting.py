@@ -1,30 +1,32 @@
 """Random views of records: plain functions on a batch of images, and K views of a record averaged BEFORE clipping.
 
 However many views it has, a record has one loss (their mean), one gradient and one bound, so views cost no privacy. The
-draws come from torch's generator, which a private step seeds with a secret of its own: were they known, one record more
-would shift the draws of all others.
+draws come from the global generators of torch, numpy or ``random``, which a private step sets from a secret of its own:
+were they known, one record more would shift the draws of all others. What is asked of them is in
+docs/proofs/random_draws.md: how a record's view is distributed must not depend on how many others there are.
 """
 
 from __future__ import annotations
 
-import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from evenhand import _validate
+from evenhand import _validate, generators
 from evenhand.errors import UnsupportedModelError, UsageError
 
 Augment = Callable[[Any], Any]
 PIXELS = 4
+DRAWS, SECONDS = 200, 1.0
+"""Random views of a record that are compared when the size of its batch changes, and when to be content with fewer."""
 
 
 def random_flip(inputs: Tensor) -> Tensor:
@@ -108,8 +110,39 @@ class Views:
                 if not all(_same(a[kept], b[kept]) for a, b in zip(_tensors(before), _tensors(after), strict=True)):
                     raise UnsupportedModelError(
                         "The view of a record changed when the other records did, so its gradient is not its own. "
-                        "Augment every record by itself (no mixup), with draws from torch's global generator."
+                        "Augment every record by itself (no mixup), with draws from a global generator (torch, numpy "
+                        "or random), not from one of your own."
                     )
+        self._check_sizes(inputs)
+
+    def _check_sizes(self, inputs: Any) -> None:
+        """Raise if how a record's view is distributed depends on how many others there are, as far as 200 draws tell.
+
+        Their means and spreads with all rows and with one row less are compared in a few fixed directions.
+        """
+        size = _size(inputs)
+        if size < 2:
+            return
+        fewer = tree_map_only(Tensor, lambda leaf: leaf[:-1] if leaf.dim() else leaf, inputs)
+        pairs, until = [], time.monotonic() + SECONDS
+        for seed in range(DRAWS):
+            pairs.append((_projected(self._drawn(inputs, 2 * seed)), _projected(self._drawn(fewer, 2 * seed + 1))))
+            if seed >= 16 and time.monotonic() > until:
+                break
+        some, others = (torch.stack(side) for side in zip(*pairs, strict=True))
+        for one, two in ((some, others), ((some - some.mean(0)).abs(), (others - others.mean(0)).abs())):
+            error = ((one.var(0) + two.var(0)) / len(pairs)).sqrt()
+            slack = 1e-6 * (one.abs().amax(0) + two.abs().amax(0))
+            if bool(((one.mean(0) - two.mean(0)).abs() > 6.0 * error + slack).any()):
+                raise UnsupportedModelError(
+                    "How a record's view is drawn depends on how many records are in the batch, so that one more "
+                    "changes the views of all others. Draw for every row by itself, in the same way whatever their "
+                    "number; scale nothing by it."
+                )
+
+    def _drawn(self, inputs: Any, seed: int) -> Any:
+        with _drawing(seed):
+            return self.augment(inputs)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint notes, so that a resumed run cannot forget its views."""
@@ -174,12 +207,62 @@ class Named:
         return inputs
 
 
+class Handed:
+    """A batch in the hands of a user's own loop: notices when it comes back changed by draws that are not secret.
+
+    Rows may be changed there, by the same function for all. Random changes would draw from generators that others can
+    know, and a record more would shift the draws of all others: they belong into ``augment=``. Draws from a generator
+    of the user's own are not seen.
+
+    Examples:
+      >>> rows = torch.ones(3, 2); handed = Handed(rows)
+      >>> handed.check(rows * 2)
+      >>> handed.check(rows + torch.rand(3, 2))
+      Traceback (most recent call last):
+      ...
+      evenhand.errors.UsageError: The batch was changed and something was drawn at random in between, ...
+    """
+
+    def __init__(self, *values: Any) -> None:
+        self._places, self._drawn = self._look(values), self._generators()
+
+    def check(self, *values: Any) -> None:
+        """Raise if the rows are others now and a global generator of torch, numpy or Python drew in between."""
+        if self._look(values) == self._places:
+            return
+        now, before = self._generators(), self._drawn
+        if now[1] != before[1] or not torch.equal(now[0], before[0]):
+            raise UsageError(
+                "The batch was changed and something was drawn at random in between, from generators that others can "
+                "know: one record more would then change what all others get, and no bound holds. Nothing was "
+                "released. Pass the random part as augment= (or make it in the dataset); its draws are secret there."
+            )
+
+    @staticmethod
+    def _look(values: Any) -> list[tuple[int, int]]:
+        plain = all(isinstance(value, Tensor) for value in values)
+        leaves = values if plain else [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+        return [(leaf.data_ptr(), leaf._version) for leaf in leaves]
+
+    @staticmethod
+    def _generators() -> tuple[Tensor, Any]:
+        return torch.default_generator.get_state(), generators.mark()
+
+
 def _size(inputs: Any) -> int:
     return next((len(leaf) for leaf in _tensors(inputs)), 0)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim()]
+
+
+def _projected(view: Any) -> Tensor:
+    """The first record's view in a few fixed directions."""
+    rows = [torch.nan_to_num(leaf[0].detach().cpu().double().flatten(), 0.0, 0.0, 0.0) for leaf in _tensors(view)]
+    flat = torch.cat(rows)
+    waves = torch.arange(1, 5, dtype=torch.float64)[:, None] * torch.arange(len(flat), dtype=torch.float64)
+    return torch.cat([torch.cos(0.7 * waves) @ flat, flat.sum()[None]])
 
 
 def _others_changed(leaf: Tensor, kept: int) -> Tensor:
@@ -197,13 +280,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
 @contextmanager
 def _drawing(seed: int) -> Iterator[None]:
     """Inside, everybody's global generator starts from ``seed``; afterwards it goes on as if nothing had been."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is meant
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
+    before = generators.Snapshot()
+    generators.seed(seed)
+    try:
+        yield
+    finally:
+        before.restore()

@@ -38,7 +38,8 @@ class Config:
     ``data_dir``; ``source`` holds its options. ``features`` puts what a fixed function makes of each record's inputs in
     their place. ``owners`` and ``groups`` are "label", a column, or a file with one name per record; ``budgets`` has an
     epsilon per owner, ``record_budgets`` is a column or file with an epsilon per record. From ``loss`` to ``precision``
-    nothing private depends on a setting.
+    nothing private depends on a setting. With ``training_records`` held-out data may hold training records, and figures
+    stay private; ``allow_not_finite`` trains although many records are not finite.
 
     Examples:
       >>> Config(epsilon=3.0).method
@@ -81,6 +82,8 @@ class Config:
     split_seed: int | None = None
     insecure_seed: int | None = None
     compose: bool = True
+    training_records: bool = False
+    allow_not_finite: bool = False
     source: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, Any] = field(default_factory=dict)

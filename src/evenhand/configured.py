@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from evenhand import _validate, density, evaluation
 from evenhand.config import Config, to_toml
 from evenhand.data import Data
+from evenhand.data.overlap import refuse_training_records
+from evenhand.data.survey import survey
 from evenhand.guards import Compute
 from evenhand.integrations.loggers import Broadcast, Logger, released
 from evenhand.methods import method
@@ -65,6 +67,8 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
         out=out,
         insecure_seed=config.insecure_seed,
         compose=config.compose,
+        training_records=config.training_records,
+        allow_not_finite=config.allow_not_finite,
         config=config,
         **options,
     )
@@ -106,7 +110,10 @@ def _released(
     budgets = promised(config, data)
     promise = promise_of(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     made = planned(config, data.facts, promise)
-    telling = Broadcast(loggers, evaluates=held_out is not None)
+    research = config.training_records
+    if held_out is not None and not research:
+        refuse_training_records(survey(data), held_out)
+    telling = Broadcast(loggers, evaluates=held_out is not None and not research)
     if on_start is not None:
         from evenhand.density.chunks import seconds
 
@@ -118,14 +125,17 @@ def _released(
             write_json(folder.path / "preprocessing.json", data.declared.to_json())
         if held_out is not None:
             line = evaluation.row(model, held_out, made.steps, float(made.steps))
-            write_durably(folder.metrics_file, (json.dumps(line) + "\n").encode())
+            metrics = folder.training_metrics_file if research else folder.metrics_file
+            write_durably(metrics, (json.dumps(line) + "\n").encode())
             spent = max((epsilon for epsilon in made.epsilons if epsilon is not None), default=None)
-        telling.log(made.steps, released(line, spent, spent))
+            telling.log(made.steps, released(line, spent, spent))
 
-    fitted = _estimator(config, out if out is not None else new_folder(made)).fit_data(data, promise, after=after)
+    estimator = _estimator(config, out if out is not None else new_folder(made))
+    fitted = estimator.fit_data(data, promise, after=after, allow_not_finite=config.allow_not_finite)
     finished = Run(fitted.folder, fitted.model_)
     if held_out is not None:
-        finished.report().save(finished.path / "report.html")
+        page = fitted.folder.private / "report-full.html" if research else finished.path / "report.html"
+        finished.report(training_records=research).save(page)
     write_durably(finished.path / "model-card.md", finished.card().encode())
     return finished
 

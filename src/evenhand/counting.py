@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from evenhand.data import copies
 from evenhand.data.fingerprint import identity
+from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import PlanMismatchError
 from evenhand.plans import Plan
-from evenhand.runs import Folder, write_json
+from evenhand.runs import Folder, write_durably, write_json
 
 
 def hold(folder: Folder, data: Data) -> str:
@@ -29,6 +30,7 @@ def hold(folder: Folder, data: Data) -> str:
     records = identity(data)
     if not folder.records_file.exists():
         write_json(folder.records_file, {"records": records, "run": secrets.token_hex(16)})
+        write_durably(folder.rows_file, survey(data).to_bytes())
     held = json.loads(folder.records_file.read_bytes())
     if held["records"] != records:
         raise PlanMismatchError(

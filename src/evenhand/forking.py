@@ -93,6 +93,8 @@ def begin(folder: Folder, out: Path, made: Plan, point: Point) -> Folder:
         write_durably(new.path / "preprocessing.json", (folder.path / "preprocessing.json").read_bytes())
     if folder.records_file.exists():
         write_durably(new.records_file, folder.records_file.read_bytes())
+    if folder.rows_file.exists():
+        write_durably(new.rows_file, folder.rows_file.read_bytes())
     lines = [line for line in folder.metrics() if line["step"] <= point.mark.position]
     if lines:
         write_durably(new.metrics_file, "".join(json.dumps(line) + "\n" for line in lines).encode())

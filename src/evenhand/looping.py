@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
@@ -65,8 +66,14 @@ def run(
     telling: Broadcast,
     progress: bool | None,
     before: Callable[[], None] = lambda: None,
+    training_records: bool = False,
 ) -> Run:
-    """All remaining steps, with evaluation, checkpoints and the release; ``before`` runs before anything is spent."""
+    """All remaining steps, with evaluation, checkpoints and the release; ``before`` runs before anything is spent.
+
+    With ``training_records`` all that is measured on ``test`` stays in the folder's ``private`` part.
+    """
+    folder = private.folder
+    file = folder.training_metrics_file if training_records else folder.metrics_file
     data = data.on(next(private.model.parameters()).device)
     with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
         before()
@@ -81,7 +88,7 @@ def run(
             if _epoch_ends(private):
                 _log(private, losses, len(batch))
                 if test is not None:
-                    _evaluate(private, test, aside, telling)
+                    _evaluate(private, test, aside, telling, file)
             if received and private.at_block_end:
                 private.checkpoint()
                 raise Interrupted(
@@ -94,12 +101,15 @@ def run(
                 private.checkpoint()
                 saved = time.monotonic()
         private.checkpoint()
-        if test is not None and not _evaluated(private):
-            _evaluate(private, test, aside, telling)
+        if test is not None and not any(
+            line["step"] == private.position for line in folder.metrics(training_records=training_records)
+        ):
+            _evaluate(private, test, aside, telling, file)
         private.release(aside.average)
     finished = Run(private.folder, private.model)
     if test is not None:
-        finished.report().save(private.folder.path / "report.html")
+        page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
+        finished.report(training_records=training_records).save(page)
     write_durably(private.folder.path / "model-card.md", finished.card().encode())
     return finished
 
@@ -113,10 +123,10 @@ def _epoch_ends(private: Private) -> bool:
     return int(_epoch(private) + 1e-9) > int(_epoch(private) - per_step + 1e-9) or private.remaining == 0
 
 
-def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast) -> None:
+def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast, metrics: Path) -> None:
     with aside.shown():
         line = evaluation.row(private.model, test, private.position, _epoch(private))
-    private.folder.add_metrics(line)
+    private.folder.add_metrics(line, metrics)
     if telling:
         private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)
@@ -125,10 +135,6 @@ def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast) ->
 
 def _largest(epsilons: Iterable[float | None]) -> float | None:
     return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
-
-
-def _evaluated(private: Private) -> bool:
-    return any(line["step"] == private.position for line in private.folder.metrics())
 
 
 def _log(private: Private, losses: Tensor, records: int) -> None:

@@ -13,12 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from evenhand import checkpoints, guards
+from evenhand.augmenting import Handed
 from evenhand.averaging import Average
 from evenhand.counting import Counting
+from evenhand.data.finite import LeftOut, check_finite
 from evenhand.data.sampling import PoissonSampler, draw
+from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BatchReuseError, PlanMismatchError
+from evenhand.gradients import randomness
 from evenhand.gradients.blocks import Blocks
+from evenhand.gradients.microbatches import Early
 from evenhand.gradients.randomness import seeded
 from evenhand.mechanism import Mechanism
 from evenhand.privacy.ledger import Ledger
@@ -26,7 +31,7 @@ from evenhand.publishing import publish
 from evenhand.recording import Recorder
 from evenhand.runs import Folder
 from evenhand.step import early_weights, private_gradient
-from evenhand.types import Batch
+from evenhand.types import Batch, Pass
 
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))
 
@@ -76,15 +81,23 @@ class Private:
         memory: Mapping[str, Any],
         compose: bool,
         kept: Mapping[str, Kept],
+        allow_not_finite: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
         self._mechanism, self._watch, self._ledger, self._recorder = mechanism, watch, ledger, Recorder(ledger)
         self.memory: Mapping[str, Any] = memory
-        self.left_out = 0
+        self._left_out, self._allow_not_finite = LeftOut(), allow_not_finite
+        self._looked: Data | None = None
         self._position = ledger.reserved
         self._drawn: Batch | None = None
+        self._handed = Handed()
         self._counting, self._kept = Counting(folder, mechanism.plan, compose), kept
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
+
+    @property
+    def left_out(self) -> int:
+        """Rows that were not finite and added nothing, over all steps. NOT private."""
+        return self._left_out.count
 
     @property
     def position(self) -> int:
@@ -119,6 +132,7 @@ class Private:
                 if self.at_block_end:
                     self._recorder.charge(self.remaining)
                 self._drawn = draw(wrapped, sampler, self._position, self._token)
+                self._handed = Handed(self._drawn.inputs, self._drawn.targets)
             yield self._drawn
 
     def step(self, batch: Batch) -> Tensor:
@@ -127,17 +141,18 @@ class Private:
         For a stop, a checkpoint or a setting that is chosen by looking at these losses no epsilon holds: choose by
         released values, for which the epsilon of the whole plan holds, or fix the choice before training.
 
-        Inputs and targets may have been augmented in place; who was sampled is taken from the draw.
+        Inputs and targets may have been changed in place, but not at random (pass ``augment=``); who was sampled is
+        taken from the draw.
         """
         with self._alone:
             drawn = self._expected(batch)
             started = time.perf_counter()
+            self._handed.check(batch.inputs, batch.targets)
             if batch is not drawn:
                 guards.check_rows(batch.inputs, batch.targets, len(drawn))
             early = early_weights(self._mechanism, drawn, self.memory)
             blocks = Blocks(len(drawn), drawn.keys, self._mechanism.summation, self._mechanism.whole)
-            with seeded(self.model, self._mechanism.stream.seed(self._position)):
-                result = self._watch.run(batch.inputs, batch.targets, early, blocks)
+            result = self._pass(batch, early, blocks)
             self._note_foreign()
             released = private_gradient(self._mechanism, result, drawn, self.memory)
             self._position += 1  # from here on the noise of this position is out: it must never serve a second gradient
@@ -148,8 +163,22 @@ class Private:
                 self._recorder.flush()
             self._update(released.gradient)
             self._watch.updated()
-            self.left_out += released.left_out
+            self._left_out.add(released.left_out, len(drawn))
             return result.loss
+
+    def _pass(self, batch: Batch, early: Early | None, blocks: Blocks) -> Pass:
+        """Run one pass with all its draws from the step's secret seed; again if it drew where that seed did not reach.
+
+        Nothing of a pass with draws from numpy's or Python's own generators is used: they are public.
+        """
+        secret = self._mechanism.stream.seed(self._position)
+        with seeded(self.model, secret) as draws:
+            result = self._watch.run(batch.inputs, batch.targets, early, blocks)
+        if not draws.elsewhere():
+            return result
+        randomness.every()
+        with seeded(self.model, secret):
+            return self._watch.run(batch.inputs, batch.targets, early, blocks)
 
     def checkpoint(self) -> None:
         """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types."""
@@ -197,6 +226,7 @@ class Private:
             average.apply()
         publish(self.model, self.folder.model_file, self._ledger)
         self.folder.write_statement()
+        self._left_out.summary()
 
     def _note_foreign(self) -> None:
         """Tell the ledger if somebody else wrote the weights since the last step."""
@@ -244,6 +274,9 @@ class Private:
                 "The plan was made for data with other public facts (records, owners, groups, labels or "
                 "input shape): make the plan from these data's .facts, nothing was spent."
             )
+        if self._looked is not data:
+            check_finite(survey(data), self._allow_not_finite)
+            self._looked = data
         self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
         self._ledger.sync()
         self._counting.begin(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +18,24 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
+    from evenhand.data.wrapping import Data
     from evenhand.planning import Plan
 
 
 @dataclass(frozen=True)
 class Report:
-    """A finished page."""
+    """A finished page. One with figures of training records can be written into ``within`` only, which is private."""
 
     page: str
+    within: Path | None = None
 
     def save(self, path: str | Path) -> Path:
         """Write the page; returns where."""
+        if self.within is not None and not Path(path).resolve().is_relative_to(self.within.resolve()):
+            raise UsageError(
+                f"This page has figures of training records, which are not private: save it in {self.within}, for "
+                "example as report-full.html there."
+            )
         write_durably(Path(path), self.page.encode())
         return Path(path)
 
@@ -115,16 +123,41 @@ class Run:
             )
         )
 
-    def report(self, test: Any = None, *, groups: Iterable[Any] | None = None) -> Report:
-        """A page on who is served how well; from the recorded evaluations, or measured anew on ``test``."""
-        if test is None:
-            recorded = self.evaluations
-            return Report(html.render(_report(self.folder, recorded, _recorded(recorded))))
-        from evenhand.data.wrapping import wrap
-        from evenhand.evaluation import evaluate
+    def report(
+        self, test: Any = None, *, groups: Iterable[Any] | None = None, training_records: bool = False
+    ) -> Report:
+        """A page on who is served how well; from the recorded evaluations, or measured anew on ``test``.
 
-        frame = evaluate(self.model, wrap(test, groups=groups) if groups is not None else wrap(test))
-        return Report(html.render(_report(self.folder, self.evaluations, frame)))
+        ``test`` is compared with digests of the training records in the run's ``private`` folder, and refused if it
+        holds such records. With ``training_records`` that is not asked, and the page can be saved in ``private`` only.
+        """
+        recorded = self.folder.metrics(training_records=training_records)
+        within = self.folder.private if training_records else None
+        if test is None:
+            frame = _recorded(recorded)
+        else:
+            from evenhand.data.wrapping import wrap
+            from evenhand.evaluation import evaluate
+
+            data = wrap(test, groups=groups) if groups is not None else wrap(test)
+            if not training_records:
+                self._refuse_training_records(data)
+            frame = evaluate(self.model, data)
+        return Report(html.render(_report(self.folder, recorded, frame, research=training_records)), within)
+
+    def _refuse_training_records(self, data: Data) -> None:
+        """Compare with the digests that training left; where they are gone, say that nothing was compared."""
+        from evenhand.data.overlap import refuse_training_records
+        from evenhand.data.survey import Survey
+
+        if self.folder.rows_file.exists():
+            refuse_training_records(Survey.from_bytes(self.folder.rows_file.read_bytes()), data)
+        else:
+            print(
+                "evenhand: this run folder has no digests of its training records (private/rows.npz), so nobody looked "
+                "whether these data hold some. Metrics on training records are not private: do not share them.",
+                file=sys.stderr,
+            )
 
 
 _FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss")
@@ -165,7 +198,9 @@ def _owners(metrics: list[dict[str, Any]]) -> dict[str, frames.Estimate]:
     return {name: frames.estimate(share, last["owner_records"][name]) for name, share in last.get("owners", {}).items()}
 
 
-def _report(folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFrame) -> html.ReportData:
+def _report(
+    folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFrame, *, research: bool = False
+) -> html.ReportData:
     plan, statement = folder.plan(), folder.statement()
     counted, owners = statement["mechanism"]["steps_counted"], statement["owners"]
     shown = classes.chosen_few([row["epsilon"] for row in owners])
@@ -188,6 +223,7 @@ def _report(folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFr
         reproduce=_reproduce(folder),
         owners=_owners(metrics),
         delta=plan.delta,
+        research=research,
     )
 
 

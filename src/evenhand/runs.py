@@ -123,6 +123,16 @@ class Folder:
         """A secret hash of the records that the run is on, and its random name."""
         return self.private / "records.json"
 
+    @property
+    def rows_file(self) -> Path:
+        """Secret digests of the training rows, by which training records among test data are told."""
+        return self.private / "rows.npz"
+
+    @property
+    def training_metrics_file(self) -> Path:
+        """Metrics on training records, where they were asked for: not private."""
+        return self.private / "metrics.jsonl"
+
     def markers(self) -> list[Path]:
         """One small file per checkpoint, with the ledger's head that it was written after."""
         files = (self.checkpoint_file.with_suffix(".json"), *sorted(self.kept.glob("*.json")))
@@ -161,7 +171,7 @@ class Folder:
                     f"{self.path} holds a run already: continue it with `evenhand resume {self.path}`, "
                     "or choose another --out."
                 )
-            files = (self.ledger_file, self.composition_file, self.records_file)
+            files = (self.ledger_file, self.composition_file, self.records_file, self.rows_file)
             for file in (*files, *self.private.glob("checkpoint.*")):
                 file.unlink(missing_ok=True)
         finally:
@@ -204,14 +214,17 @@ class Folder:
             and head_in(self.statement_file) == reading.charged_head
         )
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Evaluations so far, in order; a line that a crash cut short is left out."""
-        return list(_evaluations(self.metrics_file))
+    def metrics(self, *, training_records: bool = False) -> list[dict[str, Any]]:
+        """Evaluations so far, in order; a line that a crash cut short is left out.
 
-    def add_metrics(self, line: Mapping[str, Any]) -> None:
-        """Write one evaluation more; the ledger records the file with it."""
-        before = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
-        write_durably(self.metrics_file, before + json.dumps(line).encode() + b"\n")
+        With ``training_records`` those on training records, which are not private.
+        """
+        return list(_evaluations(self.training_metrics_file if training_records else self.metrics_file))
+
+    def add_metrics(self, line: Mapping[str, Any], file: Path) -> None:
+        """Write one evaluation more into one of the folder's files of metrics; the ledger records a shareable one."""
+        before = file.read_bytes() if file.exists() else b""
+        write_durably(file, before + json.dumps(line).encode() + b"\n")
 
     def statement(self) -> dict[str, Any]:
         """The statement for what the ledger charges now."""

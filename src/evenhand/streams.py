@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -22,12 +22,14 @@ from evenhand.compiled import BLOCK
 if TYPE_CHECKING:
     from evenhand.normals import Desk
 
-Domain = Literal["sampling", "gradient", "queries", "layers", "blocks"]
+Domain = Literal["sampling", "gradient", "queries", "layers", "fetching", "blocks"]
 Cipher: TypeAlias = Callable[[memoryview, memoryview], object]
 """Gets zeros and where their ciphertext goes."""
-_DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4, "blocks": 9}
-_SEEDS = 64
-"""Seeds that are made at a time."""
+_DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4, "fetching": 5, "blocks": 9}
+SECRET = 5040
+"""Bytes of a secret seed: what `generators.seed` takes, 315 cipher blocks."""
+_SPACING = 512
+"""Cipher blocks from one record's seed to the next one's."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +85,33 @@ class Stream:
         encryptor = self._encryptor(domain, step, 0)
         return np.frombuffer(encryptor.update(bytes(16 * -(-count // 2))), dtype="<u8")[:count]
 
-    def seed(self, step: int) -> int:
-        """A secret seed for what is drawn within a step: dropout and augmentation.
+    def seed(self, step: int) -> bytes:
+        """Return the secret seed for what is drawn within a step: dropout and augmentation. For `generators.seed`.
 
         Examples:
           >>> Stream.insecure(0, 0).seed(1) == Stream.insecure(0, 0).seed(1) != Stream.insecure(0, 0).seed(2)
           True
         """
-        first = step - step % _SEEDS
-        held = self.__dict__.get("_seeds")
-        if held is None or held[0] != first:
-            held = first, self._first_blocks("layers", range(first, first + _SEEDS))
-            self.__dict__["_seeds"] = held
-        place = 16 * (step - first)
-        return int.from_bytes(held[1][place : place + 8], "big") >> 1
+        found: bytes = self._encryptor("layers", step, 0).update(bytes(SECRET))
+        return found
+
+    def record_seeds(self, step: int, records: Sequence[int]) -> Iterator[bytes]:
+        """Yield a secret seed for what is drawn while each record is fetched: of (step, record) alone.
+
+        Examples:
+          >>> stream = Stream.insecure(0, 0)
+          >>> list(stream.record_seeds(3, [5, 7]))[1] == next(stream.record_seeds(3, [7]))
+          True
+        """
+        aes, modes, cipher = _cipher()
+        encryptor = cipher(aes(self.key), modes.ECB()).encryptor()
+        upper, blocks = self.counter("fetching", step), np.arange(SECRET // 16, dtype=np.uint64)
+        for first in range(0, len(records), 64):
+            begin = np.array(records[first : first + 64], dtype=np.uint64)[:, None] * np.uint64(_SPACING)
+            counters = np.empty((len(begin), len(blocks), 2), ">u8")
+            counters[:, :, 0], counters[:, :, 1] = upper, begin + blocks
+            bits = memoryview(encryptor.update(counters.tobytes()))
+            yield from (bytes(bits[at : at + SECRET]) for at in range(0, len(bits), SECRET))
 
     def normals(
         self, domain: Domain, step: int, count: int, offset: int = 0, desk: Desk | None = None
@@ -162,13 +177,6 @@ class Stream:
 
         desk.fill(steps * blocks, encrypt)
         return desk.normals(steps * blocks).reshape(steps, -1)[:, :count]
-
-    def _first_blocks(self, domain: Domain, steps: range) -> bytes:
-        """The first block of the key stream of several steps: in counter mode that is the address, encrypted."""
-        aes, modes, cipher = _cipher()
-        addresses = b"".join(_address(domain, step, 0) for step in steps)
-        found: bytes = cipher(aes(self.key), modes.ECB()).encryptor().update(addresses)
-        return found
 
     def _encryptor(self, domain: Domain, step: int, block: int) -> Any:
         aes, modes, cipher = _cipher()

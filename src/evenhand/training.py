@@ -15,7 +15,9 @@ from evenhand.attachment import start
 from evenhand.augmenting import Augment, views_of
 from evenhand.averaging import EMA, Average
 from evenhand.config import PYTHON, Config, of_run, to_toml
+from evenhand.data.overlap import refuse_training_records
 from evenhand.data.owning import by_record
+from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data, wrap
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
@@ -69,6 +71,8 @@ def fit(
     insecure_seed: int | None = None,
     allow_unproven: bool = False,
     compose: bool = True,
+    training_records: bool = False,
+    allow_not_finite: bool = False,
     config: Config | None = None,
     on_start: OnStart | None = None,
     loggers: Sequence[Logger] = (),
@@ -110,6 +114,9 @@ def fit(
       insecure_seed: bit-reproducible noise and sampling, for research only.
       allow_unproven: run a method without an established guarantee.
       compose: add this run up with earlier ones on the same data; False is named in the statement.
+      training_records: ``test`` holds training records on purpose: their figures are not private, and everything that
+        is measured on it goes into the run's ``private`` folder. Else such data are refused, see ``data.overlap``.
+      allow_not_finite: train although more than one record in a hundred holds values that are not finite.
       config: what the command line was asked, kept in the folder for ``resume``.
       on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
       loggers: given released values (held-out accuracy, spent epsilon) at each evaluation, see ``integrations``.
@@ -127,11 +134,9 @@ def fit(
     if isinstance(privacy, Budgets) and privacy.owners is not None:
         data = by_record(data, privacy.owners, owners)
     held_out = None if test is None else wrap(test)
-    if test is not None and (test is train or (held_out is not None and held_out.fetch is data.fetch)):
-        raise UsageError(
-            "The training data were passed as test data: their metrics would reveal training records. Hold records out."
-        )
-    telling = Broadcast(loggers, evaluates=test is not None)
+    if held_out is not None and not training_records:
+        refuse_training_records(survey(data), held_out)
+    telling = Broadcast(loggers, evaluates=test is not None and not training_records)
     chosen = find_method(method, settings)
     promise = promised(epsilon, delta, noise, privacy)
     made = make_plan(
@@ -145,6 +150,7 @@ def fit(
     held, schedule = descent.build(model, made.steps)
     folder = Folder.create(Path(out) if out is not None else new_folder(made), made)
     kept = config or Config(data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed)
+    kept = dataclasses.replace(kept, training_records=training_records, allow_not_finite=allow_not_finite)
     kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
     write_durably(folder.path / "config.toml", to_toml(kept).encode())
     if data.declared is not None:
@@ -157,6 +163,7 @@ def fit(
         compute=computing,
         views=several,
         kept=aside.kept,
+        allow_not_finite=allow_not_finite,
     )
 
     def before() -> None:
@@ -167,7 +174,7 @@ def fit(
             with computing.casting(model):
                 on_start(made, pacing.seconds(*seen(model, used, several), made, fetched, computing))
 
-    return run(private, data, held_out, aside, telling, progress, before)
+    return run(private, data, held_out, aside, telling, progress, before, training_records)
 
 
 def resume(
@@ -185,6 +192,7 @@ def resume(
     views: int = 1,
     progress: bool | None = None,
     loggers: Sequence[Logger] = (),
+    training_records: bool = False,
 ) -> Run:
     """Continue a run that was stopped or killed: a new segment with a new key takes the steps that remain.
 
@@ -209,8 +217,11 @@ def resume(
             raise UsageError(f"The run was started with its own {name}: pass {name}= again to resume it.")
     if train is None:
         train, test = config.load_data()
-    telling = Broadcast(loggers, evaluates=test is not None)
-    data = wrap(train)
+    research = training_records or config.training_records
+    telling = Broadcast(loggers, evaluates=test is not None and not research)
+    data, held_out = wrap(train), None if test is None else wrap(test)
+    if held_out is not None and not research:
+        refuse_training_records(survey(data), held_out)
     model = model if model is not None else config.build_model(data.facts)
     refuse_wrapped(model)
     found = loss or config.loss
@@ -223,8 +234,9 @@ def resume(
         compute=compute or Compute(config.micro_batch, config.lean, config.precision),
         views=views_again(config, augment, views),
         kept=aside.kept,
+        allow_not_finite=config.allow_not_finite,
     )
-    return run(private, data, None if test is None else wrap(test), aside, telling, progress)
+    return run(private, data, held_out, aside, telling, progress, training_records=research)
 
 
 def _descent(

@@ -15,7 +15,7 @@ from torch import nn
 import evenhand as eh
 from evenhand import looping
 from evenhand.attachment import Private, start
-from evenhand.data import Data
+from evenhand.data import Data, wrap
 from evenhand.errors import CalibrationError
 from evenhand.integrations.loggers import Broadcast
 from evenhand.privacy.ledger import read
@@ -39,7 +39,8 @@ class Keeper:
 
 
 def held_out() -> Data:
-    return data().take(torch.arange(40))
+    inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
+    return wrap(inputs, (inputs[:, 0] > 0).long(), owners=["a", "b"] * 20)
 
 
 def told(out: Path, *places: int, steps: int = 25) -> Folder:
@@ -54,7 +55,7 @@ def told(out: Path, *places: int, steps: int = 25) -> Folder:
 
 def tell(private: Private) -> None:
     telling = Broadcast([Keeper(private.folder.ledger_file)], evaluates=True)
-    looping._evaluate(private, held_out(), looping.Aside(), telling)
+    looping._evaluate(private, held_out(), looping.Aside(), telling, private.folder.metrics_file)
 
 
 def test_a_run_whose_loggers_got_later_figures_cannot_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,8 @@ def test_a_run_whose_loggers_got_later_figures_cannot_go_back(tmp_path: Path, mo
 def test_without_loggers_nothing_is_noted_and_figures_in_the_folder_do_not_bind(tmp_path: Path) -> None:
     with eh.attach(*parts(), planned(), out=tmp_path / "old") as private:
         further(private, 25)
-        looping._evaluate(private, held_out(), looping.Aside(), Broadcast([], evaluates=True))
+        silent = Broadcast([], evaluates=True)
+        looping._evaluate(private, held_out(), looping.Aside(), silent, private.folder.metrics_file)
     old = Folder(tmp_path / "old")
     assert (old.ledger().told, len(old.metrics())) == ((), 1)
     eh.rebudget(old.path, LOWER, train=data(), out=tmp_path / "new")

@@ -114,8 +114,8 @@ def test_many_classes_in_order_are_certified_together() -> None:
         assert exact * (1 - 1e-6) <= made.epsilons[owner] <= min(exact * 1.004, budgets[owner] * 1.5 + 0.2)
 
 
-def data() -> Data:
-    generator = torch.Generator().manual_seed(1)
+def data(seed: int = 1) -> Data:
+    generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(200, 3, generator=generator)
     return wrap(inputs, (inputs[:, 0] > 0).long(), owners=["a", "b"] * 100)
 
@@ -133,7 +133,8 @@ def stopped(out: Path, steps: int = 3) -> Folder:
 
 
 def resumed(folder: Folder) -> dict:
-    eh.resume(folder.path, model=nn.Linear(3, 2), train=data(), test=data().take(torch.arange(20)), progress=False)
+    held_out = data(seed=2).take(torch.arange(20))
+    eh.resume(folder.path, model=nn.Linear(3, 2), train=data(), test=held_out, progress=False)
     return eh.verify(folder.path)
 
 

@@ -22,8 +22,8 @@ HOSTILE = [
 ]
 
 
-def data(owners: list[str] | None = None, records: int = 60) -> Data:
-    generator = torch.Generator().manual_seed(3)
+def data(owners: list[str] | None = None, records: int = 60, seed: int = 3) -> Data:
+    generator = torch.Generator().manual_seed(seed)
     return wrap(
         torch.randn(records, 3, generator=generator),
         [i % 2 for i in range(records)],
@@ -33,7 +33,7 @@ def data(owners: list[str] | None = None, records: int = 60) -> Data:
 
 
 def _fit(out: Path, train: Data, **options: object) -> None:
-    eh.fit(nn.Linear(3, 2), train, epochs=2, batch_size=20, out=out, test=data(), progress=False, **options)
+    eh.fit(nn.Linear(3, 2), train, epochs=2, batch_size=20, out=out, test=data(seed=4), progress=False, **options)
 
 
 def dpsgd(out: Path) -> None:
@@ -79,7 +79,7 @@ def started(out: Path, steps: int) -> eh.attachment.Private:
 
 def resumed(out: Path) -> None:
     started(out, 2).close()
-    eh.resume(out, model=nn.Linear(3, 2), train=data(), test=data(), progress=False)
+    eh.resume(out, model=nn.Linear(3, 2), train=data(), test=data(seed=4), progress=False)
 
 
 def early(out: Path) -> None:

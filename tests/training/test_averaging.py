@@ -68,7 +68,7 @@ def test_the_average_is_released_with_the_last_weights_beside_it(
 
 
 def test_the_average_is_what_is_evaluated(iterates: list[Tensor], tiny: Data, tmp_path: Path) -> None:
-    test = tiny.take(torch.arange(30))
+    test = eh.data.wrap(torch.randn(30, 3, generator=torch.Generator().manual_seed(5)), [0, 1] * 15)
     run = eh.fit(
         nn.Linear(3, 2), tiny, epsilon=3.0, epochs=3, lr=5.0, average=0.95, test=test, insecure_seed=1, out=tmp_path
     )

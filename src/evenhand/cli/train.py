@@ -74,6 +74,13 @@ def run(
     compose: Annotated[
         bool | None, typer.Option("--compose/--no-compose", help="Add up with earlier runs on the same data.")
     ] = None,
+    training_records: Annotated[
+        bool | None,
+        typer.Option("--training-records", help="Held-out data hold training records; figures stay in private/."),
+    ] = None,
+    allow_not_finite: Annotated[
+        bool | None, typer.Option("--allow-not-finite", help="Train although many records are not finite.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default a new one in runs/.")] = None,
     log: Annotated[
         list[str] | None, typer.Option("--log", help="Released values to: tensorboard (a folder in --out), mlflow.")
@@ -118,6 +125,8 @@ def run(
         seed=seed,
         insecure_seed=insecure_seed,
         compose=compose,
+        training_records=training_records,
+        allow_not_finite=allow_not_finite,
         settings=options.parsed(settings),
     ) | options.budgets(budgets)
     chosen = absolute(merged(from_toml(config) if config is not None else Config(), asked), Path.cwd())
@@ -200,7 +209,9 @@ def show(finished: Run, as_json: bool) -> None:
         for name, row in (found["owners"] or {}).items()
         if len(found["owners"]) > 1 and row["recall"] is not None
     ]
-    lines += ["", str(finished.privacy), "", f"report: {finished.path / 'report.html'}"]
+    full = finished.path / "private" / "report-full.html"
+    page = f"not private, do not share: {full}" if full.exists() else f"report: {finished.path / 'report.html'}"
+    lines += ["", str(finished.privacy), "", page]
     if as_json and sys.stderr.isatty():
         print("\n".join(lines), file=sys.stderr)
     options.emit(found, "\n".join(lines), as_json)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TRAINING = (
     *("model", "device", "method", "epsilon", "delta", "noise", "epochs", "batch_size", "loss", "optimizer", "lr"),
     *("lr_schedule", "momentum", "weight_decay", "average", "augment", "views", "micro_batch", "lean"),
-    *("precision", "seed", "insecure_seed", "compose", "settings", "budgets"),
+    *("precision", "seed", "insecure_seed", "compose", "allow_not_finite", "settings", "budgets"),
 )
 """Keys of a config that do not change which data are loaded."""
 

@@ -118,6 +118,8 @@ class Sweep:
             )
         if self.base.record_budgets is not None:
             raise UsageError("Budgets by record are not compared: give every class of records an owner name instead.")
+        if self.base.training_records:
+            raise UsageError("A comparison is of released figures: leave out training_records, and hold records out.")
         if isinstance(word := self.base.source.get("owner_seed"), str) and word != EACH_RUN:
             raise UsageError(
                 f'owner_seed takes a whole number, or "{EACH_RUN}": then every run of the comparison draws anew.'

@@ -14,6 +14,7 @@ from torch import Tensor
 from evenhand import _validate
 from evenhand.data import images
 from evenhand.data.columns import Image, names
+from evenhand.data.drawing import Quiet
 from evenhand.data.places import Place, damaged
 from evenhand.data.source import File, Loaded, Source, choice, pixels
 from evenhand.data.wrapping import Data, wrap
@@ -72,7 +73,7 @@ def _with_pictures(data: Data, paths: Sequence[Path], declared: Image) -> Data:
         stacked = np.stack(found) if found else np.empty((0, *declared.shape), dtype=np.uint8)
         return pixels(stacked), data.fetch(rows)[1]
 
-    return replace(data, facts=replace(data.facts, inputs=f"{declared.shape} float32"), fetch=fetch)
+    return replace(data, facts=replace(data.facts, inputs=f"{declared.shape} float32"), fetch=Quiet(fetch))
 
 
 def _path(place: Place, part: str, written: str | None, table: Path) -> Path:

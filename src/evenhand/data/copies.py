@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
-from evenhand.data.fingerprint import inputs_of
 from evenhand.data.wrapping import Data
 
 FIRST, CHUNK = 64, 4096
@@ -67,7 +66,7 @@ def tell(data: Data) -> None:
 
 def _columns(data: Data, rows: torch.Tensor) -> list[NDArray[np.uint8]]:
     """Every input tensor as one row of bytes per record."""
-    leaves = [leaf.detach().cpu().contiguous() for leaf in tree_leaves(inputs_of(data, rows)) if leaf.numel()]
+    leaves = [leaf.detach().cpu().contiguous() for leaf in tree_leaves(data.fetch(rows)[0]) if leaf.numel()]
     return [leaf.view(len(rows), -1).view(torch.uint8).numpy() for leaf in leaves]
 
 
@@ -90,7 +89,7 @@ def _expected(data: Data) -> float:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randperm(len(data), generator=generator)[:ROWS].sort().values
     agree = 0.0
-    for leaf in tree_leaves(inputs_of(data, rows)):
+    for leaf in tree_leaves(data.fetch(rows)[0]):
         flat = leaf.detach().cpu().reshape(len(rows), -1)
         chosen = torch.randperm(flat.shape[1], generator=generator)[:COLUMNS]
         for column in flat[:, chosen].numpy().T:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from evenhand.data.drawing import Quiet
 from evenhand.data.fingerprint import fingerprint
 from evenhand.data.places import cache_folder
 from evenhand.data.wrapping import Data
@@ -57,7 +58,7 @@ def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> 
     return replace(
         data,
         facts=replace(data.facts, inputs=f"{tuple(rows.shape[1:])} float32"),
-        fetch=lambda some: (rows[some], targets[some]),
+        fetch=Quiet(lambda some: (rows[some], targets[some])),
         origin=fingerprint(data),
     )
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from evenhand.data.wrapping import Data
 from evenhand.errors import DataError
@@ -106,15 +105,26 @@ def identity(data: Data) -> str:
 
 
 def _contents(data: Data) -> str:
-    """Hash of the number of records and of the inputs of some, which are read twice, once for each Data."""
+    """Hash of the number of records and of the inputs of some, which are read twice, once for each Data.
+
+    The second time they are read in reverse, so that what depends on the record before shows too. Both times every
+    record has the same seed in all global generators: what differs was drawn from somewhere else.
+    """
     held: str | None = data.__dict__.get("_contents")
     if held is None:
         rows = torch.linspace(0, len(data) - 1, min(ROWS, len(data)), dtype=torch.float64).round().long()
-        held, again = (_hashed(len(data), inputs_of(data, torch.unique(rows))) for _ in range(2))
-        if held != again:
+        chosen = torch.unique(rows)
+        first = data.fetch(chosen)
+        again = tree_map_only(torch.Tensor, lambda leaf: leaf.flip(0), data.fetch(chosen.flip(0)))
+        held = _hashed(len(data), first[0])
+        if held != _hashed(len(data), again[0]) or not _same(first[1], again[1]):
             raise DataError(
-                "Reading the same records twice gives different ones, so that a run could not go on after a stop, and "
-                "runs on these data could not be added up. Take random transforms out of the dataset: pass augment=."
+                "Reading the same records twice gives different ones, so that a run could not go on after a stop, runs "
+                "on these data could not be added up, and what one record draws could depend on others. The dataset "
+                "has a generator of its own (torch.Generator, numpy.random.default_rng, random.Random), draws from the "
+                "operating system, or remembers what was read before. Let it draw from the global generators "
+                "(torch.rand, np.random.rand, random.random), which get a secret seed for every record and step; or "
+                "take random transforms out of it and pass augment=."
             )
         data.__dict__["_contents"] = held
     return held
@@ -126,18 +136,9 @@ def _hashed(count: int, inputs: Any) -> str:
     return digest.hexdigest()
 
 
-def inputs_of(data: Data, rows: torch.Tensor) -> Any:
-    """Inputs of some records with every global generator at the same place, so that random transforms repeat."""
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is what transforms use
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)  # noqa: NPY002
-            return data.fetch(rows)[0]
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
+def _same(one: Any, two: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(two), strict=True)
+    return all(_hashed(0, a) == _hashed(0, b) for a, b in pairs if isinstance(a, torch.Tensor))
 
 
 def _feed(digest: Any, value: Any) -> None:

@@ -1,11 +1,13 @@
 """Poisson sampling: every record enters a step by its own coin, whose probability depends on its owner class only.
 
-The draw that runs is the draw that is accounted (law 7): rates come from the plan, coins from the secret stream.
+The draw that runs is the draw that is accounted (law 7): rates come from the plan, coins from the secret stream. So do
+the seeds that records are fetched with, one for each (step, record).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evenhand.data.drawing import seeds
 from evenhand.data.wrapping import Data
 from evenhand.summation import KEY_BITS, levels
 from evenhand.types import Batch
@@ -51,6 +54,10 @@ class PoissonSampler:
         self._thresholds = np.asarray(rates, dtype=np.float64)[owners[self._order]]
         self._stream = stream
 
+    def record_seeds(self, step: int, records: Sequence[int]) -> Iterator[bytes]:
+        """Yield the secret seed of each record of step ``step``."""
+        return self._stream.record_seeds(step, records)
+
     def draw(self, step: int) -> tuple[Tensor, NDArray[np.uint64]]:
         """Return the numbers of the rows that step ``step`` uses, possibly none, and their keys, ascending."""
         coins = self._stream.uniforms("sampling", step, self._thresholds.size)
@@ -65,5 +72,6 @@ class PoissonSampler:
 def draw(data: Data, sampler: PoissonSampler, position: int, token: int) -> Batch:
     """Fetch exactly the rows drawn for ``position``."""
     rows, keys = sampler.draw(position)
-    inputs, targets = data.fetch(rows)
+    with seeds(partial(sampler.record_seeds, position)):
+        inputs, targets = data.fetch(rows)
     return Batch(inputs, targets, data.group[rows], data.owner[rows], rows, position, token, keys)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand import _validate
+from evenhand.data.drawing import Quiet
 from evenhand.data.owning import labels, owned
 from evenhand.data.wrapping import Data
 from evenhand.errors import UsageError
@@ -159,4 +160,4 @@ def _noisy(data: Data, noise: float | Mapping[str, Any]) -> Data:
     code = {label: place for place, label in enumerate(data.facts.labels)}
     true = np.array([code[label] for label in labels(data)])
     codes = torch.from_numpy((true + moved) % count)
-    return replace(data, fetch=lambda rows: (data.fetch(rows)[0], codes[rows]))
+    return replace(data, fetch=Quiet(lambda rows: (data.fetch(rows)[0], codes[rows])))

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
+from evenhand.data.drawing import Guarded, Quiet, guarded
 from evenhand.errors import DataError, ForeignLoaderError
 from evenhand.types import Facts
 
@@ -28,9 +29,10 @@ class Data:
     """Rows that can be fetched by number, with one group and one owner class per row.
 
     ``facts`` is what may be printed. ``fetch(rows)`` gives (inputs, targets) for exactly these rows, in this order,
-    also for none. ``declared`` says how inputs were encoded from a table; a run keeps it for new records. ``origin`` is
-    the fingerprint of the records that these were made from, or computes it, so that runs on either add up; it is a
-    secret. ``tuned`` says that settings were chosen by trials scored on some of these records; a statement repeats it.
+    also for none; whatever it draws comes from a seed for each record, see ``drawing``. ``declared`` says how inputs
+    were encoded from a table; a run keeps it for new records. ``origin`` is the fingerprint of the records that these
+    were made from, or computes it, so that runs on either add up; it is a secret. ``tuned`` says that settings were
+    chosen by trials scored on some of these records; a statement repeats it.
     """
 
     facts: Facts
@@ -40,6 +42,9 @@ class Data:
     declared: Declaration | None = None
     origin: str | Callable[[], str] | None = field(default=None, repr=False)
     tuned: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fetch", guarded(self.fetch))
 
     def __len__(self) -> int:
         return self.facts.records
@@ -60,7 +65,7 @@ class Data:
             facts=facts,
             group=self.group[rows],
             owner=code[self.owner[rows]],
-            fetch=lambda r: self.fetch(rows[r]),
+            fetch=Quiet(lambda r: self.fetch(rows[r])),
             origin=self.origin or self._whole,
         )
 
@@ -74,7 +79,8 @@ class Data:
         """The same rows, fetched onto another device."""
         if device.type == "cpu":
             return self
-        return replace(self, fetch=lambda rows: tree_map_only(Tensor, lambda leaf: leaf.to(device), self.fetch(rows)))
+        moved = Quiet(lambda rows: tree_map_only(Tensor, lambda leaf: leaf.to(device), self.fetch(rows)))
+        return replace(self, fetch=moved)
 
 
 def wrap(
@@ -160,7 +166,7 @@ def _from_arrays(inputs: Any, targets: Any, labels: Sequence[Any] | None) -> tup
         return features[rows], codes[rows]
 
     kind = str(features.dtype).removeprefix("torch.")
-    return features.shape[0], fetch, names, f"{tuple(features.shape[1:])} {kind}"
+    return features.shape[0], Quiet(fetch), names, f"{tuple(features.shape[1:])} {kind}"
 
 
 def _from_dataset(dataset: Any, key: str | None) -> tuple[int, Any, tuple[str, ...], str]:
@@ -171,13 +177,12 @@ def _from_dataset(dataset: Any, key: str | None) -> tuple[int, Any, tuple[str, .
         )
     if len(dataset) == 0:
         raise DataError("There are no records: the dataset has length 0.")
-    empty = tuple(_empty(part) for part in _collated([_pair(dataset[0], key)]))
 
-    def fetch(rows: Tensor) -> tuple[Any, Any]:
-        if rows.numel() == 0:
-            return empty[0], empty[1]
-        return _collated([_pair(dataset[index], key) for index in rows.tolist()])
+    def nothing() -> tuple[Any, Any]:
+        return empty[0], empty[1]
 
+    fetch = Guarded(lambda index: _pair(dataset[index], key), _collated, nothing)
+    empty = tuple(_empty(part) for part in fetch(torch.arange(1)))
     return len(dataset), fetch, (), f"items of {type(dataset).__name__}"
 
 

@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
+from evenhand.data.finite import check_finite
 from evenhand.data.owning import by_record, owned
+from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data
 from evenhand.density.chunks import as_data, as_rows
 from evenhand.density.models import DensityModel
@@ -62,7 +64,9 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _promised(self, plan: Plan, notes: tuple[str, ...]) -> Promised:
         """What the plan promises."""
 
-    def fit(self, X: Any, y: Any, *, owners: Any = None, budgets: Any = None) -> PrivateDensity:
+    def fit(
+        self, X: Any, y: Any, *, owners: Any = None, budgets: Any = None, allow_not_finite: bool = False
+    ) -> PrivateDensity:
         """Fit on arrays.
 
         Args:
@@ -70,21 +74,29 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
           y: one class per record; or one column of 0 and 1 per class where a record may have several.
           owners: the budget class of each record.
           budgets: an epsilon per owner (Budgets or a mapping), or one per record (a sequence).
+          allow_not_finite: fit although more than one record in a hundred holds values that are not finite.
         """
         promise = self.promise(budgets)
         data, names = as_data(X, y, owners=owners, classes=self.classes)
         if isinstance(promise, Budgets) and promise.owners is not None:
             data = by_record(data, promise.owners, owners)
-        return self.fit_data(data, promise, names)
+        return self.fit_data(data, promise, names, allow_not_finite=allow_not_finite)
 
     def fit_data(
-        self, data: Data, promise: Promise | None, names: Sequence[Any] | None = None, after: After | None = None
+        self,
+        data: Data,
+        promise: Promise | None,
+        names: Sequence[Any] | None = None,
+        after: After | None = None,
+        *,
+        allow_not_finite: bool = False,
     ) -> PrivateDensity:
         """Fit on wrapped data, under a promise; ``after`` may add public files to the run folder."""
         if isinstance(promise, Budgets) and promise.owners is not None:
             data = owned(data, promise.owners)
         if not data.facts.labels:
             raise UsageError("A density per class needs classes: pass whole numbers or names as labels.")
+        check_finite(survey(data), allow_not_finite)
         plan = self.plan(data.facts, promise)
         model, folder = made(
             plan,

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from evenhand.data import copies
+from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data
 from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
@@ -16,7 +17,7 @@ from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger
 from evenhand.publishing import publish
 from evenhand.run_files import digests
-from evenhand.runs import Folder, write_json
+from evenhand.runs import Folder, write_durably, write_json
 from evenhand.streams import Stream
 
 Fit = Callable[[Releases, Stream], nn.Module]
@@ -42,6 +43,7 @@ def made(
         _counted(plan, data, compose, stream)
         return fit(Releases(plan, stream), stream), None
     folder = Folder.create(Path(out), plan)
+    write_durably(folder.rows_file, survey(data).to_bytes())
     insecure = insecure_seed is not None
     with Ledger.open(
         folder.ledger_file,

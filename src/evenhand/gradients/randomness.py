@@ -1,4 +1,10 @@
-"""The global generators around a pass: remembered, put back, or replaced by their means."""
+"""The global generators around a pass: remembered, put back, set from a secret, or replaced by their means.
+
+Models draw with torch, and that is all that a pass looks after: the generators of numpy and Python would cost it a
+hundred microseconds. A model, loss or augmentation that does draw from those is noticed when it first does
+(`seeded.elsewhere`); that pass counts for nothing, is run again, and from then on every generator is looked after
+(`every`).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from evenhand import generators
+
 _CUDA = torch.version.cuda is not None or torch.version.hip is not None
 """Without it there is nothing to ask for, which is quicker than asking."""
+_every = False
+
+
+def every() -> None:
+    """Look after the generators of numpy and Python too, from here on, in this process."""
+    global _every
+    _every = True
 
 
 class RandomState:
-    """The state of the CPU generator and of the generators of the model's devices.
+    """The state of the CPU generator and of the generators of the model's devices; after `every`, of all of them.
 
     >>> state = RandomState(nn.Linear(1, 1)); first = torch.rand(1); state.restore(); bool(first == torch.rand(1))
     True
@@ -25,11 +40,14 @@ class RandomState:
         devices: set[torch.device] = set()
         if _CUDA and torch.cuda.is_available():
             devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+        self._all = generators.Snapshot() if _every else None
         self._cpu = torch.default_generator.get_state()
         self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
 
     def restore(self) -> None:
         """Go back to the remembered state."""
+        if self._all is not None:
+            self._all.restore()
         torch.default_generator.set_state(self._cpu)
         for device, state in self._cuda.items():
             torch.cuda.set_rng_state(state, device)
@@ -46,7 +64,7 @@ class preserved:  # noqa: N801 - used like a function; a class is quicker than a
     def __init__(self, model: nn.Module):
         self._model = model
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Any:
         self._state = RandomState(self._model)
 
     def __exit__(self, *exc: object) -> None:
@@ -57,21 +75,37 @@ class seeded(preserved):  # noqa: N801
     """Inside, random layers and augmentation draw from this seed; afterwards the generators go on as before.
 
     A bound on one record needs these draws to be secret: with known ones, a record more shifts those of all others.
+    See docs/proofs/random_draws.md. A number as seed is public, for tests.
 
     >>> with seeded(nn.Linear(1, 1), 3): first = torch.rand(1)
     >>> with seeded(nn.Linear(1, 1), 3): bool(first == torch.rand(1))
     True
     """
 
-    def __init__(self, model: nn.Module, seed: int):
+    def __init__(self, model: nn.Module, seed: bytes | int):
         super().__init__(model)
         self._seed = seed
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> seeded:
         super().__enter__()
-        torch.default_generator.manual_seed(self._seed)
+        self._mark = generators.mark()
+        if _every:
+            generators.seed(self._seed)
+            return self
+        generators.seed_torch(self._seed)
         if _CUDA and torch.cuda.is_available():
-            torch.cuda.manual_seed_all(self._seed)
+            torch.cuda.manual_seed_all(generators.number(self._seed))
+        return self
+
+    def elsewhere(self) -> bool:
+        """Return whether something was drawn from a generator of numpy or Python that this seed did not set.
+
+        >>> import random
+        >>> with seeded(nn.Linear(1, 1), 3) as draws: drawn = torch.rand(1), draws.elsewhere(), random.random()
+        >>> drawn[1], draws.elsewhere()
+        (False, True)
+        """
+        return not _every and generators.mark() != self._mark
 
 
 def _constant(value: Callable[[tuple[Any, ...], dict[str, Any]], float]) -> Callable[..., Any]:
