@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -80,8 +81,8 @@ class Chosen(PoissonSampler):
         super().__init__(data.owner, [1.0], Stream.insecure(seed, 0))
         self._rows = rows
 
-    def rows(self, step: int) -> Tensor:
-        return torch.tensor(self._rows)
+    def draw(self, step: int) -> tuple[Tensor, NDArray[np.uint64]]:
+        return torch.tensor(self._rows), np.arange(len(self._rows), dtype=np.uint64)
 
 
 def drawn_batch(data: Data, rows: list[int], step: int = 0, seed: int = 0) -> Tensor:
