@@ -11,6 +11,7 @@ from torch import nn
 
 from evenhand import checkpoints, guards, registry
 from evenhand.augmenting import Augment, Views, views_of
+from evenhand.coupling import Coupling
 from evenhand.errors import UsageError
 from evenhand.guards import Compute
 from evenhand.losses import Loss
@@ -104,6 +105,8 @@ def start(
     queries = tuple(registry.build("query", **query) for query in plan.queries)
     mechanism = Mechanism(plan, rule, queries, stream, lean=compute is not None and compute.lean)
     watch = guards.Watch(model, loss, len(plan.facts.labels), compute=compute, views=views)
+    limit = None if compute is None else compute.micro_batch
+    coupling = Coupling(watch.company, stream, expected=plan.expected_batch, steps=plan.steps, limit=limit)
     rehearse(mechanism)
     ledger = Ledger.open(
         folder.ledger_file,
@@ -118,6 +121,7 @@ def start(
         optimizer,
         mechanism=mechanism,
         watch=watch,
+        coupling=coupling,
         folder=folder,
         ledger=ledger,
         memory=memory,

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from evenhand import checkpoints, guards
 from evenhand.averaging import Average
 from evenhand.counting import Counting
+from evenhand.coupling import Coupling
 from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.data.wrapping import Data, wrap
-from evenhand.errors import BatchReuseError, PlanMismatchError
+from evenhand.errors import BatchReuseError, CoupledError, PlanMismatchError
 from evenhand.gradients.randomness import seeded
 from evenhand.mechanism import Mechanism
 from evenhand.privacy.ledger import Ledger
@@ -70,6 +72,7 @@ class Private:
         *,
         mechanism: Mechanism,
         watch: guards.Watch,
+        coupling: Coupling,
         folder: Folder,
         ledger: Ledger,
         memory: Mapping[str, Any],
@@ -78,6 +81,7 @@ class Private:
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
         self._mechanism, self._watch, self._ledger, self._recorder = mechanism, watch, ledger, Recorder(ledger)
+        self._coupling = coupling
         self.memory: Mapping[str, Any] = memory
         self.left_out = 0
         self._position = ledger.reserved
@@ -131,8 +135,13 @@ class Private:
             if batch is not drawn:
                 guards.check_rows(batch.inputs, batch.targets, len(drawn))
             early = early_weights(self._mechanism, drawn, self.memory)
-            with seeded(self.model, self._mechanism.stream.seed(self._position)):
-                result = self._watch.run(batch.inputs, batch.targets, early)
+            self._ledger.refuse_blocked()
+            with self._blocking():
+                if self._coupling.due(self._position):
+                    self._coupling.look(self._position, batch.inputs, batch.targets)
+                with seeded(self.model, self._mechanism.stream.seed(self._position)):
+                    result = self._watch.run(batch.inputs, batch.targets, early)
+                self._coupling.agree(result.loss)
             self._note_foreign()
             released = private_gradient(self._mechanism, result, drawn, self.memory)
             self._position += 1  # from here on the noise of this position is out: it must never serve a second gradient
@@ -142,14 +151,13 @@ class Private:
             if self.at_block_end:
                 self._recorder.flush()
             self._update(released.gradient)
-            self._watch.updated()
+            self._watch.updated(thorough=self.at_block_end or self._coupling.due(self._position))
             self.left_out += released.left_out
             return result.loss
 
     def checkpoint(self) -> None:
         """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types."""
-        self._watch.refuse_spoilt()
-        self._note_foreign()
+        self._check_state()
         self._recorder.flush()
         self._ledger.sync()
         state = {
@@ -174,8 +182,7 @@ class Private:
 
         With an average that is the model from here on, and the last weights are released beside it.
         """
-        self._watch.refuse_spoilt()
-        self._note_foreign()
+        self._check_state()
         self._recorder.flush()
         self._ledger.sync()
         self._counting.follow()
@@ -185,8 +192,25 @@ class Private:
         publish(self.model, self.folder.model_file, self.folder, self._ledger)
         self.folder.write_statement()
 
+    def _check_state(self) -> None:
+        """Refuse to let anything out of a run that was blocked, or whose state no private step left."""
+        self._ledger.refuse_blocked()
+        self._watch.refuse_spoilt()
+        with self._blocking():
+            self._watch.check_state()
+        self._note_foreign()
+
+    @contextmanager
+    def _blocking(self) -> Iterator[None]:
+        """What is found to be coupled is written into the ledger, for good."""
+        try:
+            yield
+        except CoupledError as error:
+            self._ledger.blocked(self._position, error.cause)
+            raise
+
     def _note_foreign(self) -> None:
-        """Tell the ledger if somebody else wrote the weights since the last step."""
+        """Tell the ledger if somebody else wrote weights, or settings of model or loss, since the last step."""
         if self._watch.changed_elsewhere():
             self._ledger.foreign(self._position)
 
@@ -232,6 +256,8 @@ class Private:
                 "input shape): make the plan from these data's .facts, nothing was spent."
             )
         self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
+        if self.plan.guarantee != "not private":
+            self._coupling.prepare(data)
         self._ledger.sync()
         self._counting.begin(data)
 

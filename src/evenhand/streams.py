@@ -22,10 +22,10 @@ from evenhand.compiled import BLOCK
 if TYPE_CHECKING:
     from evenhand.normals import Desk
 
-Domain = Literal["sampling", "gradient", "queries", "layers"]
+Domain = Literal["sampling", "gradient", "queries", "layers", "checks"]
 Cipher: TypeAlias = Callable[[memoryview, memoryview], object]
 """Gets zeros and where their ciphertext goes."""
-_DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4}
+_DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4, "checks": 9}
 _SEEDS = 64
 """Seeds that are made at a time."""
 

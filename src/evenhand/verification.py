@@ -43,14 +43,15 @@ def verify(path: str | Path) -> dict[str, Any]:
     for name, epsilon, budget in zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True):
         if epsilon is not None and budget is not None and epsilon > budget * (1 + 1e-9):
             problems.append(f"owner {name!r} was promised epsilon {budget:g} but the ledger charges {epsilon:.6g}.")
+    problems += [statement_warnings.blocked(row) for row in reading.blocked]
     problems += _checkpoint_problems(folder, reading) + _statement_problems(folder, plan, reading)
     worst = None if any(epsilon is None for epsilon in epsilons) else max(e for e in epsilons if e is not None)
     return {
         "ok": not problems,
-        "epsilon": worst,
+        "epsilon": None if reading.blocked else worst,
         "delta": plan.delta,
         "steps": reading.reserved,
-        "owners": dict(zip(plan.facts.owner_names, epsilons, strict=True)),
+        "owners": {} if reading.blocked else dict(zip(plan.facts.owner_names, epsilons, strict=True)),
         "problems": problems,
         "notes": _notes(folder, reading),
     }
@@ -185,7 +186,10 @@ def _notes(folder: Folder, reading: Reading) -> list[str]:
     if any(row["insecure"] for row in reading.segments):
         notes.append("the noise comes from a public seed: this run protects nobody who knows or guesses it.")
     if reading.foreign:
-        notes.append("the weights were also changed outside of private steps; what did that is not accounted.")
+        notes.append(
+            "weights, or settings of model or loss, were also changed outside of private steps; what did that is not "
+            "accounted."
+        )
     notes += [statement_warnings.forked(row) for row in reading.forks]
     if reading.withdrawn is not None:
         notes.append(statement_warnings.withdrawn(reading.withdrawn))

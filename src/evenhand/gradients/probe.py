@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients.comparing import norm_floor
@@ -24,11 +24,11 @@ from evenhand.gradients.randomness import means, preserved
 from evenhand.gradients.records import (
     LossFn,
     WithLoss,
-    batch_size,
     buffers_restored,
     call,
     call_with,
     cast,
+    finite_rows,
     losses,
     take,
 )
@@ -60,7 +60,7 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
     ...
     evenhand.errors.UnsupportedModelError: the loss of a record depends on the other records of the batch...
     """
-    rows = _finite(inputs, targets)[:RECORDS]
+    rows = finite_rows(inputs, targets)[:RECORDS]
     size = len(rows)
     if size == 0:
         raise UsageError("the probe needs at least one record whose values are all finite")
@@ -84,15 +84,6 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
         losses(loss_fn, outputs, targets, size)
         _check_company(model, loss_fn, inputs, targets, size)
         _check_engine(model, loss_fn, inputs, targets)
-
-
-def _finite(inputs: Any, targets: Any) -> Tensor:
-    """The records without a value that is not finite: such a row spoils any comparison, coupled or not."""
-    good = torch.ones(batch_size(inputs, targets), dtype=torch.bool)
-    for leaf in tree_leaves((inputs, targets)):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(leaf):
-            good &= torch.isfinite(leaf).flatten(1).all(1).cpu() if leaf.dim() > 1 else torch.isfinite(leaf).cpu()
-    return good.nonzero().squeeze(1)
 
 
 def _check_state(model: nn.Module, inputs: Any, size: int) -> None:

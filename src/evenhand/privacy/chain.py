@@ -35,6 +35,7 @@ class Reading:
     ``plan`` and ``steps`` are those that hold at its end. ``replans`` are the plans before, each with the number of
     steps that were charged when it was replaced. ``told`` are the positions whose figures loggers got. ``keys`` are the
     random keys that must not be used again: those of its segments and, after a fork, those of the run it left.
+    ``blocked`` are rows that say that no figure holds.
     """
 
     plan: str
@@ -51,6 +52,7 @@ class Reading:
     keys: tuple[str, ...]
     hashes: tuple[str, ...]
     torn: int
+    blocked: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def head(self) -> str:
@@ -119,6 +121,7 @@ def parse(data: bytes) -> Reading:
         keys=tuple(_keys(rows)),
         hashes=tuple(hashes),
         torn=torn,
+        blocked=tuple(row for row in rows if row["type"] == "blocked"),
     )
 
 

@@ -14,6 +14,8 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
 * ``release``  a model left the run: hash of its file;
 * ``told``     loggers are about to be given figures of the weights after ``position`` steps. On disk before they are;
 * ``foreign``  the weights were changed between two steps, by something that is not accounted here;
+* ``blocked``  before step ``position`` records were found to touch each other (``cause`` "records"), or state to have
+  been changed that no private step wrote ("state"): no figure holds, and nothing more is trained or released;
 * ``torn``     ``lines`` lines that crashes cut short were found before this row, each charged as a full block.
 
 Spent = every plan position that was ever reserved. It never falls: after a crash at any point, recorded >= spent.
@@ -40,6 +42,7 @@ __all__ = [
     "locked",
     "parse",
     "read",
+    "refuse_blocked",
     "refuse_shortened",
     "refuse_withdrawn",
     "sync_folder",
@@ -65,6 +68,7 @@ class Ledger:
         self._head = reading.head if reading else GENESIS
         self.reserved = reading.reserved if reading else 0
         self.steps = reading.steps if reading else 0
+        self._blocked = False
         self.segment = len(reading.keys) if reading else 0
 
     @classmethod
@@ -89,6 +93,7 @@ class Ledger:
                     "This random key was used in an earlier segment: its noise would repeat and cancel out."
                 )
             refuse_withdrawn(reading)
+            refuse_blocked(reading)
             ledger = cls(path, lock, reading)
             if reading is None:
                 ledger.steps = steps
@@ -126,6 +131,7 @@ class Ledger:
         try:
             reading = read(path)
             refuse_withdrawn(reading)
+            refuse_blocked(reading)
             if not fits(reading):
                 raise PlanMismatchError("The run went on meanwhile, so the new plan does not fit: make it again.")
             with cls(path, lock, reading) as ledger:
@@ -168,6 +174,7 @@ class Ledger:
 
     def release(self, model: str) -> None:
         """Record that a model file with this hash was released; later rows show what was spent after it."""
+        self.refuse_blocked()
         self._append({"type": "release", "model": model})
         self.sync()
 
@@ -179,6 +186,17 @@ class Ledger:
     def foreign(self, position: int) -> None:
         """Record that the weights changed outside of private steps before this position."""
         self._append({"type": "foreign", "position": position})
+
+    def blocked(self, position: int, cause: str) -> None:
+        """Record, on disk, that no figure holds for this run any more; from here on nothing is released."""
+        self._blocked = True
+        self._append({"type": "blocked", "position": position, "cause": cause})
+        self.sync()
+
+    def refuse_blocked(self) -> None:
+        """Raise if this run was blocked."""
+        if self._blocked:
+            raise LedgerError(_BLOCKED)
 
     def close(self) -> None:
         """Put everything on disk and let go of the lock."""
@@ -243,6 +261,19 @@ def refuse_withdrawn(reading: Reading | None) -> None:
             "nothing more is trained or released from here: resume that folder. If it is lost, start a new run; the "
             "dataset ledger adds up both."
         )
+
+
+_BLOCKED = (
+    "This run is blocked: during training records were found to influence each other's gradients, or state to have "
+    "been changed that no private step wrote, so no bound and no epsilon holds for it. Nothing more is trained or "
+    "released from here: mend the model or the loss, delete what this run computed, and start a new run."
+)
+
+
+def refuse_blocked(reading: Reading | None) -> None:
+    """A run that was found to be coupled must not compute or release anything more."""
+    if reading is not None and reading.blocked:
+        raise LedgerError(_BLOCKED)
 
 
 def locked(path: Path) -> FileLock:

@@ -22,9 +22,11 @@ def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
         found.append(
             "the noise comes from a known seed: this run is for research and protects nobody who knows the seed."
         )
+    found += [blocked(row) for row in ledger.blocked]
     if ledger.foreign:
         found.append(
-            "the weights were also changed outside of private steps: only changes that use no data are harmless."
+            "weights, or settings of model or loss, were also changed outside of private steps: only changes that use "
+            "no data are harmless."
         )
     if plan.earlier:
         found.append(
@@ -93,6 +95,23 @@ def forked(row: Mapping[str, Any]) -> str:
 def not_covered(row: Mapping[str, Any]) -> str:
     """The same as an entry of what a statement does not cover."""
     return f"what the run that this one was forked from computed after step {row['from']}: it must never be released"
+
+
+def blocked(row: Mapping[str, Any]) -> str:
+    """That a run was stopped since no figure holds for it.
+
+    Examples:
+      >>> blocked({"position": 7, "cause": "records"})[:57]
+      "before step 7 records were found to influence each other'"
+    """
+    found = {
+        "records": "records were found to influence each other's gradients",
+        "state": "state of the model was found to have been changed by no private step",
+    }
+    return (
+        f"before step {row['position']} {found.get(row['cause'], 'the run was found to be unsound')}: no bound and no "
+        "epsilon holds for this run. Nothing that it computed may be released: delete it."
+    )
 
 
 def withdrawn(row: Mapping[str, Any]) -> str:
