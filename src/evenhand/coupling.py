@@ -1,9 +1,9 @@
 """Do records touch each other? Looked at before anything is spent, and again at steps that nobody can foresee.
 
 Batches of the expected size are drawn from the training records and run in two companies, see ``gradients/company.py``.
-How many, is bounded in time: before training and during it each at most ``SECONDS``, or half a percent of what training
-takes if that is more. Which steps are looked at comes from the run's secret stream, never from the data. What these
-looks see is not released: only that a run was refused, or stopped.
+How many, is bounded in time: before training and during it each at most ``SECONDS`` of this thread, or half a percent
+of what training takes if that is more. Which steps are looked at comes from the run's secret stream, never from the
+data. What these looks see is not released: only that a run was refused, or stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from evenhand.data.wrapping import Data
 from evenhand.errors import CoupledError, EvenhandError, UnsupportedModelError
-from evenhand.gradients.company import Company, Finding, Rows, drawing
+from evenhand.gradients.company import Company, Finding, Rows
 from evenhand.gradients.footprint import out_of_memory
 from evenhand.gradients.records import batch_size, finite_rows, take, without_values
 from evenhand.streams import Stream
@@ -75,11 +75,11 @@ class Coupling:
         self._pool = self._fetched(data, draw, started)
         if batch_size(*self._pool) < 2:
             return
-        done, began = 0, time.perf_counter()
+        done, began = 0, time.thread_time()
         for done in range(1, (DRAWS if first else LEAST) + 1):
             self._raise(self._look(draw, self._batch(draw, done), done)[0], before=True)
-            pace = (time.perf_counter() - began) / done
-            if done >= LEAST and time.perf_counter() - started > max(SECONDS, SHARE * self._steps * pace):
+            pace = (time.thread_time() - began) / done
+            if done >= LEAST and pace * done > max(SECONDS, SHARE * self._steps * pace):
                 break
         looks = max(SECONDS / pace, SHARE * self._steps)
         self._rate = min(1.0, min(looks, max(LOOKS, SHARE * self._steps)) / self._steps)
@@ -122,7 +122,7 @@ class Coupling:
         wanted = min(len(data), self._rows * 3, 3 * self._largest() + LEAST)
         rows = torch.from_numpy(draw.permutation(len(data))[:wanted])
         parts: list[tuple[Any, Any]] = []
-        with drawing(int(draw.integers(1 << 32))):
+        with self._company.drawing(int(draw.integers(1 << 32))):
             for part in torch.split(rows, max(1, min(self._largest(), wanted))):
                 parts.append(data.fetch(part))
                 if time.perf_counter() - started > SECONDS / 2:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from evenhand.gradients.folding import folded
 from evenhand.gradients.footprint import out_of_memory
 from evenhand.gradients.locking import exclusive
 from evenhand.gradients.plain_state import Picture, PlainState, Snapshot, changes
-from evenhand.gradients.randomness import means
+from evenhand.gradients.randomness import means, seeded
 from evenhand.gradients.records import LossFn, WithLoss, batch_size, call, call_with, cast, losses, take
 from evenhand.gradients.structure import modules_of
 
@@ -118,6 +118,10 @@ class Company:
         self.moving: frozenset[str] = frozenset()
         self._mirrors: frozenset[str] = frozenset()
 
+    def drawing(self, seed: int) -> AbstractContextManager[None]:
+        """Inside, all generators start from ``seed``."""
+        return drawing(self._model, seed)
+
     def picture(self) -> Picture:
         """State as it is now."""
         return self._state.picture()
@@ -174,7 +178,7 @@ class Company:
 
     def advance(self, inputs: Any, targets: Any) -> None:
         """Move what passes move, by one pass over these records."""
-        with torch.no_grad(), drawing(0):
+        with torch.no_grad(), drawing(self._model, 0):
             inputs = inputs if self._views is None else self._views(inputs)
             losses(self._loss_fn, call(self._model, inputs), targets, batch_size(inputs, targets))
 
@@ -192,7 +196,7 @@ class Company:
         if before is not None:
             before.restore()
         leaves = [p for p in self._model.parameters() if p.requires_grad]
-        with drawing(seed):
+        with drawing(self._model, seed):
             state = _generators()
             inputs = batch[0] if self._views is None else self._views(batch[0])
             loss = losses(self._loss_fn, call(self._model, inputs), batch[1], batch_size(*batch))
@@ -211,7 +215,7 @@ class Company:
 
         def run(batch: tuple[Any, Any], kept: Tensor, places: list[int] | None = None) -> Kept:
             before.restore()
-            with drawing(seed):
+            with drawing(self._model, seed):
                 inputs = batch[0] if self._views is None else self._views(batch[0])
                 inputs, targets = cast((inputs, batch[1]), torch.float64)
                 if places is None:
@@ -277,16 +281,15 @@ def _generators() -> tuple[Any, ...]:
 
 
 @contextmanager
-def drawing(seed: int) -> Iterator[None]:
+def drawing(model: nn.Module, seed: int) -> Iterator[None]:
     """Inside, the global generators of torch, numpy and Python start from ``seed``; afterwards they go on as before.
 
-    >>> with drawing(3): first = random.random(), float(torch.rand(1))
-    >>> with drawing(3): first == (random.random(), float(torch.rand(1)))
+    >>> with drawing(nn.Identity(), 3): first = random.random(), float(torch.rand(1))
+    >>> with drawing(nn.Identity(), 3): first == (random.random(), float(torch.rand(1)))
     True
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is meant
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded(model, seed):
         random.seed(seed)
         np.random.seed(seed % (1 << 32))  # noqa: NPY002
         try:

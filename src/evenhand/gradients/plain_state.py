@@ -28,7 +28,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _CLOSED = (type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device)
 _FOREIGN = ("torch", "numpy", "evenhand.data", "builtins", "collections")
-_INTERNAL = ("training", "_modules", "_parameters", "_buffers")
+_TABLES = ("_modules", "_parameters", "_buffers")
+_KNOWN = frozenset((*_TABLES, "training", "_is_full_backward_hook", "_non_persistent_buffers_set"))
+_INTERNAL = frozenset((*_KNOWN, *nn.Module().__dict__))
+"""Attributes that every module has: hooks are looked into where there are any."""
 
 
 class PlainState:
@@ -116,8 +119,9 @@ def _children(path: str, found: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(found, partial):
         return [(f"{path}()", found.func), (f"{path}(args)", found.args), (f"{path}(keywords)", found.keywords)]
     if isinstance(found, nn.Module):
-        own = ((f"{path}.{key}", value) for key, value in found.__dict__.items() if key not in _INTERNAL)
-        return [*own, *((path, found.__dict__[key]) for key in _INTERNAL[1:] if key in found.__dict__)]
+        held = found.__dict__.items()
+        own = [(f"{path}.{key}", value) for key, value in held if key not in _INTERNAL or (value and key not in _KNOWN)]
+        return [*own, *((path, table) for key in _TABLES if (table := found.__dict__.get(key)))]
     if type(found).__module__.partition(".")[0] in _FOREIGN or type(found).__module__.startswith(_FOREIGN):
         return ()
     slots = [name for name in getattr(type(found), "__slots__", ()) if isinstance(name, str) and hasattr(found, name)]
