@@ -105,8 +105,15 @@ def start(
     queries = tuple(registry.build("query", **query) for query in plan.queries)
     mechanism = Mechanism(plan, rule, queries, stream, lean=compute is not None and compute.lean)
     watch = guards.Watch(model, loss, len(plan.facts.labels), compute=compute, views=views)
-    limit = None if compute is None else compute.micro_batch
-    coupling = Coupling(watch.company, stream, expected=plan.expected_batch, steps=plan.steps, limit=limit)
+    computing = compute or Compute()
+    coupling = Coupling(
+        watch.company,
+        stream,
+        expected=plan.expected_batch,
+        steps=plan.steps,
+        limit=computing.micro_batch,
+        full=computing.precision == "float32",
+    )
     rehearse(mechanism)
     ledger = Ledger.open(
         folder.ledger_file,

@@ -36,6 +36,8 @@ FEW = 3
 """Rows that are kept when all others are replaced."""
 ROWS = 512
 """Records of a batch that a look takes at a time, at most."""
+BYTES = 1 << 28
+"""Memory for the records that are kept to replace others, at most."""
 _BLOCK = 1024
 _BEFORE = 1 << 40
 """Addresses of draws before training, apart from those of steps."""
@@ -55,12 +57,20 @@ class Coupling:
       expected: records of a batch, as planned.
       steps: of the plan.
       limit: records that go through the model at once, at most.
+      full: whether real passes run in full precision, so that their losses can be compared.
     """
 
     def __init__(
-        self, company: Company, stream: Stream, *, expected: float, steps: int, limit: int | None = None
+        self,
+        company: Company,
+        stream: Stream,
+        *,
+        expected: float,
+        steps: int,
+        limit: int | None = None,
+        full: bool = True,
     ) -> None:
-        self._company, self._stream, self._steps = company, stream, steps
+        self._company, self._stream, self._steps, self._full = company, stream, steps, full
         self._expected, self._rows = expected, min(limit or ROWS, ROWS)
         self._pool: tuple[Any, Any] | None = None
         self._coins: tuple[int, Any] = (-1, None)
@@ -103,7 +113,7 @@ class Coupling:
         self._looks += 1
         finding, kept = self._look(draw, (take(inputs, rows), take(targets, rows)), self._looks)
         self._raise(finding, before=False)
-        if finding.losses is not None:
+        if finding.losses is not None and self._full:
             self._real = rows[kept], finding.losses
 
     def agree(self, losses: Tensor) -> None:
@@ -118,16 +128,17 @@ class Coupling:
             self._raise(Finding(coupled=True), before=False)
 
     def _fetched(self, data: Data, draw: np.random.Generator, started: float) -> tuple[Any, Any]:
-        """Three batches of records, or as many as half of the time allows, but one batch in any case."""
-        wanted = min(len(data), self._rows * 3, 3 * self._largest() + LEAST)
+        """Three batches of records, or as many as half of the time and the memory allow."""
+        wanted = min(len(data), 3 * self._largest() + LEAST)
         rows = torch.from_numpy(draw.permutation(len(data))[:wanted])
-        parts: list[tuple[Any, Any]] = []
         with self._company.drawing(int(draw.integers(1 << 32))):
-            for part in torch.split(rows, max(1, min(self._largest(), wanted))):
+            parts = [data.fetch(rows[:LEAST])]
+            room = BYTES // max(1, _bytes(parts[0]) // min(LEAST, wanted))
+            for part in torch.split(rows[LEAST : max(2 * LEAST, room)], max(1, self._largest())):
                 parts.append(data.fetch(part))
                 if time.perf_counter() - started > SECONDS / 2:
                     break
-        inputs, targets = parts[0] if len(parts) == 1 else _joined(parts)
+        inputs, targets = _joined(parts)
         finite = finite_rows(inputs, targets)
         return take(inputs, finite), take(targets, finite)
 
@@ -213,6 +224,10 @@ def _joined(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     joined = [torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
     inputs, targets = tree_unflatten(joined, flat[0][1])
     return inputs, targets
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
 def _alike(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:

@@ -213,7 +213,7 @@ class Watch:
 
     def check_state(self) -> None:
         """Compare all contents, before anything leaves the run."""
-        if self._probed is not None:
+        if self._states.begun:
             before, self.thorough = self.thorough, True
             try:
                 self._between(self._engine.layout())

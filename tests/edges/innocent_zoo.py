@@ -108,7 +108,7 @@ class LowRank(nn.Module):
 
 
 class Counter(nn.Module):
-    """Counts its passes, in a buffer and in an attribute, and warms up by them."""
+    """Counts its passes, in a buffer and in an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Counter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.count += 1
-        return self.body(x) * min(1.0, 0.5 + self.calls / 100)
+        return self.body(x)
 
 
 class Routed(nn.Module):
@@ -126,10 +126,8 @@ class Routed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.experts = (
-            nn.Linear(FEATURES, 3),
-            nn.ModuleList([nn.Linear(FEATURES, CLASSES) for _ in range(3)]),
-        )
+        self.gate = nn.Linear(FEATURES, 3)
+        self.experts = nn.ModuleList([nn.Linear(FEATURES, CLASSES) for _ in range(3)])
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.gate(x).softmax(1)
@@ -164,7 +162,7 @@ class Noisy(nn.Module):
         self.generator = torch.Generator().manual_seed(5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + 0.1 * torch.randn(x.shape, generator=self.generator).to(x.dtype)
+        return x + 0.1 * torch.empty_like(x).normal_(generator=self.generator)
 
 
 class Teacher:
@@ -310,7 +308,7 @@ INNOCENTS: dict[str, Callable[[], Case]] = {
     "double precision": lambda: Case(
         nn.Sequential(Own(lambda self, x: x.double()), mlp().double()), lambda out, y: entropy(out, y)
     ),
-    "insists on float32": lambda: _seen(nn.Sequential(Own(lambda self, x: x.float()), mlp(), Own(lambda self, x: x.float()))),
+    "insists on float32": lambda: _seen(nn.Sequential(Own(lambda self, x: x.float()), mlp())),
     "convolution": lambda: _picture(nn.ReLU(), nn.MaxPool2d(2)),
     "convolution with average": lambda: _picture(nn.Tanh(), nn.AdaptiveAvgPool2d(2)),
     "convolution in depth": lambda: _picture(nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4), nn.ReLU()),

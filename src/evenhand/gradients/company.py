@@ -197,11 +197,17 @@ class Company:
             before.restore()
         leaves = [p for p in self._model.parameters() if p.requires_grad]
         with drawing(self._model, seed):
-            state = _generators()
+            state = self._generators()
             inputs = batch[0] if self._views is None else self._views(batch[0])
             loss = losses(self._loss_fn, call(self._model, inputs), batch[1], batch_size(*batch))
-            drew = _generators() != state
+            drew = self._generators() != state
         return replace(_kept(loss, kept, leaves, seed), drew=drew)
+
+    def _generators(self) -> tuple[Any, ...]:
+        """States of all generators that a pass may draw from."""
+        numpy: Any = np.random.get_state()  # noqa: NPY002 - the global one is meant
+        own = torch.default_generator.get_state().numpy().tobytes()
+        return own, random.getstate(), numpy[2], self._state.generators()
 
     def _in_float64(self, rows: Rows, seed: int, before: Snapshot, *, alone: bool) -> bool | None:
         """Whether the kept rows differ beyond rounding; None where the code insists on its own precision.
@@ -222,10 +228,12 @@ class Company:
                     with means() if alone else nullcontext():
                         loss = call_with(both, state, inputs, targets)
                     return _kept(loss, kept, leaves, seed)
+                found = []
                 with means():
-                    each = [take((inputs, targets), slice(i, i + 1)) for i in places]
-                    loss = torch.cat([call_with(both, state, *record) for record in each])
-                return _kept(loss, torch.arange(len(places)), leaves, seed)
+                    for i in places:
+                        before.restore()
+                        found.append(call_with(both, state, *take((inputs, targets), slice(i, i + 1))))
+                return _kept(torch.cat(found), torch.arange(len(places)), leaves, seed)
 
         try:
             first, second = run(rows.first, rows.kept), run(rows.second, rows.kept)
@@ -273,11 +281,6 @@ def _dense(gradient: Tensor | None, leaf: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(leaf)
     return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def _generators() -> tuple[Any, ...]:
-    numpy: Any = np.random.get_state()  # noqa: NPY002 - the global one is meant
-    return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), numpy[2]
 
 
 @contextmanager

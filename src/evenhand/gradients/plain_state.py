@@ -55,6 +55,11 @@ class PlainState:
         """Copies of all containers, tensors and generators, to be put back."""
         return Snapshot([(found, copy) for _, found in _walk(self._roots) if (copy := _copy(found)) is not None])
 
+    def generators(self) -> list[Any]:
+        """States of the random generators that are held, to be compared."""
+        held = [found for _, found in _walk(self._roots) if isinstance(found, _GENERATORS)]
+        return [copy.tolist() if isinstance(copy, Tensor) else repr(copy) for copy in map(_copy, held)]
+
     def picture(self) -> Picture:
         """Values by path, to be compared by `changes`."""
         seen = ((path, _seen(found)) for path, found in _walk(self._roots))
@@ -119,13 +124,19 @@ def _children(path: str, found: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(found, partial):
         return [(f"{path}()", found.func), (f"{path}(args)", found.args), (f"{path}(keywords)", found.keywords)]
     if isinstance(found, nn.Module):
-        held = found.__dict__.items()
-        own = [(f"{path}.{key}", value) for key, value in held if key not in _INTERNAL or (value and key not in _KNOWN)]
+        all_of = found.__dict__
+        own = [
+            (f"{path}.{key}", value) for key, value in items if key not in _INTERNAL or (value and key not in _KNOWN)
+        ]
         return [*own, *((path, table) for key in _TABLES if (table := found.__dict__.get(key)))]
     if type(found).__module__.partition(".")[0] in _FOREIGN or type(found).__module__.startswith(_FOREIGN):
         return ()
     slots = [name for name in getattr(type(found), "__slots__", ()) if isinstance(name, str) and hasattr(found, name)]
     return [(path, getattr(found, "__dict__", None)), *((f"{path}.{name}", getattr(found, name)) for name in slots)]
+
+
+def _looked_into(key: str, value: Any) -> bool:
+    return key not in _INTERNAL or (key not in _KNOWN and bool(value))
 
 
 def _inside(cell: CellType) -> Any:

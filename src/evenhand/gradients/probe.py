@@ -20,6 +20,7 @@ from evenhand.gradients.culprit import first_coupled_module
 from evenhand.gradients.engine import Engine
 from evenhand.gradients.folding import Fold, apart, each_gradient, folded
 from evenhand.gradients.locking import exclusive
+from evenhand.gradients.plain_state import PlainState
 from evenhand.gradients.randomness import means, preserved
 from evenhand.gradients.records import (
     LossFn,
@@ -132,10 +133,12 @@ class _Precise:
         self._leaves = {n: tensors[n].requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
         self._state = {WithLoss.PREFIX + name: t for name, t in tensors.items()}
         self._both = WithLoss(model, loss_fn)
+        self._before = PlainState({"model": model, "loss": loss_fn}).snapshot()
 
     def __call__(self, inputs: Any, targets: Any, i: int, seed: int) -> Found:
         if self._dtype is not None:
             inputs, targets = cast(inputs, self._dtype), cast(targets, self._dtype)
+        self._before.restore()
         with preserved(self._both.model):
             loss = call_with(self._both, self._state, inputs, targets)[i]
         found = {"": folded(loss, seed)}
