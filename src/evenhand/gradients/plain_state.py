@@ -124,10 +124,7 @@ def _children(path: str, found: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(found, partial):
         return [(f"{path}()", found.func), (f"{path}(args)", found.args), (f"{path}(keywords)", found.keywords)]
     if isinstance(found, nn.Module):
-        all_of = found.__dict__
-        own = [
-            (f"{path}.{key}", value) for key, value in items if key not in _INTERNAL or (value and key not in _KNOWN)
-        ]
+        own = [(f"{path}.{key}", value) for key, value in found.__dict__.items() if _looked_into(key, value)]
         return [*own, *((path, table) for key in _TABLES if (table := found.__dict__.get(key)))]
     if type(found).__module__.partition(".")[0] in _FOREIGN or type(found).__module__.startswith(_FOREIGN):
         return ()
