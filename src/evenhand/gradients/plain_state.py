@@ -35,7 +35,7 @@ _INTERNAL = frozenset((*_KNOWN, *nn.Module().__dict__))
 
 
 class PlainState:
-    """Whatever can be reached from ``roots``, without trainable parameters, which a private step may write.
+    """Whatever can be reached from ``roots``, except the parameters of a root that is a model.
 
     Examples:
       >>> class Mean:
@@ -50,19 +50,24 @@ class PlainState:
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self._roots = dict(roots)
+        self._models = [root for root in self._roots.values() if isinstance(root, nn.Module)]
+
+    def _reached(self) -> Iterator[tuple[str, Any]]:
+        own = {id(parameter) for model in self._models for parameter in model.parameters()}
+        return _walk(self._roots, own)
 
     def snapshot(self) -> Snapshot:
         """Copies of all containers, tensors and generators, to be put back."""
-        return Snapshot([(found, copy) for _, found in _walk(self._roots) if (copy := _copy(found)) is not None])
+        return Snapshot([(found, copy) for _, found in self._reached() if (copy := _copy(found)) is not None])
 
     def generators(self) -> list[Any]:
         """States of the random generators that are held, to be compared."""
-        held = [found for _, found in _walk(self._roots) if isinstance(found, _GENERATORS)]
+        held = [found for _, found in self._reached() if isinstance(found, _GENERATORS)]
         return [copy.tolist() if isinstance(copy, Tensor) else repr(copy) for copy in map(_copy, held)]
 
     def picture(self) -> Picture:
         """Values by path, to be compared by `changes`."""
-        seen = ((path, _seen(found)) for path, found in _walk(self._roots))
+        seen = ((path, _seen(found)) for path, found in self._reached())
         return {path: value for path, value in seen if value is not None}
 
 
@@ -88,22 +93,18 @@ def changes(before: Picture, after: Picture) -> list[str]:
     return [path for path in both if path not in before or path not in after or not _same(before[path], after[path])]
 
 
-def _walk(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Paths and objects, each object once, parents first."""
+def _walk(roots: Mapping[str, Any], without: set[int]) -> Iterator[tuple[str, Any]]:
+    """Paths and objects, each object once, parents first; ``without`` some, by identity."""
     seen: dict[int, Any] = {}
     waiting: deque[tuple[str, Any]] = deque(roots.items())
     while waiting and len(seen) < OBJECTS:
         path, found = waiting.popleft()
         if type(found) in _PLAIN:
             yield path, found
-        elif id(found) not in seen and not isinstance(found, _CLOSED) and not _trainable(found):
+        elif id(found) not in seen and id(found) not in without and not isinstance(found, _CLOSED):
             seen[id(found)] = found
             yield path, found
             waiting.extend(_children(path, found))
-
-
-def _trainable(found: Any) -> bool:
-    return isinstance(found, nn.Parameter) and found.requires_grad
 
 
 def _children(path: str, found: Any) -> Iterable[tuple[str, Any]]:
