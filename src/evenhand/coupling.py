@@ -30,6 +30,8 @@ LEAST = 4
 """Batches that are drawn in any case."""
 SECONDS = 1.0
 SHARE = 0.005
+COST = 4
+"""Steps that take as long as one look, about."""
 LOOKS = 24
 """Steps that are looked at where time allows; more, if half a percent of the time is more."""
 FEW = 3
@@ -46,6 +48,16 @@ REMEDY = (
     "capacities or weights taken over the batch (nn.GroupNorm or nn.LayerNorm for normalisation), no mixing of records "
     "in augment"
 )
+
+
+def escape(share: float, looks: int = DRAWS) -> float:
+    """Chance that a coupling which shows in this share of looks shows in none of them.
+
+    Examples:
+      >>> [f"{escape(share):.2g}" for share in (0.2, 0.1, 0.05, 0.02, 0.01)]
+      ['2e-10', '2.7e-05', '0.0059', '0.13', '0.37']
+    """
+    return (1 - share) ** looks
 
 
 class Coupling:
@@ -89,10 +101,9 @@ class Coupling:
         for done in range(1, (DRAWS if first else LEAST) + 1):
             self._raise(self._look(draw, self._batch(draw, done), done)[0], before=True)
             pace = (time.thread_time() - began) / done
-            if done >= LEAST and pace * done > max(SECONDS, SHARE * self._steps * pace):
+            if done >= LEAST and pace * done > max(SECONDS, SHARE * self._steps * pace / COST):
                 break
-        looks = max(SECONDS / pace, SHARE * self._steps)
-        self._rate = min(1.0, min(looks, max(LOOKS, SHARE * self._steps)) / self._steps)
+        self._rate = min(1.0, max(min(LOOKS, SECONDS / pace), SHARE * self._steps / COST) / self._steps)
 
     def due(self, step: int) -> bool:
         """Whether this step is looked at: a secret coin, of the same chance for all steps."""
