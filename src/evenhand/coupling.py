@@ -94,6 +94,8 @@ class Coupling:
         first, self._calls = not self._calls, self._calls + 1
         started = time.perf_counter()
         draw = self._draw(_BEFORE + self._calls)
+        if self._rows < 2:
+            return  # one record at a time touches no other
         self._pool = self._fetched(data, draw, started)
         if batch_size(*self._pool) < 2:
             return

@@ -173,14 +173,32 @@ class Company:
         return not changes(self._state.picture(), two) and not after.differs(second, 0.0)
 
     def snapshot(self) -> Snapshot | None:
-        """State that passes move, to be put back before a second pass of the same step; None if none does."""
-        return self._state.snapshot() if self.moving else None
+        """Buffers that passes move, to be put back before a second pass of the same step; None if none does."""
+        if not self.moving:
+            return None
+        held = [(table, table[key]) for table, key in self._moving_buffers()]
+        tables = {id(table): (table, list(table.items())) for table, _ in held}
+        return Snapshot([*tables.values(), *((tensor, tensor.detach().clone()) for _, tensor in held)])
 
     def advance(self, inputs: Any, targets: Any) -> None:
-        """Move what passes move, by one pass over these records."""
-        with torch.no_grad(), drawing(self._model, 0):
+        """Move the buffers that passes move, by one pass over these records, and nothing else."""
+        with self._alone() as before, torch.no_grad(), drawing(self._model, 0):
             inputs = inputs if self._views is None else self._views(inputs)
             losses(self._loss_fn, call(self._model, inputs), targets, batch_size(inputs, targets))
+            places = self._moving_buffers()
+            moved = [table[key].clone() for table, key in places]
+            before.restore()
+        for (table, key), tensor in zip(places, moved, strict=True):
+            with torch.no_grad():
+                table[key].copy_(tensor)
+
+    def _moving_buffers(self) -> list[tuple[dict[str, Any], str]]:
+        every = [
+            (f"model.{prefix}.{key}" if prefix else f"model.{key}", module._buffers, key)
+            for prefix, module in modules_of(self._model)
+            for key in module._buffers
+        ]
+        return [(table, key) for path, table, key in every if path in self.moving and table[key] is not None]
 
     @contextmanager
     def _alone(self) -> Iterator[Snapshot]:
