@@ -67,6 +67,7 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
         raise UsageError("the probe needs at least one record whose values are all finite")
     inputs, targets = take(inputs, rows), take(targets, rows)
     modules = modules_of(model)
+    before = PlainState({"model": model, "loss": loss_fn}).snapshot()
     with (
         exclusive(frozenset(id(module) for _, module in modules)),
         torch.enable_grad(),
@@ -85,6 +86,7 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
         losses(loss_fn, outputs, targets, size)
         _check_company(model, loss_fn, inputs, targets, size)
         _check_engine(model, loss_fn, inputs, targets)
+        before.restore()
 
 
 def _check_state(model: nn.Module, inputs: Any, size: int) -> None:
@@ -182,7 +184,9 @@ def _coupled(culprit: str | None) -> str:
 
 def _check_engine(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
     """The engine against plain autograd, record by record: catches kernels that compute something else."""
+    before = PlainState({"model": model, "loss": loss_fn}).snapshot()
     result = Engine(model, loss_fn).run(inputs, targets)
+    before.restore()
     norm = norms_and_folds(model, loss_fn, inputs, targets, {})[0]
     rows = torch.isfinite(norm) & torch.isfinite(result.norm)
     floor = norm_floor({name: p for name, p in model.named_parameters() if p.requires_grad})
