@@ -95,7 +95,6 @@ def build(
         "model_sha256": model,
         "files": dict(files),
         "software": dict(software),
-        **({"blocked": True} if ledger.blocked else {}),
     }
     return {**body, "digest": digest(body)}
 
@@ -167,7 +166,7 @@ def promise(statement: Mapping[str, Any]) -> str:
             "This model is NOT private: it was trained without clipping or noise, for comparison only. It may reveal "
             "its training records. Do not share it as a private model."
         )
-    if guarantee["epsilon"] is None and statement.get("blocked"):
+    if guarantee["epsilon"] is None and statement_warnings.tells_blocked(statement["warnings"]):
         return (
             "No privacy guarantee holds for this run: it was stopped because records influence each other, or state "
             "was changed that no private step wrote. No epsilon is printed for that reason. Delete what it computed."

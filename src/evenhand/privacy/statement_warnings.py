@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand.privacy import accountants
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from evenhand.privacy.ledger import Reading
 
 OWNERS_LISTED = 10
+_NO_EPSILON = "no bound and no epsilon holds for this run"
 
 
 def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
@@ -108,10 +109,18 @@ def blocked(row: Mapping[str, Any]) -> str:
         "records": "records were found to influence each other's gradients",
         "state": "state of the model was found to have been changed by no private step",
     }
-    return (
-        f"before step {row['position']} {found.get(row['cause'], 'the run was found to be unsound')}: no bound and no "
-        "epsilon holds for this run. Nothing that it computed may be released: delete it."
-    )
+    cause = found.get(row["cause"], "the run was found to be unsound")
+    return f"before step {row['position']} {cause}: {_NO_EPSILON}. Nothing that it computed may be released: delete it."
+
+
+def tells_blocked(warnings: Sequence[str]) -> bool:
+    """Whether these warnings of a statement say that its run was stopped since no figure holds for it.
+
+    Examples:
+      >>> tells_blocked([blocked({"position": 7, "cause": "state"})]), tells_blocked([])
+      (True, False)
+    """
+    return any(_NO_EPSILON in text for text in warnings)
 
 
 def withdrawn(row: Mapping[str, Any]) -> str:
