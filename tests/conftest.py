@@ -6,12 +6,21 @@ import tempfile
 import pytest
 import torch
 
+from evenhand import coupling
 from evenhand.data import Data, digits, wrap
 from evenhand.planning import Plan, plan
 from evenhand.privacy.budgets import Privacy
 
 torch.set_num_threads(1)
 os.environ["EVENHAND_STATE"] = tempfile.mkdtemp(prefix="evenhand-tests-")
+
+
+@pytest.fixture(autouse=True)
+def _few_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of other things need not wait for a hundred draws of batches before every training."""
+    if "edges" not in request.path.parts:
+        monkeypatch.setattr(coupling, "DRAWS", 4)
+        monkeypatch.setattr(coupling, "LOOKS", 2)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from torch import nn
 
 from evenhand import checkpoints, guards, registry
 from evenhand.augmenting import Augment, Views, views_of
+from evenhand.coupling import Coupling
 from evenhand.errors import UsageError
 from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute
@@ -116,6 +117,15 @@ def start(
     queries = tuple(registry.build("query", **query) for query in plan.queries)
     mechanism = Mechanism(plan, rule, queries, stream, lean=compute is not None and compute.lean)
     watch = guards.Watch(model, loss, len(plan.facts.labels), compute=compute, views=views)
+    computing = compute or Compute()
+    coupling = Coupling(
+        watch.company,
+        stream,
+        expected=plan.expected_batch,
+        steps=plan.steps,
+        limit=computing.micro_batch,
+        full=computing.precision == "float32",
+    )
     rehearse(mechanism)
     ledger = Ledger.open(
         folder.ledger_file,
@@ -132,6 +142,7 @@ def start(
         optimizer,
         mechanism=mechanism,
         watch=watch,
+        coupling=coupling,
         folder=folder,
         ledger=ledger,
         memory=memory,

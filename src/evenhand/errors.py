@@ -27,6 +27,17 @@ class UnsupportedModelError(UsageError):
     """A module or loss for which per-record gradients are undefined or cannot be computed exactly."""
 
 
+class CoupledError(UnsupportedModelError):
+    """Records or state were found to be coupled after steps had run: nothing of the run may be released.
+
+    ``cause`` is what the ledger says: "records" or "state".
+    """
+
+    def __init__(self, message: str, cause: str = "records") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
 class CalibrationError(UsageError):
     """No noise level meets the asked privacy; the message names the nearest that can."""
 

@@ -5,7 +5,7 @@ These are cheap looks at every step; the thorough look is the probe of ``gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,14 +16,24 @@ from torch import Tensor, nn
 
 from evenhand import _validate
 from evenhand.augmenting import Views
-from evenhand.errors import BatchReuseError, DataError, EvenhandError, UnsupportedModelError, UsageError
+from evenhand.errors import (
+    BatchReuseError,
+    CoupledError,
+    DataError,
+    EvenhandError,
+    UnsupportedModelError,
+    UsageError,
+)
 from evenhand.gradients import Layout, MicroBatches, probe
 from evenhand.gradients.blocks import Blocks
+from evenhand.gradients.company import Company
 from evenhand.gradients.heap import Held
 from evenhand.gradients.microbatches import Early
+from evenhand.gradients.plain_state import Picture, Snapshot, changes
 from evenhand.gradients.precision import full
-from evenhand.gradients.records import batch_size
+from evenhand.gradients.records import batch_size, take, without_values
 from evenhand.gradients.views import Viewed, mean_loss
+from evenhand.state_guard import StateGuard
 from evenhand.types import Pass
 
 Marks = tuple[tuple[int, int], ...]
@@ -62,7 +72,11 @@ class Compute:
 
 
 class Watch:
-    """A model and its engine, looked at before, during and after every pass."""
+    """A model and its engine, looked at before, during and after every pass.
+
+    ``company`` runs its records in changing company. ``thorough`` asks for the contents of large state at the next
+    step, not only for its place and version.
+    """
 
     def __init__(
         self,
@@ -81,7 +95,11 @@ class Watch:
         self._rows: tuple[Any, Any] | None = None
         self._probed: Layout | None = None
         self._before: list[tuple[Layout, Marks]] = []
-        self._weights: Marks | None = None
+        self.company = Company(self._model, self._loss, views)
+        self.thorough = True
+        self._states, self._foreign = StateGuard(self._compute.lean), False
+        self._start: Snapshot | None = None
+        self._picture: Picture | None = None
         self._spoilt = ""
         self._held = Held(self)
 
@@ -116,7 +134,7 @@ class Watch:
             raise without_values(error) from None
         for layout, before in self._before:
             if layout.state() != before:
-                self._spoilt = self._spoilt or written(layout, before)
+                self._spoilt = self._spoilt or written(layout, before, self._moving)
         self.refuse_spoilt()
         if self._compute.precision == "float32":
             return result
@@ -132,7 +150,31 @@ class Watch:
             with full():
                 self.probe(self._rows)
         if not self._before:
+            self._between(layout)
             self._before.append((layout, layout.state()))
+            self._start = self.company.snapshot()
+        elif self._start is not None:
+            self._start.restore()  # a batch in parts is one pass to what passes move
+
+    def _between(self, layout: Layout) -> None:
+        """Compare the state with what the last private step left; what nobody may write is refused."""
+        if not self._states.begun:
+            self._states.moving = self._moving
+            self._states.begin(layout)
+            return
+        found = self._states.changed(layout, thorough=self.thorough)
+        self._foreign = self._foreign or bool(found.trained)
+        if found.fixed:
+            message = rewritten(found.fixed[0], found.late)
+            raise CoupledError(message, "state") if found.late else UnsupportedModelError(message)
+        if self.thorough and self._picture is not None:
+            own = changes(self._picture, self.company.picture())
+            self._foreign = self._foreign or any(not self.company.settled(path) for path in own)
+
+    @property
+    def _moving(self) -> frozenset[str]:
+        """Names of buffers that every pass moves in the same way."""
+        return frozenset(path.removeprefix("model.") for path in self.company.moving)
 
     def _summed(self, add_up: Callable[[Tensor], dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
         """Parts that are run again must be run as before."""
@@ -157,17 +199,28 @@ class Watch:
                 "Nothing was released: remove it, or freeze it (for normalisation use GroupNorm or LayerNorm)."
             )
 
-    def updated(self) -> None:
-        """Remember the weights as the private step left them."""
-        self._weights = weight_marks(self._probed.parameters) if self._probed is not None else None
+    def updated(self, thorough: bool) -> None:
+        """Remember the state as the private step left it; ``thorough`` is what the next step will ask for."""
+        if self._start is not None and self._rows is not None:
+            self._start.restore()
+            self.company.advance(*take(self._rows, slice(0, 1)))
+        self._states.updated(thorough=thorough)
+        self._picture = self.company.picture() if thorough else None
+        self.thorough = thorough
 
     def changed_elsewhere(self) -> bool:
-        """Whether somebody else wrote the weights since."""
-        return (
-            self._weights is not None
-            and self._probed is not None
-            and weight_marks(self._probed.parameters) != self._weights
-        )
+        """Whether somebody else wrote trained weights, or settings of model or loss, before the last pass."""
+        found, self._foreign = self._foreign, False
+        return found
+
+    def check_state(self) -> None:
+        """Compare all contents, before anything leaves the run."""
+        if self._states.begun:
+            before, self.thorough = self.thorough, True
+            try:
+                self._between(self._engine.layout())
+            finally:
+                self.thorough = before
 
 
 def seen(
@@ -185,17 +238,28 @@ def check_rows(inputs: Any, targets: Any, drawn: int) -> None:
         raise DataError("The batch does not hold one input per sampled record: augment rows in place, never add any.")
 
 
-def weight_marks(parameters: Iterable[nn.Parameter]) -> Marks:
-    """Place and version of every parameter."""
-    return tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
+def rewritten(name: str, late: bool) -> str:
+    """That somebody wrote what no private step writes, and what to do."""
+    after = (
+        "Steps have been taken with it, so nothing of this run may be released, and the ledger says so: start a new "
+        "run."
+        if late
+        else "Put the old values back to go on, or start a new run with the new ones."
+    )
+    return (
+        f"{name!r}, a buffer or a frozen parameter of the model, was changed outside of private steps (a look in train "
+        "mode moves the statistics of BatchNorm; .data and copy_ write too). It would be used and released without "
+        f"noise. {after} Call model.eval() before you look at data, and freeze normalisation with .eval()."
+    )
 
 
-def written(layout: Layout, before: Marks) -> str:
-    """Name of a buffer or parameter that was written since ``before``."""
+def written(layout: Layout, before: Marks, moving: Collection[str] = ()) -> str:
+    """Name of a buffer or parameter that was written since ``before``; empty if only ``moving`` ones were."""
     model = layout.model
     names = (name for name, _ in (*model.named_buffers(), *model.named_parameters()))
     pairs = zip(names, before, layout.state(), strict=False)
-    return next((name for name, old, new in pairs if old != new), "a buffer")
+    found = [name for name, old, new in pairs if old != new]
+    return next((name for name in found if name not in moving), "" if found else "a buffer")
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -211,11 +275,3 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError("LBFGS evaluates the loss several times a step, which is not accounted: use SGD or Adam.")
-
-
-def without_values(error: Exception) -> DataError:
-    """An error of the model or the loss, without its message: that may contain labels or other data."""
-    return DataError(
-        f"The model or the loss failed on a batch ({type(error).__name__}); the message is withheld since it may "
-        "contain data values. Check that every label has an output and every row the same shape; made-up rows show it."
-    )

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -16,11 +17,12 @@ from evenhand import checkpoints, guards
 from evenhand.augmenting import Handed
 from evenhand.averaging import Average
 from evenhand.counting import Counting
+from evenhand.coupling import Coupling
 from evenhand.data.finite import LeftOut, check_finite
 from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data, wrap
-from evenhand.errors import BatchReuseError, PlanMismatchError
+from evenhand.errors import BatchReuseError, CoupledError, PlanMismatchError
 from evenhand.gradients import randomness
 from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.microbatches import Early
@@ -76,6 +78,7 @@ class Private:
         *,
         mechanism: Mechanism,
         watch: guards.Watch,
+        coupling: Coupling,
         folder: Folder,
         ledger: Ledger,
         memory: Mapping[str, Any],
@@ -85,6 +88,7 @@ class Private:
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
         self._mechanism, self._watch, self._ledger, self._recorder = mechanism, watch, ledger, Recorder(ledger)
+        self._coupling = coupling
         self.memory: Mapping[str, Any] = memory
         self._left_out, self._allow_not_finite = LeftOut(), allow_not_finite
         self._looked: Data | None = None
@@ -152,7 +156,12 @@ class Private:
                 guards.check_rows(batch.inputs, batch.targets, len(drawn))
             early = early_weights(self._mechanism, drawn, self.memory)
             blocks = Blocks(len(drawn), drawn.keys, self._mechanism.summation, self._mechanism.whole)
-            result = self._pass(batch, early, blocks)
+            self._ledger.refuse_blocked()
+            with self._blocking():
+                if self._coupling.due(self._position):
+                    self._coupling.look(self._position, batch.inputs, batch.targets)
+                result = self._pass(batch, early, blocks)
+                self._coupling.agree(result.loss)
             self._note_foreign()
             released = private_gradient(self._mechanism, result, drawn, self.memory)
             self._position += 1  # from here on the noise of this position is out: it must never serve a second gradient
@@ -162,7 +171,7 @@ class Private:
             if self.at_block_end:
                 self._recorder.flush()
             self._update(released.gradient)
-            self._watch.updated()
+            self._watch.updated(thorough=self.at_block_end or self._coupling.due(self._position))
             self._left_out.add(released.left_out, len(drawn))
             return result.loss
 
@@ -182,8 +191,7 @@ class Private:
 
     def checkpoint(self) -> None:
         """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types."""
-        self._watch.refuse_spoilt()
-        self._note_foreign()
+        self._check_state()
         self._recorder.flush()
         self._ledger.sync()
         state = {
@@ -214,8 +222,7 @@ class Private:
           stopped_independently: declare that stopping here did not depend on the data in any way (a time limit that was
             fixed before, a power cut). The statement then counts the charged steps alone and names your declaration.
         """
-        self._watch.refuse_spoilt()
-        self._note_foreign()
+        self._check_state()
         self._recorder.flush()
         self._ledger.sync()
         self._counting.follow()
@@ -228,8 +235,25 @@ class Private:
         self.folder.write_statement()
         self._left_out.summary()
 
+    def _check_state(self) -> None:
+        """Refuse to let anything out of a run that was blocked, or whose state no private step left."""
+        self._ledger.refuse_blocked()
+        self._watch.refuse_spoilt()
+        with self._blocking():
+            self._watch.check_state()
+        self._note_foreign()
+
+    @contextmanager
+    def _blocking(self) -> Iterator[None]:
+        """What is found to be coupled is written into the ledger, for good."""
+        try:
+            yield
+        except CoupledError as error:
+            self._ledger.blocked(self._position, error.cause)
+            raise
+
     def _note_foreign(self) -> None:
-        """Tell the ledger if somebody else wrote the weights since the last step."""
+        """Tell the ledger if somebody else wrote weights, or settings of model or loss, since the last step."""
         if self._watch.changed_elsewhere():
             self._ledger.foreign(self._position)
 
@@ -278,6 +302,8 @@ class Private:
             check_finite(survey(data), self._allow_not_finite)
             self._looked = data
         self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
+        if self.plan.guarantee != "not private":
+            self._coupling.prepare(data)
         self._ledger.sync()
         self._counting.begin(data)
 

@@ -19,7 +19,7 @@ from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
 from evenhand.plans import Plan
 from evenhand.privacy.budgets import Budgets, Privacy
-from evenhand.privacy.ledger import Ledger, refuse_withdrawn
+from evenhand.privacy.ledger import Ledger, refuse_blocked, refuse_withdrawn
 from evenhand.replanning import OverspentError, back, promised, refuse_overspent, replan
 from evenhand.runs import Folder, write_json
 
@@ -69,6 +69,7 @@ def rebudget(
     plan, reading = folder.plan(), folder.ledger()
     if plan.digest != reading.plan:
         raise PlanMismatchError("plan.json is not the plan that the ledger follows: run `evenhand verify` on it.")
+    refuse_blocked(reading)
     if out is not None:
         return _go_back(folder, plan, privacy, epochs, train, Path(out))
     refuse_withdrawn(reading)

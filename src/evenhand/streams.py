@@ -22,10 +22,18 @@ from evenhand.compiled import BLOCK
 if TYPE_CHECKING:
     from evenhand.normals import Desk
 
-Domain = Literal["sampling", "gradient", "queries", "layers", "fetching", "blocks"]
+Domain = Literal["sampling", "gradient", "queries", "layers", "fetching", "blocks", "checks"]
 Cipher: TypeAlias = Callable[[memoryview, memoryview], object]
 """Gets zeros and where their ciphertext goes."""
-_DOMAINS: dict[Domain, int] = {"sampling": 1, "gradient": 2, "queries": 3, "layers": 4, "fetching": 5, "blocks": 9}
+_DOMAINS: dict[Domain, int] = {
+    "sampling": 1,
+    "gradient": 2,
+    "queries": 3,
+    "layers": 4,
+    "fetching": 5,
+    "blocks": 6,
+    "checks": 7,
+}
 SECRET = 5040
 """Bytes of a secret seed: what `generators.seed` takes, 315 cipher blocks."""
 _SPACING = 512

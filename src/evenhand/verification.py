@@ -131,16 +131,17 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
         if epsilon is not None and budget is not None and not _holds(plan, owner, reading.counted, budget, epsilon):
             problems.append(f"owner {name!r} was promised epsilon {budget:g} but plan and ledger count {epsilon:.6g}.")
     kept = _kept(plan, reading)
+    problems += [statement_warnings.blocked(row) for row in reading.blocked]
     problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, kept)
     problems += _statement_problems(folder, plan, reading, kept)
     return {
         "ok": not problems,
-        "epsilon": _largest(epsilons),
+        "epsilon": None if reading.blocked else _largest(epsilons),
         "charged": _largest(charged),
         "delta": plan.delta,
         "steps": reading.reserved,
         "planned": plan.steps,
-        "owners": dict(zip(plan.facts.owner_names, epsilons, strict=True)),
+        "owners": {} if reading.blocked else dict(zip(plan.facts.owner_names, epsilons, strict=True)),
         "problems": problems,
         "notes": _notes(folder, reading),
     }, reading
@@ -368,7 +369,10 @@ def _notes(folder: Folder, reading: Reading) -> list[str]:
     if statement_warnings.insecure(reading):
         notes.append("the noise comes from a public seed: this run protects nobody who knows or guesses it.")
     if reading.foreign:
-        notes.append("the weights were also changed outside of private steps; what did that is not accounted.")
+        notes.append(
+            "weights, or settings of model or loss, were also changed outside of private steps; what did that is not "
+            "accounted."
+        )
     notes += [statement_warnings.forked(row) for row in reading.forks]
     if reading.withdrawn is not None:
         notes.append(statement_warnings.withdrawn(reading.withdrawn))

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients.comparing import norm_floor
@@ -20,15 +20,16 @@ from evenhand.gradients.culprit import first_coupled_module
 from evenhand.gradients.engine import Engine
 from evenhand.gradients.folding import Fold, apart, each_gradient, folded
 from evenhand.gradients.locking import exclusive
+from evenhand.gradients.plain_state import PlainState
 from evenhand.gradients.randomness import means, preserved
 from evenhand.gradients.records import (
     LossFn,
     WithLoss,
-    batch_size,
     buffers_restored,
     call,
     call_with,
     cast,
+    finite_rows,
     losses,
     take,
 )
@@ -61,13 +62,14 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
     ...
     evenhand.errors.UnsupportedModelError: the loss of a record depends on the other records of the batch...
     """
-    rows = _finite(inputs, targets)[:RECORDS]
+    rows = finite_rows(inputs, targets)[:RECORDS]
     size = len(rows)
     if size == 0:
         raise UsageError("the probe needs at least one record whose values are all finite")
     inputs, targets = take(inputs, rows), take(targets, rows)
     refuse_wrapped(model)
     modules = modules_of(model)
+    before = PlainState({"model": model, "loss": loss_fn}).snapshot()
     with (
         exclusive(frozenset(id(module) for _, module in modules)),
         torch.enable_grad(),
@@ -86,15 +88,7 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
         losses(loss_fn, outputs, targets, size)
         _check_company(model, loss_fn, inputs, targets, size)
         _check_engine(model, loss_fn, inputs, targets)
-
-
-def _finite(inputs: Any, targets: Any) -> Tensor:
-    """The records without a value that is not finite: such a row spoils any comparison, coupled or not."""
-    good = torch.ones(batch_size(inputs, targets), dtype=torch.bool)
-    for leaf in tree_leaves((inputs, targets)):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(leaf):
-            good &= torch.isfinite(leaf).flatten(1).all(1).cpu() if leaf.dim() > 1 else torch.isfinite(leaf).cpu()
-    return good.nonzero().squeeze(1)
+        before.restore()
 
 
 def _check_state(model: nn.Module, inputs: Any, size: int) -> None:
@@ -143,10 +137,12 @@ class _Precise:
         self._leaves = {n: tensors[n].requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
         self._state = {WithLoss.PREFIX + name: t for name, t in tensors.items()}
         self._both = WithLoss(model, loss_fn)
+        self._before = PlainState({"model": model, "loss": loss_fn}).snapshot()
 
     def __call__(self, inputs: Any, targets: Any, i: int, seed: int) -> Found:
         if self._dtype is not None:
             inputs, targets = cast(inputs, self._dtype), cast(targets, self._dtype)
+        self._before.restore()
         with preserved(self._both.model):
             loss = call_with(self._both, self._state, inputs, targets)[i]
         found = {"": folded(loss, seed)}
@@ -190,7 +186,9 @@ def _coupled(culprit: str | None) -> str:
 
 def _check_engine(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
     """The engine against plain autograd, record by record: catches kernels that compute something else."""
+    before = PlainState({"model": model, "loss": loss_fn}).snapshot()
     result = Engine(model, loss_fn).run(inputs, targets)
+    before.restore()
     norm = norms_and_folds(model, loss_fn, inputs, targets, {})[0]
     rows = torch.isfinite(norm) & torch.isfinite(result.norm)
     floor = norm_floor({name: p for name, p in model.named_parameters() if p.requires_grad})

@@ -40,6 +40,19 @@ def batch_size(inputs: Any, targets: Any) -> int:
     return sizes.pop()
 
 
+def finite_rows(inputs: Any, targets: Any) -> Tensor:
+    """Numbers of the records whose values are all finite: any other row spoils a comparison, coupled or not.
+
+    >>> finite_rows(torch.tensor([[1.0], [torch.nan]]), torch.ones(2))
+    tensor([0])
+    """
+    good = torch.ones(batch_size(inputs, targets), dtype=torch.bool)
+    for leaf in tree_leaves((inputs, targets)):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(leaf):
+            good &= torch.isfinite(leaf).flatten(1).all(1).cpu() if leaf.dim() > 1 else torch.isfinite(leaf).cpu()
+    return good.nonzero().squeeze(1)
+
+
 def versions(tree: Any) -> list[int]:
     """How often each tensor was written in place.
 
@@ -103,6 +116,14 @@ def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
             "(and average over what lies within a record), for example torch.nn.CrossEntropyLoss(reduction='none')"
         )
     return value
+
+
+def without_values(error: Exception) -> DataError:
+    """An error of the model or the loss, without its message: that may contain labels or other data."""
+    return DataError(
+        f"The model or the loss failed on a batch ({type(error).__name__}); the message is withheld since it may "
+        "contain data values. Check that every label has an output and every row the same shape; made-up rows show it."
+    )
 
 
 @contextmanager

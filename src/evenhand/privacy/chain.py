@@ -33,6 +33,7 @@ _FIELDS: Mapping[str, Any] = {
     "foreign": {"position": int},
     "torn": {"lines": int},
     "stopped": {"position": int},
+    "blocked": {"position": int, "cause": str},
     "file": {"name": str, "sha256": str},
 }
 """What a row of each type must hold; see ``untrusted.fits``."""
@@ -68,6 +69,7 @@ class Reading:
     random keys that must not be used again: those of its segments and, after a fork, those of the run it left.
     ``file_rows`` are those of this run's own folder: after a fork, those behind it. ``covering`` says that files have
     been recorded from the ledger's start on, so that a shareable file without a row is a foreign one.
+    ``blocked`` are rows that say that no figure holds.
     """
 
     plan: str
@@ -85,6 +87,7 @@ class Reading:
     keys: tuple[str, ...]
     hashes: tuple[str, ...]
     torn: int
+    blocked: tuple[Mapping[str, Any], ...]
     file_rows: tuple[FileRow, ...]
     covering: bool
     charged_head: str
@@ -190,6 +193,7 @@ def parse(data: bytes) -> Reading:
         file_rows=_file_rows(rows),
         covering="file" in kinds and ("reserve" not in kinds or kinds.index("file") < kinds.index("reserve")),
         charged_head=next(digest for kind, digest in zip(kinds[::-1], hashes[::-1], strict=False) if kind != "file"),
+        blocked=tuple(row for row in rows if row["type"] == "blocked"),
     )
 
 

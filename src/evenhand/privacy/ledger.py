@@ -19,6 +19,8 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
 * ``stopped``  the trainer declares that the run ends after ``position`` charged steps for reasons that did not depend
   on the data; void once a later row charges steps or changes the plan;
 * ``foreign``  the weights were changed between two steps, by something that is not accounted here;
+* ``blocked``  before step ``position`` records were found to touch each other (``cause`` "records"), or state to have
+  been changed that no private step wrote ("state"): no figure holds, and nothing more is trained or released;
 * ``torn``     ``lines`` lines that crashes cut short were found before this row, each charged as a full block.
 
 Spent = every plan position that was ever reserved. It never falls: after a crash at any point, recorded >= spent.
@@ -47,6 +49,7 @@ __all__ = [
     "locked",
     "parse",
     "read",
+    "refuse_blocked",
     "refuse_shortened",
     "refuse_withdrawn",
     "sync_folder",
@@ -76,6 +79,7 @@ class Ledger:
         self._head = reading.head if reading else GENESIS
         self.reserved = reading.reserved if reading else 0
         self.steps = reading.steps if reading else 0
+        self._blocked = False
         self.segment = len(reading.keys) if reading else 0
         self.files = reading.files() if reading else {}
         self._name = (os.getpid(), str(path.resolve()))
@@ -112,6 +116,7 @@ class Ledger:
                     "This random key was used in an earlier segment: its noise would repeat and cancel out."
                 )
             refuse_withdrawn(reading)
+            refuse_blocked(reading)
             ledger = cls(path, lock, reading)
             if reading is None:
                 ledger.steps = steps
@@ -168,6 +173,7 @@ class Ledger:
         try:
             reading = read(path)
             refuse_withdrawn(reading)
+            refuse_blocked(reading)
             if not fits(reading):
                 raise PlanMismatchError("The run went on meanwhile, so this does not fit it any more: ask again.")
             with cls(path, lock, reading) as ledger:
@@ -210,6 +216,7 @@ class Ledger:
 
     def release(self, model: str) -> None:
         """Record that a model file with this hash was released; later rows show what was spent after it."""
+        self.refuse_blocked()
         self._append({"type": "release", "model": model})
         self.sync()
 
@@ -246,6 +253,17 @@ class Ledger:
     def foreign(self, position: int) -> None:
         """Record that the weights changed outside of private steps before this position."""
         self._append({"type": "foreign", "position": position})
+
+    def blocked(self, position: int, cause: str) -> None:
+        """Record, on disk, that no figure holds for this run any more; from here on nothing is released."""
+        self._blocked = True
+        self._append({"type": "blocked", "position": position, "cause": cause})
+        self.sync()
+
+    def refuse_blocked(self) -> None:
+        """Raise if this run was blocked."""
+        if self._blocked:
+            raise LedgerError(_BLOCKED)
 
     def close(self) -> None:
         """Put everything on disk and let go of the lock."""
@@ -311,6 +329,19 @@ def refuse_withdrawn(reading: Reading | None) -> None:
             "nothing more is trained or released from here: resume that folder. If it is lost, start a new run; the "
             "dataset ledger adds up both."
         )
+
+
+_BLOCKED = (
+    "This run is blocked: during training records were found to influence each other's gradients, or state to have "
+    "been changed that no private step wrote, so no bound and no epsilon holds for it. Nothing more is trained or "
+    "released from here: mend the model or the loss, delete what this run computed, and start a new run."
+)
+
+
+def refuse_blocked(reading: Reading | None) -> None:
+    """A run that was found to be coupled must not compute or release anything more."""
+    if reading is not None and reading.blocked:
+        raise LedgerError(_BLOCKED)
 
 
 def locked(path: Path) -> FileLock:

@@ -63,17 +63,18 @@ def build(
     files: Mapping[str, str],
 ) -> dict[str, Any]:
     """The statement as data, for the steps that the promise counts: the whole plan, or see ``Reading.counted``."""
-    owners = classes.rows(plan, plan.spent_by_owner(ledger.counted))
+    spent = plan.spent_by_owner(ledger.counted)
+    owners = classes.rows(plan, [None] * len(spent) if ledger.blocked else spent)
     worst = max(owners, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])
     body = {
         "schema": SCHEMA,
         "guarantee": {
-            "level": plan.guarantee,
+            "level": "not established" if ledger.blocked and plan.certified else plan.guarantee,
             "epsilon": worst["epsilon"],
             "delta": plan.delta,
             "unit": plan.unit,
             "adjacency": plan.adjacency,
-            **_profile(plan, ledger.counted, plan.facts.owner_names.index(worst["name"])),
+            **_profile(plan, ledger, plan.facts.owner_names.index(worst["name"])),
         },
         "owners": owners,
         "mechanism": {
@@ -93,7 +94,7 @@ def build(
             "hardened": "sums and noise are rounded to a grid: hardened against float attacks, not immune",
         },
         "accounting": {"accountant": plan.accountant, **_composed(composition)},
-        "covers": list(COVERS) if plan.certified and ledger.withdrawn is None else [],
+        "covers": list(COVERS) if plan.certified and ledger.withdrawn is None and not ledger.blocked else [],
         "does_not_cover": [*DOES_NOT_COVER, *map(statement_warnings.not_covered, ledger.forks)],
         "sharing": statement_sharing.of_run(plan, ledger),
         "public_inputs": _facts(plan),
@@ -212,6 +213,11 @@ def promise(statement: Mapping[str, Any]) -> str:
             "This model is NOT private: it was trained without clipping or noise, for comparison only. It may reveal "
             "its training records. Do not share it as a private model."
         )
+    if guarantee["epsilon"] is None and statement_warnings.tells_blocked(statement["warnings"]):
+        return (
+            "No privacy guarantee holds for this run: it was stopped because records influence each other, or state "
+            "was changed that no private step wrote. No epsilon is printed for that reason. Delete what it computed."
+        )
     if guarantee["epsilon"] is None:
         return (
             f"No privacy guarantee is established for this model: its method {statement['mechanism']['method']!r} has "
@@ -258,10 +264,10 @@ def _exposed(row: Mapping[str, Any]) -> str:
     return f"; drawn with rate {row['rate']:.4g}, clip bound {bound}, noise multiplier {noise}"
 
 
-def _profile(plan: Plan, steps: int, owner: int) -> dict[str, Any]:
-    if not plan.certified:
+def _profile(plan: Plan, ledger: Reading, owner: int) -> dict[str, Any]:
+    if not plan.certified or ledger.blocked:
         return {"mu": None, "guess_rate_at_1_percent": None, "profile": []}
-    mu, guess, deltas = _figures(tuple(plan.events(owner, steps)), plan.delta)
+    mu, guess, deltas = _figures(tuple(plan.events(owner, ledger.counted)), plan.delta)
     pairs = zip(PROFILE_EPSILONS, deltas, strict=True)
     return {"mu": mu, "guess_rate_at_1_percent": guess, "profile": [list(pair) for pair in pairs]}
 

@@ -85,7 +85,7 @@ def sharing(
 def of_run(plan: Plan, ledger: Reading) -> dict[str, Any]:
     """``sharing`` of a run with this plan and ledger."""
     return sharing(
-        certified=plan.certified,
+        certified=plan.certified and not ledger.blocked,
         insecure=statement_warnings.insecure(ledger),
         foreign=bool(ledger.foreign),
         withdrawn=ledger.withdrawn is not None,

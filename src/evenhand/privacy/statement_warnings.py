@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand.privacy import accountants
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from evenhand.privacy.ledger import Reading
 
 OWNERS_LISTED = 10
+_NO_EPSILON = "no bound and no epsilon holds for this run"
 
 
 def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
@@ -22,9 +23,11 @@ def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
         found.append(
             "the noise comes from a known seed: this run is for research and protects nobody who knows the seed."
         )
+    found += [blocked(row) for row in ledger.blocked]
     if ledger.foreign:
         found.append(
-            "the weights were also changed outside of private steps: only changes that use no data are harmless."
+            "weights, or settings of model or loss, were also changed outside of private steps: only changes that use "
+            "no data are harmless."
         )
     if plan.earlier:
         found.append(
@@ -93,6 +96,31 @@ def forked(row: Mapping[str, Any]) -> str:
 def not_covered(row: Mapping[str, Any]) -> str:
     """The same as an entry of what a statement does not cover."""
     return f"what the run that this one was forked from computed after step {row['from']}: it must never be released"
+
+
+def blocked(row: Mapping[str, Any]) -> str:
+    """That a run was stopped since no figure holds for it.
+
+    Examples:
+      >>> blocked({"position": 7, "cause": "records"})[:57]
+      "before step 7 records were found to influence each other'"
+    """
+    found = {
+        "records": "records were found to influence each other's gradients",
+        "state": "state of the model was found to have been changed by no private step",
+    }
+    cause = found.get(row["cause"], "the run was found to be unsound")
+    return f"before step {row['position']} {cause}: {_NO_EPSILON}. Nothing that it computed may be released: delete it."
+
+
+def tells_blocked(warnings: Sequence[str]) -> bool:
+    """Whether these warnings of a statement say that its run was stopped since no figure holds for it.
+
+    Examples:
+      >>> tells_blocked([blocked({"position": 7, "cause": "state"})]), tells_blocked([])
+      (True, False)
+    """
+    return any(_NO_EPSILON in text for text in warnings)
 
 
 def withdrawn(row: Mapping[str, Any]) -> str:

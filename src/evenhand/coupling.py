@@ -1,0 +1,249 @@
+"""Do records touch each other? Looked at before anything is spent, and again at steps that nobody can foresee.
+
+Batches of the expected size are drawn from the training records and run in two companies, see ``gradients/company.py``.
+How many, is bounded in time: before training and during it each at most ``SECONDS`` of this thread, or half a percent
+of what training takes if that is more. Which steps are looked at comes from the run's secret stream, never from the
+data. What these looks see is not released: only that a run was refused, or stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from evenhand.data.wrapping import Data
+from evenhand.errors import CoupledError, EvenhandError, UnsupportedModelError
+from evenhand.gradients.company import Company, Finding, Rows
+from evenhand.gradients.footprint import out_of_memory
+from evenhand.gradients.records import batch_size, finite_rows, take, without_values
+from evenhand.streams import Stream
+
+DRAWS = 100
+"""Batches that are drawn before training, where time allows."""
+LEAST = 4
+"""Batches that are drawn in any case."""
+SECONDS = 1.0
+SHARE = 0.005
+COST = 4
+"""Steps that take as long as one look, about."""
+LOOKS = 24
+"""Steps that are looked at where time allows; more, if half a percent of the time is more."""
+FEW = 3
+"""Rows that are kept when all others are replaced."""
+ROWS = 512
+"""Records of a batch that a look takes at a time, at most."""
+BYTES = 1 << 28
+"""Memory for the records that are kept to replace others, at most."""
+_BLOCK = 1024
+_BEFORE = 1 << 40
+"""Addresses of draws before training, apart from those of steps."""
+REMEDY = (
+    "no bound on a record's gradient holds then. Compute every loss from its own record only: no statistics, ranks, "
+    "capacities or weights taken over the batch (nn.GroupNorm or nn.LayerNorm for normalisation), no mixing of records "
+    "in augment"
+)
+
+
+def escape(share: float, looks: int = DRAWS) -> float:
+    """Chance that a coupling which shows in this share of looks shows in none of them.
+
+    Examples:
+      >>> [f"{escape(share):.2g}" for share in (0.2, 0.1, 0.05, 0.02, 0.01)]
+      ['2e-10', '2.7e-05', '0.0059', '0.13', '0.37']
+    """
+    return (1 - share) ** looks
+
+
+class Coupling:
+    """Looks at records in changing company, over one segment of a run.
+
+    Args:
+      company: runs the rows.
+      stream: the run's secret stream; the steps that are looked at, and what is replaced there, come from it.
+      expected: records of a batch, as planned.
+      steps: of the plan.
+      limit: records that go through the model at once, at most.
+      full: whether real passes run in full precision, so that their losses can be compared.
+    """
+
+    def __init__(
+        self,
+        company: Company,
+        stream: Stream,
+        *,
+        expected: float,
+        steps: int,
+        limit: int | None = None,
+        full: bool = True,
+    ) -> None:
+        self._company, self._stream, self._steps, self._full = company, stream, steps, full
+        self._expected, self._rows = expected, min(limit or ROWS, ROWS)
+        self._pool: tuple[Any, Any] | None = None
+        self._coins: tuple[int, Any] = (-1, None)
+        self._rate, self._looks, self._calls = 0.0, 0, 0
+        self._real: tuple[Tensor, Tensor] | None = None
+
+    def prepare(self, data: Data) -> None:
+        """Draw records and look at them in many companies; raise if they touch each other. Nothing is spent yet."""
+        first, self._calls = not self._calls, self._calls + 1
+        started = time.perf_counter()
+        draw = self._draw(_BEFORE + self._calls)
+        if self._rows < 2:
+            return  # one record at a time touches no other
+        self._pool = self._fetched(data, draw, started)
+        if batch_size(*self._pool) < 2:
+            return
+        done, began = 0, time.thread_time()
+        for done in range(1, (DRAWS if first else LEAST) + 1):
+            self._raise(self._look(draw, self._batch(draw, done), done)[0], before=True)
+            pace = (time.thread_time() - began) / done
+            if done >= LEAST and pace * done > max(SECONDS, SHARE * self._steps * pace / COST):
+                break
+        self._rate = min(1.0, max(min(LOOKS, SECONDS / pace), SHARE * self._steps / COST) / self._steps)
+
+    def due(self, step: int) -> bool:
+        """Whether this step is looked at: a secret coin, of the same chance for all steps."""
+        block = step // _BLOCK
+        if self._coins[0] != block:
+            self._coins = block, self._stream.uniforms("checks", block, _BLOCK) < self._rate
+        return bool(self._coins[1][step % _BLOCK])
+
+    def look(self, step: int, inputs: Any, targets: Any) -> None:
+        """Run records of this step's batch again in other company; raise if they touch each other."""
+        self._real = None
+        rows = finite_rows(inputs, targets)
+        if self._pool is None or len(rows) < 2:
+            return
+        draw = self._draw(_BEFORE + (1 << 40) + step)
+        start = int(draw.integers(0, max(1, len(rows) - self._rows + 1)))
+        rows = rows[start : start + self._rows]
+        self._looks += 1
+        finding, kept = self._look(draw, (take(inputs, rows), take(targets, rows)), self._looks)
+        self._raise(finding, before=False)
+        if finding.losses is not None and self._full:
+            self._real = rows[kept], finding.losses
+
+    def agree(self, losses: Tensor) -> None:
+        """Compare losses of the real pass with those of the look before it; raise if two of them differ."""
+        real, self._real = self._real, None
+        if real is None:
+            return
+        rows, expected = real
+        found = losses[rows.to(losses.device)].double()
+        apart = (found - expected).abs() > 1e-3 * (expected.abs() + expected.abs().mean() + 1e-6)
+        if int((apart & torch.isfinite(found) & torch.isfinite(expected)).sum()) >= min(2, len(rows)):
+            self._raise(Finding(coupled=True), before=False)
+
+    def _fetched(self, data: Data, draw: np.random.Generator, started: float) -> tuple[Any, Any]:
+        """Three batches of records, or as many as half of the time and the memory allow."""
+        wanted = min(len(data), 3 * self._largest() + LEAST)
+        rows = torch.from_numpy(draw.permutation(len(data))[:wanted])
+        with self._company.drawing(int(draw.integers(1 << 32))):
+            parts = [data.fetch(rows[:LEAST])]
+            room = BYTES // max(1, _bytes(parts[0]) // min(LEAST, wanted))
+            for part in torch.split(rows[LEAST : max(2 * LEAST, room)], max(1, self._largest())):
+                parts.append(data.fetch(part))
+                if time.perf_counter() - started > SECONDS / 2:
+                    break
+        inputs, targets = _joined(parts)
+        finite = finite_rows(inputs, targets)
+        return take(inputs, finite), take(targets, finite)
+
+    def _largest(self) -> int:
+        """Records of a large batch: Poisson sampling rarely draws more."""
+        return min(self._rows, int(self._expected + 4 * self._expected**0.5) + 1)
+
+    def _batch(self, draw: np.random.Generator, number: int) -> tuple[Any, Any]:
+        """Some records as a batch: of the expected size, of a large one, or of a small one in turn."""
+        assert self._pool is not None
+        spread = (0.0, 4.0, -3.0)[number % 3] * self._expected**0.5
+        size = min(max(2, round(self._expected + spread)), self._rows, batch_size(*self._pool))
+        rows = torch.from_numpy(draw.permutation(batch_size(*self._pool))[:size])
+        return take(self._pool[0], rows), take(self._pool[1], rows)
+
+    def _look(self, draw: np.random.Generator, batch: tuple[Any, Any], number: int) -> tuple[Finding, Tensor]:
+        """One look: every fourth in float64 and alone, and half of the others keep half of the rows."""
+        precise, seed = number % 4 == 1, int(draw.integers(1 << 32))
+        again = partial(self._replaced, draw, batch)
+        rows = again(few=precise or number % 2 == 0, copies=number % 5 == 0)
+        try:
+            return self._company.look(rows, seed, lambda: again(few=False), precise=precise), rows.kept
+        except EvenhandError:
+            raise
+        except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
+            if not out_of_memory(error):
+                raise without_values(error) from None
+            self._rows = max(2, self._rows // 2)
+            return Finding(), rows.kept
+
+    def _replaced(self, draw: np.random.Generator, batch: tuple[Any, Any], few: bool, copies: bool = False) -> Rows:
+        """Keep few rows or half of them; the others become other records, or copies of the kept ones."""
+        assert self._pool is not None
+        size = batch_size(*batch)
+        kept = torch.from_numpy(np.sort(draw.permutation(size)[: min(FEW, size - 1) if few else size // 2]))
+        source = batch if copies or not _alike(batch, self._pool) else self._pool
+        most = batch_size(*source)
+        numbers = kept.numpy() if copies else draw.permutation(most)
+        chosen = torch.from_numpy(np.resize(numbers, size - len(kept)))
+        return Rows.of(batch, (take(source[0], chosen), take(source[1], chosen)), kept)
+
+    def _draw(self, address: int) -> np.random.Generator:
+        """A generator of its own for every address of the secret stream."""
+        return np.random.default_rng((self._stream.uniforms("checks", address, 4) * 2**32).astype(np.uint32).tolist())
+
+    def _raise(self, finding: Finding, *, before: bool) -> None:
+        if not finding.coupled and finding.written is None:
+            return
+        kind = UnsupportedModelError if before else CoupledError
+        when = (
+            "Nothing was spent."
+            if before
+            else "Steps before this one may have been so too, so nothing of this run may be released; the ledger says "
+            "so. Mend it and start a new run."
+        )
+        if finding.written is not None:
+            raise kind(
+                f"A pass sets {shown(finding.written)!r} from the records, and later losses or the released model "
+                f"depend on it without noise. {when} Keep nothing of the batch in model, loss or augment between "
+                "steps: no running statistics, counts or memories (freeze normalisation with .eval())."
+            )
+        raise kind(
+            f"Loss or gradient of a record changed when other records of its batch were replaced (batches of about "
+            f"{self._expected:g}): {REMEDY}. {when}"
+        )
+
+
+def shown(path: str) -> str:
+    """A path as its owner would write it.
+
+    >>> shown("model._modules.0.seen")
+    'model.0.seen'
+    """
+    for hidden in ("._modules", "._buffers", "._parameters", "()"):
+        path = path.replace(hidden, "")
+    return path
+
+
+def _joined(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Batches one behind the other; those of another shape than the first are left out."""
+    flat = [tree_flatten(part) for part in parts if _alike(part, parts[0])]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    joined = [torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
+    inputs, targets = tree_unflatten(joined, flat[0][1])
+    return inputs, targets
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _alike(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    """Whether rows of both fit into one batch."""
+    first, second = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (one, other))
+    return [(t.shape[1:], t.dtype, t.device) for t in first] == [(t.shape[1:], t.dtype, t.device) for t in second]

@@ -1,0 +1,215 @@
+"""Contents of a model's state between private steps: what no private step wrote is noticed, by value.
+
+Versions of tensors do not move when somebody writes through ``.data``, so contents are compared. Of up to ``COPIED``
+numbers a copy is kept and compared exactly before every step. Of more, place and version are compared before every
+step, and a keyed digest of the contents at the ends of blocks, at secret steps, at checkpoints and at release.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evenhand.gradients.plain_state import same_bits
+from evenhand.gradients.serving import Layout
+
+COPIED = 1 << 22
+"""Numbers, trained or fixed, of which a copy is kept."""
+_PIECE = 1 << 15
+
+
+class Digest:
+    """A hash of tensors' bits with a secret key.
+
+    Every 32 bits are multiplied by a secret odd 64-bit number of their place in a piece, modulo 2^64, and every piece
+    by a power of another: a change that does not depend on the key passes unseen with probability about 2^-31.
+
+    Examples:
+      >>> digest, values = Digest(), torch.zeros(3)
+      >>> before = digest(values); values.data[1] = 1.0
+      >>> digest(values) == before
+      False
+    """
+
+    def __init__(self) -> None:
+        draw = np.random.default_rng(secrets.randbits(128))
+        self._key = draw.integers(0, 1 << 64, _PIECE + 1, dtype=np.uint64) | np.uint64(1)
+
+    def __call__(self, tensor: Tensor) -> tuple[Any, ...]:
+        """Shape, type and hash of the contents."""
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        words = raw.view(np.uint32) if len(raw) % 4 == 0 else raw
+        total, factor = 0, int(self._key[_PIECE])
+        for start in range(0, len(words), _PIECE):
+            piece = words[start : start + _PIECE].astype(np.uint64)
+            total = (total * factor + int((piece * self._key[: len(piece)]).sum(dtype=np.uint64))) % (1 << 64)
+        return tuple(tensor.shape), tensor.dtype, total
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """Digest of a tensor, None if it was not taken, beside place and version."""
+
+    digest: tuple[Any, ...] | None
+    mark: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Names of trained and of fixed tensors that somebody else wrote, added or removed."""
+
+    trained: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    late: bool = False
+    """Whether steps may have been taken since a fixed one was written."""
+
+
+class StateGuard:
+    """A model's tensors between steps: trained ones, which private steps write, and fixed ones, which nothing may.
+
+    Fixed are frozen parameters and all buffers, also those that a ``state_dict`` leaves out, except the ``moving``
+    ones, which every pass changes in the same way whatever the records. A ``lean`` guard keeps no copies.
+
+    Examples:
+      >>> from torch import nn
+      >>> model = nn.BatchNorm1d(2); layout = Layout.read(model.eval()); guard = StateGuard()
+      >>> guard.begin(layout)
+      >>> _ = model.running_mean.data.fill_(3.0)
+      >>> guard.changed(layout, thorough=False)
+      Changed(trained=(), fixed=('running_mean',), late=False)
+    """
+
+    def __init__(self, lean: bool = False) -> None:
+        self._digest, self._most = Digest(), 0 if lean else COPIED
+        self._noted: dict[str, Tensor | _Sum] = {}
+        self._layout: Layout | None = None
+        self._trained: list[_Place] = []
+        self._fixed: list[_Place] = []
+        self.moving: frozenset[str] = frozenset()
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was noted yet."""
+        return bool(self._noted)
+
+    def begin(self, layout: Layout) -> None:
+        """Take the whole state as it is, the first time."""
+        if not self._noted:
+            self._read(layout)
+            self._note(self._trained, thorough=True)
+            self._note(self._fixed, thorough=True)
+
+    def changed(self, layout: Layout, *, thorough: bool) -> Changed:
+        """Names of what is not as the last private step left it; nothing before `begin`."""
+        if not self._noted:
+            return _NOTHING
+        if layout is not self._layout:
+            self._read(layout)
+        trained = self._differing(self._trained, thorough)
+        fixed = self._differing(self._fixed, thorough)
+        places = len(self._trained) + len(self._fixed)
+        if not trained and not fixed and len(self._noted) == places:
+            return _NOTHING
+        gone = self._noted.keys() - {place[0] for place in (*self._trained, *self._fixed)}
+        late = any(self._unmoved(name, tensor) for name, tensor in _tensors(self._fixed) if name in fixed)
+        return Changed(tuple(trained), (*fixed, *sorted(gone)), late)
+
+    def _unmoved(self, name: str, tensor: Tensor) -> bool:
+        """Whether only the digest could tell that it changed."""
+        noted = self._noted.get(name)
+        return isinstance(noted, _Sum) and noted.mark == _mark(tensor)
+
+    def updated(self, *, thorough: bool) -> None:
+        """Take the trained tensors as a private step left them."""
+        self._note(self._trained, thorough)
+
+    def _read(self, layout: Layout) -> None:
+        self._layout = layout
+        self._trained, self._fixed = _places(layout, self.moving)
+
+    def _note(self, places: list[_Place], thorough: bool) -> None:
+        held, noted = _tensors(places), self._noted
+        if sum([t.numel() for _, t in held]) > self._most:
+            for name, tensor in held:
+                noted[name] = _Sum(self._digest(tensor) if thorough else None, _mark(tensor))
+            return
+        copies = [copy for name, t in held if isinstance(copy := noted.get(name), Tensor) and _alike(copy, t)]
+        if copies and len(copies) == len(held):
+            with torch.no_grad():
+                torch._foreach_copy_(copies, [t for _, t in held])
+            return
+        noted.update((name, t.detach().clone()) for name, t in held)
+
+    def _differing(self, places: list[_Place], thorough: bool) -> list[str]:
+        return [name for name, tensor in _tensors(places) if not self._holds(name, tensor, thorough)]
+
+    def _holds(self, name: str, tensor: Tensor, thorough: bool) -> bool:
+        noted = self._noted.get(name)
+        if isinstance(noted, Tensor):
+            return _alike(noted, tensor) and _equal(noted, tensor)
+        if noted is None:
+            return False
+        moved = _mark(tensor) != noted.mark
+        if noted.digest is not None and (thorough or moved):
+            return self._digest(tensor) == noted.digest
+        return not moved
+
+
+_NOTHING = Changed()
+_Place: TypeAlias = tuple[str, dict[str, Any], str]
+"""Name, and the table of a module that holds the tensor under a key."""
+
+
+def _tensors(places: list[_Place]) -> list[tuple[str, Tensor]]:
+    return [(name, t) for name, table, key in places if (t := table.get(key)) is not None]
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor._version
+
+
+def _equal(copy: Tensor, tensor: Tensor) -> bool:
+    """Bit by bit, with the quickest comparison there is."""
+    if _memcmp is not None and tensor.is_cpu and tensor.is_contiguous() and copy.is_contiguous():
+        return not _memcmp(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return same_bits(copy, tensor.detach())
+
+
+def _library() -> Any:
+    """C's memcmp, None where it cannot be had."""
+    try:
+        found = ctypes.CDLL(None).memcmp
+    except (OSError, AttributeError, TypeError):
+        return None
+    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
+    return found
+
+
+_memcmp = _library()
+
+
+def _alike(copy: Tensor, tensor: Tensor) -> bool:
+    return copy.shape == tensor.shape and copy.dtype is tensor.dtype and copy.device == tensor.device
+
+
+def _places(layout: Layout, moving: frozenset[str]) -> tuple[list[_Place], list[_Place]]:
+    """Where trained and fixed tensors are held; each parameter once."""
+    trained: list[_Place] = []
+    fixed: list[_Place] = []
+    seen: set[int] = set()
+    for prefix, module in layout.modules:
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for table in tables:
+            for key, tensor in table.items():
+                name = f"{prefix}.{key}" if prefix else key
+                if tensor is None or id(tensor) in seen or name in moving:
+                    continue
+                seen.add(id(tensor))
+                (trained if table is module._parameters and tensor.requires_grad else fixed).append((name, table, key))
+    return trained, fixed
