@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 UNIT = 2.0**-24
 """Largest relative error of one rounding to float32."""
-MOST_ROWS = 295
+MOST_ROWS = 290
 """Records in a block at most, where each adds one vector."""
 JOINT = 0.0012
 """Error of a block whose records add several vectors each, as a part of the bound."""
@@ -37,7 +37,7 @@ class Summation:
 
     Examples:
       >>> Summation(256).rows, Summation(64).rows
-      (295, 104)
+      (290, 104)
       >>> Summation(1024).relative < 0.01, Summation(65_536).relative < 0.03
       (True, True)
     """
@@ -63,7 +63,7 @@ class Summation:
     @property
     def block(self) -> float:
         """Change of the error of one block when a record joins it, as a part of the largest bound in the block."""
-        return 2 * 1.01 * UNIT * (self.rows * (self.rows + 1) / 2 + 3 * self.rows) + 2.25 * JOINT
+        return 2 * 1.01 * UNIT * (self.rows * (self.rows + 1) / 2 + 3 * self.rows) + 2.5 * JOINT
 
     @property
     def total(self) -> float:

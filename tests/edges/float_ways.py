@@ -57,7 +57,7 @@ def without_loops(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Room, "keeps", lambda self, elements, like: False)
+    patch.setattr(Room, "keeps", lambda self, rows, each, like: False)
 
 
 def no_vmap(patch: pytest.MonkeyPatch) -> None:

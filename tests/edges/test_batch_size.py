@@ -26,6 +26,16 @@ class Recurrent(nn.Module):
         return out
 
 
+class Folded(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x).flatten(1)
+        return out
+
+
 class Attentive(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +53,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
         lambda: nn.Sequential(nn.Linear(104, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 4)),
         lambda n: torch.randn(n, 104),
     ),
+    "odd and narrow": (
+        lambda: nn.Sequential(nn.Linear(17, 10), nn.ReLU(), nn.Linear(10, 5), nn.Tanh(), nn.Linear(5, 4)),
+        lambda n: torch.randn(n, 17),
+    ),
+    "one output, on a tape": (lambda: Folded(nn.Linear(61, 1)), lambda n: torch.randn(n, 4, 61)),
     "cnn": (
         lambda: nn.Sequential(
             nn.Conv2d(1, 8, 5, 2), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(256, 4)

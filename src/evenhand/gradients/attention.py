@@ -28,7 +28,7 @@ class _Corner(Room):
     """Part of a room, for one of several shares that use the same names."""
 
     def __init__(self, room: Room, name: str):
-        super().__init__(room.lean)
+        super().__init__(room.lean, room.expected)
         self._room, self._name = room, name
 
     def empty(self, name: str, shape: Any, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

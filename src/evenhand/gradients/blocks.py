@@ -7,6 +7,7 @@ Proof: docs/proofs/float_sums.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,6 +31,7 @@ class Blocks:
       whole: the weight of a record depends on the others, so one record more may change every block. Then only a
         batch that is one block is summed in float32.
       part: these are not all records of the batch.
+      batch: how many records the whole batch has; None if these are all.
 
     Examples:
       >>> Blocks(5).of(3)
@@ -41,6 +43,7 @@ class Blocks:
     summation: Summation | None = None
     whole: bool = False
     part: bool = False
+    batch: int | None = None
     _found: dict[int, list[slice]] = field(default_factory=dict, repr=False)
 
     @property
@@ -51,7 +54,12 @@ class Blocks:
     @property
     def rounds(self) -> bool:
         """Whether the total of this batch may be rounded to float32."""
-        return self.summation is None or self.size <= self.summation.most
+        return self.summation is None or (self.batch or self.size) <= self.summation.most
+
+    @property
+    def expected(self) -> int | None:
+        """How many records are expected, if that is known."""
+        return None if self.summation is None else math.ceil(self.summation.expected_batch)
 
     def exact(self, parts: list[slice]) -> bool:
         """Return whether sums over these blocks must be float64 from the first addition on."""
@@ -63,17 +71,27 @@ class Blocks:
             self._found[most] = chunks_of(self.size, most) if self.keys is None else leaves(self.keys, most)
         return self._found[most]
 
-    def usable(self, rows: Tensor) -> Tensor:
-        """Return the numbers of the rows that a mask names, without those that only fill the batch."""
-        return rows[: self.size].nonzero().squeeze(1)
+    def runs(self, parts: list[slice], usable: Tensor | None) -> list[slice]:
+        """Return the blocks without the rows that cannot be used: runs of rows that can, block by block.
 
-    def take(self, rows: Tensor | slice) -> Blocks:
-        """Return the blocks of some of the rows, given as a slice or by number in ascending order."""
-        if isinstance(rows, slice):
-            size, keys = rows.stop - rows.start, None if self.keys is None else self.keys[rows]
-        else:
-            size, keys = len(rows), None if self.keys is None else self.keys[rows.cpu().numpy()]
-        return Blocks(size, keys, self.summation, self.whole, self.part or size < self.size)
+        Which block a row is in stays what it was, and the others of its block are summed in the same way or in shorter
+        runs: a record that cannot be used changes no other block.
+        """
+        if usable is None:
+            return parts
+        good = usable[: self.size].cpu().numpy()
+        found = []
+        for part in parts:
+            own = np.concatenate([[False], good[part], [False]])
+            edges = np.flatnonzero(own[1:] != own[:-1]).reshape(-1, 2) + part.start
+            found += [slice(int(start), int(stop)) for start, stop in edges]
+        return found
+
+    def take(self, rows: slice) -> Blocks:
+        """Return the blocks of some of the rows."""
+        size, keys = rows.stop - rows.start, None if self.keys is None else self.keys[rows]
+        part = self.part or size < self.size
+        return Blocks(size, keys, self.summation, self.whole, part, self.batch or self.size)
 
 
 def chunks_of(size: int, most: int) -> list[slice]:

@@ -103,17 +103,16 @@ class _Group:
             reach = slip / (roundings(terms) * torch.finfo(self.dtype).eps)
         return reach * (self.most**2 * self.joint * UNIT)
 
-    def weighted_sum(self, weights: Tensor, blocks: Blocks, rows: Tensor | None) -> Iterator[tuple[int, Tensor]]:
-        """Yield a parameter's identity and its sum over all blocks, call after call."""
+    def weighted_sum(self, weights: Tensor, blocks: Blocks, usable: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        """Yield a parameter's identity and its sum over all usable rows, call after call."""
         parts = [slice(0, blocks.size)] if self.dtype == torch.float64 else blocks.of(self.most or blocks.rows)
-        exact = blocks.exact(parts)
+        exact, runs = blocks.exact(parts), blocks.runs(parts, usable)
         own = weights if exact else weights.to(self.dtype)
-        for call, whole in zip(self.calls, self.shares, strict=True):
+        for call, share in zip(self.calls, self.shares, strict=True):
             if exact:
-                sums = _exact_sum(call, own, rows, max(1, CHUNK // self._row()))
+                sums = _exact_sum(call, own, blocks, usable, max(1, CHUNK // self._row()))
             else:
-                share = whole if rows is None else call.share(Room(lean=True), rows)
-                sums = add_up(parts, own, share.weighted_sum)
+                sums = add_up(runs, own, share.weighted_sum)
             for local, part in sums.items():
                 yield id(call.site.parameters[local]), part
 
@@ -203,15 +202,10 @@ class Bookkeeping:
         """Sum as `Book` says; rows in doubt are computed from what all layers saw, which is held until then."""
         apart = self._doubtful
         quick = weights if apart is None else weights.index_fill(0, apart, 0.0)
-        rows = None if usable is None else blocks.usable(usable)
         total: dict[str, Tensor] = {}
-        if rows is not None:
-            quick, blocks = quick[rows], blocks.take(rows)
-            if not len(rows):
-                return total
         for group in emptied(self._groups) if last and apart is None else self._groups:
             group.check()
-            for key, part in group.weighted_sum(quick, blocks, rows):
+            for key, part in group.weighted_sum(quick, blocks, usable):
                 name = self._names[key]
                 total[name] = total[name] + part if name in total else part
         if apart is not None:
@@ -227,15 +221,16 @@ class Bookkeeping:
                     total[name] = total[name].double() + own
 
 
-def _exact_sum(call: Call, weights: Tensor, rows: Tensor | None, most: int) -> dict[str, Tensor]:
-    """Return the sum of one call over all records in float64, of at most ``most`` records at a time."""
-    every = torch.arange(len(weights), device=weights.device) if rows is None else rows
+def _exact_sum(call: Call, weights: Tensor, blocks: Blocks, usable: Tensor | None, most: int) -> dict[str, Tensor]:
+    """Return the sum of one call over all usable records in float64, of at most ``most`` records at a time."""
+    every = torch.arange(blocks.size, device=weights.device)
+    rows = every if usable is None else every[usable[: blocks.size]]
 
     def some(own: Tensor, part: slice) -> dict[str, Tensor]:
-        share = call.share(Room(lean=True), every[part], torch.float64)
+        share = call.share(Room(lean=True), rows[part], torch.float64)
         return share.weighted_sum(own.double(), slice(0, len(own)))
 
-    return add_up(chunks_of(len(weights), most), weights, some)
+    return add_up(chunks_of(len(rows), most), weights[rows], some)
 
 
 T = TypeVar("T")

@@ -22,6 +22,7 @@ from evenhand.gradients.footprint import out_of_memory
 from evenhand.gradients.kernels import touched
 from evenhand.gradients.linear import LinearKernel
 from evenhand.gradients.loops import NARROW, fits, loops
+from evenhand.gradients.narrow import linear, times
 from evenhand.gradients.precision import lowered, plain
 from evenhand.gradients.randomness import watched
 from evenhand.gradients.records import LossFn
@@ -80,12 +81,11 @@ class _Dense:
         held = self.module._parameters
         weight, bias = cast("Tensor", held["weight"]), held["bias"]
         if not self.last or len(weight) > NARROW:
-            return functional.linear(x, weight, bias)
+            return linear(x, weight, bias)
         compiled, tables = loops(), (x, weight) if bias is None else (x, weight, bias)
         if compiled is not None and x.shape[1] == self.module.in_features and all(map(fits, tables)):
             return compiled.outputs(x, weight, bias).t()
-        across = weight @ x.t() if bias is None else torch.addmm(bias.unsqueeze(1), weight, x.t())
-        return across.t()
+        return linear(x, weight, bias)
 
 
 _Part: TypeAlias = _Dense | nn.Module
@@ -185,7 +185,7 @@ class Chain:
                 yield Call(part.site, (tensor, grad), (tensor._version, grad._version))
             if part.first:
                 return
-            grad = grad @ cast("Tensor", part.module._parameters["weight"])
+            grad = times(grad, cast("Tensor", part.module._parameters["weight"]))
 
 
 def _leaves(module: nn.Module | None) -> Iterator[nn.Module | None]:

@@ -55,9 +55,9 @@ class _Convolved:
         self.x, self._geometry = _seen(x, whole, room)
         self.terms = math.prod(grad.shape[2:])
         self._weighs, self._biased = "weight" in trainable, "bias" in trainable
-        self._keep = room.keeps(len(x) * self._shape.numel(), x)
+        self._keep = room.keeps(len(x), self._shape.numel(), x)
         self._ghost = ghost_is_cheaper(self._geometry, x.shape[1], grad.shape[1], self._groups, self._keep)
-        self._kept: list[Tensor] | None = None
+        self._kept: Tensor | None = None
         self._reach: Tensor | None = None
         self._sums: Tensor | None = None
 
@@ -74,29 +74,40 @@ class _Convolved:
     def _by_product(self, gauge: Gauge) -> list[Tensor]:
         """Everything about a few records while they are in the cache."""
         measure = gauge if self._keep else gauge.passing
-        kept, lengths, inputs, outputs = [], [], [], []
-        for rows, product in self._products(self._keep):
-            flat = product.view(len(product) * (rows.stop - rows.start), -1)
-            lengths.append(measure(flat).view(len(product), -1))
+        lengths, inputs, outputs = [], [], []
+        buffer, parts = self._products(self._keep)
+        for rows, product in parts:
+            size = rows.stop - rows.start
+            if product.is_contiguous():
+                lengths.append(measure(product.view(len(product) * size, -1)).view(len(product), -1))
+            else:
+                lengths.append(torch.stack([measure(own.view(size, -1)) for own in product]))
             inputs.append(gauge(self.x[rows]))
             outputs.append(gauge(self.grad[rows]))
-            kept.append(product)
-        self._kept = kept if self._keep else None
+        self._kept = buffer if self._keep else None
         self._reach = self._bound(torch.cat(inputs), torch.cat(outputs))
         return list(torch.cat(lengths, dim=1).unbind())
 
     def _patches(self) -> Patches:
         return patches_of(self._geometry, self.x, self.grad, self._groups, self._room)
 
-    def _products(self, apart: bool) -> Iterator[tuple[slice, Tensor]]:
-        """Gradients (kernel rows, n * groups, ...) of a few records at a time, each in its own memory or all in one."""
+    def _products(self, apart: bool) -> tuple[Tensor, Iterator[tuple[slice, Tensor]]]:
+        """Return a buffer (kernel rows, records * groups, ...), and what fills it with a few records at a time.
+
+        Each record is in memory of its own if ``apart``; else all parts are written to the same place.
+        """
         patches = self._patches()
         parts = patches.parts()
-        row = math.prod(patches.shape(1))
-        room = self._room.empty("products", ((len(self.x) if apart else parts[0].stop) * row,), self.x)
-        for rows in parts:
-            start, shape = rows.start if apart else 0, patches.shape(rows.stop - rows.start)
-            yield rows, patches.multiply(rows, room[start * row : start * row + math.prod(shape)].view(shape))
+        each = patches.shape(1)[1]
+        buffer = self._room.empty("products", patches.shape(len(self.x) if apart else parts[0].stop), self.x)
+
+        def filled() -> Iterator[tuple[slice, Tensor]]:
+            for rows in parts:
+                start = rows.start if apart else 0
+                own = buffer[:, start * each : (start + rows.stop - rows.start) * each]
+                yield rows, patches.multiply(rows, own)
+
+        return buffer, filled()
 
     def _bias(self) -> Tensor:
         if self._sums is None:
@@ -130,22 +141,10 @@ class _Convolved:
             sums["bias"] = weights @ self._bias()[rows]
         return sums
 
-    def _combined(self, weights: Tensor, rows: slice, kept: list[Tensor]) -> Tensor:
-        """Take a product of all records at once where each is apart, else part by part."""
-        patches = self._patches()
-        count, size = patches.shape(1)[0], len(self.x)
-        if len(kept) == size:
-            whole = kept[0].as_strided((size, kept[0].numel()), (kept[0].numel(), 1))
-            return patches.weight((weights @ whole[rows]).view(count, 1, -1))[0]
-        total, first = weights.new_zeros(count, 1, math.prod(patches.shape(1)) // count), 0
-        for products in kept:
-            part = products.view(count, -1, total.shape[2])
-            begin, end = max(rows.start - first, 0), min(rows.stop - first, part.shape[1])
-            if begin < end:
-                own = weights[first + begin - rows.start : first + end - rows.start]
-                total.baddbmm_(own.expand(count, 1, -1), part[:, begin:end])
-            first += part.shape[1]
-        return patches.weight(total)[0]
+    def _combined(self, weights: Tensor, rows: slice, kept: Tensor) -> Tensor:
+        """Take one product with the gradients of these records for every kernel row."""
+        own = kept.view(len(kept), len(self.x), -1)[:, rows]
+        return self._patches().weight(torch.bmm(weights.expand(len(kept), 1, -1), own))[0]
 
     def _convolution(self, weights: Tensor, rows: slice) -> Tensor:
         """Return torch's weight gradient of the scaled output gradient, a few records at a time."""
@@ -166,7 +165,7 @@ class _Convolved:
         rows = {}
         if self._weighs:
             patches = self._patches()
-            parts = [patches.weight(p.view(len(p), r.stop - r.start, -1)) for r, p in self._products(apart=True)]
+            parts = [patches.weight(p.view(len(p), r.stop - r.start, -1)) for r, p in self._products(apart=True)[1]]
             rows["weight"] = torch.cat(parts)
         if self._biased:
             rows["bias"] = self._bias()

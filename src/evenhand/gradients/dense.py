@@ -51,17 +51,12 @@ class DenseBook:
         """Sum as `Book` says."""
         total: dict[str, Tensor] = {}
         weights = weights.double().resolve_neg().contiguous()
-        rows = None if usable is None else blocks.usable(usable)
-        if rows is not None:
-            weights, blocks = weights[rows], blocks.take(rows)
         parts = blocks.of(blocks.rows)
+        exact, runs = blocks.exact(parts), blocks.runs(parts, usable)
         for call in emptied(self._calls) if last else self._calls:
             call.check()
-            x, grad = call.tensors if rows is None else [table[rows] for table in call.tensors]
-            if blocks.exact(parts):
-                sums = _exact_sums(call, x, grad, weights)
-            else:
-                sums = add_up(parts, weights, partial(self._block_sums, call, x, grad, last))
+            x, grad = call.tensors
+            sums = add_up(runs, weights, partial(_exact_sums if exact else self._block_sums, call, x, grad, last))
             for local, part in sums.items():
                 total[self._names[id(call.site.parameters[local])]] = part
         return total
@@ -86,8 +81,8 @@ class DenseBook:
         return found
 
 
-def _exact_sums(call: Call, x: Tensor, grad: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Return the sums over all rows in float64."""
-    scaled = grad.double() * weights.unsqueeze(1)
-    both = {"weight": lambda: scaled.t() @ x.double(), "bias": lambda: scaled.sum(0)}
+def _exact_sums(call: Call, x: Tensor, grad: Tensor, last: bool, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+    """Return the sums over some rows in float64."""
+    scaled = grad[rows].double() * weights.unsqueeze(1)
+    both = {"weight": lambda: scaled.t() @ x[rows].double(), "bias": lambda: scaled.sum(0)}
     return {name: both[name]() for name in call.site.parameters}

@@ -19,7 +19,7 @@ def _first(index: Tensor, entries: int, room: Room) -> Tensor:
             [0, 1, 2]])
     """
     size, times = index.shape
-    if room.keeps(size * entries, index):
+    if room.keeps(size, entries, index):
         # Only what has been written is read, so the table need not be cleared.
         table = room.empty("places", (size, entries), index)
         return table.scatter_(1, index, torch.arange(times, device=index.device).expand(size, -1)).gather(1, index)
@@ -138,7 +138,7 @@ class _Bag:
         """``|g|`` times the length of the multiples."""
         place = _first(self.index, self.entries, self._room)
         multiples = torch.zeros_like(self.scale).scatter_add_(1, place, self.scale)
-        return [gauge(self.grad) * torch.linalg.vector_norm(multiples, dim=1)]
+        return [gauge(self.grad).double() * torch.linalg.vector_norm(multiples, dim=1)]
 
     def reach(self, gauge: Gauge) -> None:
         """Nothing cancels."""

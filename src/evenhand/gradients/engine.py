@@ -72,7 +72,8 @@ class Engine:
 
     Guarantee: norms and sums are those of the records' own gradients, to rounding; a model for which that cannot be had
     raises `UnsupportedModelError`. The model keeps no trace of the pass: no attribute, gradient, hook or changed mode.
-    A ``watcher`` is shown the model's layout before every pass.
+    A ``watcher`` is shown the model's layout before every pass. ``expected`` is how many records a pass is expected to
+    have: what is kept in memory is decided by it, see `Room`.
 
     >>> engine = Engine(torch.nn.Linear(2, 3), torch.nn.CrossEntropyLoss(reduction="none"))
     >>> engine.run(torch.randn(4, 2), torch.tensor([0, 1, 2, 0])).norm.shape
@@ -93,6 +94,7 @@ class Engine:
         self._since = 0
         self._turns = self._chains = True
         self.watcher: Callable[[Layout], None] | None = None
+        self.expected: int | None = None
 
     def forget(self) -> None:
         """Give back the memory that is kept from batch to batch."""
@@ -286,6 +288,8 @@ class Engine:
     def _booked(self, loss: Tensor, calls: list[Call], layout: Layout, rooms: list[Room]) -> Bookkeeping:
         if len(rooms) < len(calls):
             rooms.extend([Room(self._lean) for _ in range(len(calls) - len(rooms))])
+        for room in rooms:
+            room.expected = self.expected
         with plain():
             return Bookkeeping(loss.detach().double(), calls, layout.names, rooms)
 

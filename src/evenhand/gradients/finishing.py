@@ -15,7 +15,7 @@ from evenhand.gradients.bookkeeping import Book
 from evenhand.gradients.fallback import Instances
 from evenhand.gradients.locking import exclusive
 from evenhand.gradients.measuring import ROW_LIMIT, finite, within, working_dtype
-from evenhand.gradients.precision import plain
+from evenhand.gradients.precision import highest, plain
 from evenhand.gradients.randomness import preserved
 from evenhand.gradients.records import LossFn, take
 from evenhand.gradients.reference import reference
@@ -109,7 +109,7 @@ class Finished:
 
     def _summed(self, raw: Raw, weights: Tensor, *, last: bool) -> dict[str, Tensor]:
         swaps = isinstance(raw, Instances) or self._rescued is not None
-        with exclusive(self._layout.identities) if swaps else nullcontext(), plain():
+        with exclusive(self._layout.identities) if swaps else nullcontext(), plain(), highest():
             total = raw.weighted_sum(weights, self._usable, self._blocks, last)
             if self._rescued is not None:
                 rows, good, rescued = self._rescued

@@ -58,8 +58,8 @@ class Kernel(Protocol[M]):
     """How one layer type with one input and one output is served.
 
     All methods run without autograd; the first dimension of every tensor is the batch. A kernel may also have
-    ``native`` (see ``native.py``), ``join`` (see ``LinearKernel``), and ``backward``, which gives the input gradient
-    and tensors for ``share`` at once (see ``GroupNormKernel``).
+    ``native`` and ``natively`` (see ``native.py``), ``join`` (see ``LinearKernel``), and ``backward``, which gives the
+    input gradient and tensors for ``share`` at once (see ``GroupNormKernel``).
     """
 
     def serves(self, module: M) -> bool:

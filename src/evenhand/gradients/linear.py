@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from evenhand.gradients.kernels import combined, register_kernel
 from evenhand.gradients.measuring import Gauge, chunks
+from evenhand.gradients.narrow import linear, narrow, times
 from evenhand.gradients.rooms import Room
 
 CHUNK = 1 << 18
@@ -26,7 +27,9 @@ class Rank1:
         """``|g| |a|`` for the weight and ``|g|`` for the bias."""
         own = gauge(self.grad)
         lengths = [own] if "bias" in self.trainable else []
-        return [*lengths, own * gauge(self.x)] if "weight" in self.trainable else lengths
+        if "weight" in self.trainable:  # in float64: a quick and a careful gauge then give the same bits
+            lengths.append(own.double() * gauge(self.x).double())
+        return lengths
 
     def reach(self, gauge: Gauge) -> None:
         """One term."""
@@ -62,7 +65,7 @@ class Outer:
         self.x, self.grad, self.trainable, self._room = x, grad, trainable, room
         self.terms = time = x.shape[1]
         parameters = x.shape[2] * grad.shape[2]
-        self._keep = room.keeps(len(x) * parameters, x)
+        self._keep = room.keeps(len(x), parameters, x)
         again = (0.8 * time + 40 if self._keep else 2 * time + 20) * parameters
         self._ghost = 4 * time * time * (x.shape[2] + grad.shape[2] + 50) < again
         self._flipped = x.shape[2] > 3 * grad.shape[2]  # long rows are slow to write
@@ -160,8 +163,12 @@ class LinearKernel:
         return x.dim() >= 2
 
     def forward(self, module: nn.Linear, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """As the layer itself."""
-        return functional.linear(x, module.weight, module.bias), ()
+        """Return the layer's output."""
+        return linear(x, module.weight, module.bias), ()
+
+    def natively(self, module: nn.Linear) -> bool:
+        """Return whether torch's own operation may stand in: not where a product has few columns."""
+        return not narrow(module.out_features) and not narrow(module.in_features)
 
     def native(self, module: nn.Linear, x: Tensor) -> Tensor:
         """The same on detached weights, one of which requires a gradient that nobody asks for."""
@@ -172,7 +179,7 @@ class LinearKernel:
 
     def input_gradient(self, module: nn.Linear, x: Tensor, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
         """``grad @ weight``."""
-        return grad @ module.weight.to(grad.dtype)
+        return times(grad, module.weight.to(grad.dtype))
 
     def share(
         self,

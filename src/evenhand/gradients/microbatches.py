@@ -55,6 +55,7 @@ class MicroBatches:
         state = RandomState(self._model)
         while True:
             most = self._most(inputs, targets, blocks) if early is not None else self.limit or size
+            self.engine.expected = blocks.expected if size <= most else most
             try:
                 if size <= most:
                     return run_filled(self.engine, inputs, targets, blocks, most if self.limit else None)

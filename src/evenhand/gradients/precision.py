@@ -48,6 +48,28 @@ class plain:  # noqa: N801 - used like a function; a class is quicker than a gen
             self._autocast.__exit__(*exc)
 
 
+def highest() -> AbstractContextManager[None]:
+    """Inside, products of float32 matrices keep all digits, whatever ``set_float32_matmul_precision`` was told.
+
+    >>> torch.set_float32_matmul_precision("medium")
+    >>> with highest(): torch.get_float32_matmul_precision()
+    'highest'
+    >>> torch.get_float32_matmul_precision(); torch.set_float32_matmul_precision("highest")
+    'medium'
+    """
+    return nullcontext() if torch.get_float32_matmul_precision() == "highest" else _highest()
+
+
+@contextmanager
+def _highest() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 @contextmanager
 def _off() -> Iterator[None]:
     with ExitStack() as stack:

@@ -55,7 +55,7 @@ class Gates:
         self._sums = grad.sum(1) if biases else None
         self._reach: Tensor | None = None
         parameters = (last - first) * grad.shape[2]
-        again = (0.8 * time + 40 if room.keeps(len(x) * parameters, x) else 2 * time + 20) * parameters
+        again = (0.8 * time + 40 if room.keeps(len(x), parameters, x) else 2 * time + 20) * parameters
         products = columns and 4 * time * time * (last - first + grad.shape[2] + 50) >= again
         self._products = Outer(self._x, grad, frozenset({"weight"}), room) if products else None
 
@@ -139,7 +139,7 @@ class Corner(Room):
     """A part of a room whose buffers have names of their own, for one of several shares of a call."""
 
     def __init__(self, room: Room, name: str):
-        super().__init__(room.lean)
+        super().__init__(room.lean, room.expected)
         self._room, self._name = room, name
 
     def empty(self, name: str, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

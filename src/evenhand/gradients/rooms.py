@@ -20,6 +20,8 @@ LEAN_BYTES = 6 << 20
 class Room:
     """Named buffers for one call of a layer. ``lean`` asks for forms that need little memory, at some cost in time.
 
+    ``expected`` is how many records a batch is expected to have, or at most has where it runs in parts.
+
     What a buffer held is overwritten by the next batch, so only the newest pass of an engine may be used.
 
     >>> room = Room(lean=False)
@@ -28,8 +30,8 @@ class Room:
     (torch.Size([2, 3]), True)
     """
 
-    def __init__(self, lean: bool):
-        self.lean = lean
+    def __init__(self, lean: bool, expected: int | None = None):
+        self.lean, self.expected = lean, expected
         self._held: dict[str, Tensor] = {}
 
     def aside(self) -> Room:
@@ -39,7 +41,7 @@ class Room:
         >>> keeping.aside() is keeping, lean.aside() is lean
         (True, False)
         """
-        return Room(lean=True) if self.lean else self
+        return Room(True, self.expected) if self.lean else self
 
     def empty(self, name: str, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of this shape with any contents, on the device and (unless given) in the precision of ``like``."""
@@ -60,6 +62,11 @@ class Room:
             return self.empty(name, x.shape, x)
         return self.empty(name, x.movedim(1, -1).shape, x).movedim(-1, 1)
 
-    def keeps(self, elements: int, like: Tensor) -> bool:
-        """Whether a tensor of so many elements may be kept until the weighted sum."""
+    def keeps(self, rows: int, each: int, like: Tensor) -> bool:
+        """Return whether ``each`` elements of so many rows may be kept until the weighted sum.
+
+        That is decided by the ``expected`` number of rows where it is known: by the drawn one, a single record more
+        could change how all others are summed.
+        """
+        elements = (self.expected or rows) * each
         return elements * like.element_size() <= (LEAN_BYTES if self.lean else KEPT_BYTES)

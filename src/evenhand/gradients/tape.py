@@ -169,7 +169,7 @@ class Tape:
     def _replacement(self, site: Site) -> Callable[..., Tensor]:
         original = type(site.module).forward
         serve: Callable[..., Tensor] = _Layer.apply
-        native = hasattr(site.kernel, "native")
+        native = hasattr(site.kernel, "native") and site.kernel.natively(site.module)
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             if kwargs:

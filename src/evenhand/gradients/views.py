@@ -92,7 +92,7 @@ class _Added:
         self.terms = self._rows.terms * views
         self._size, self._row = len(tensors[0]) // views, sum(p.numel() for p in site.parameters.values())
         self._kept: dict[str, Tensor] | None = None
-        if room.keeps(self._size * self._row, tensors[0]):
+        if room.keeps(self._size, self._row, tensors[0]):
             self._kept = self.instantiate()
 
     def lengths(self, gauge: Gauge) -> list[Tensor]:
