@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from float_ways import WAYS, Sums, cancelling, change, keys_of, multiple, taking, worst_change
-from torch import Tensor, nn
+from torch import nn
 
 import evenhand as eh
 from evenhand.gradients import blocks
