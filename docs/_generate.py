@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import evenhand
-from evenhand import cli, errors
+from evenhand import cli, coupling, errors
 from evenhand.cli.claims import table as claims_table
 from evenhand.config import Config
 from evenhand.data import columns
@@ -62,6 +62,7 @@ def everything(out: Path) -> None:
         "errors": error_list(),
         "claims": cached(out / "claims.md", claims),
         "charges": rounding_charges(),
+        "escape": escapes(),
         **outputs(),
     }
     for name, text in pages.items():
@@ -110,6 +111,14 @@ def _value(kind: Any) -> str:
         if wanted is kind or wanted in typing.get_args(kind):
             return word
     return "TEXT"
+
+
+def escapes() -> str:
+    """How likely records that touch each other in a share of batches are not found."""
+    shares = (0.2, 0.1, 0.05, 0.02, 0.01)
+    rows = [[f"{s:g}", f"{coupling.escape(s):.2g}", f"{coupling.escape(s, coupling.LOOKS):.2g}"] for s in shares]
+    counts = f"{coupling.DRAWS} looks before training", f"{coupling.LOOKS} secret looks"
+    return grid(["shows in a share of", *counts], rows) + "\n"
 
 
 def rounding_charges() -> str:

@@ -9,8 +9,7 @@ docs/proofs/random_draws.md: how a record's view is distributed must not depend 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -101,11 +100,11 @@ class Views:
         Mixing records (mixup, cutmix) would put one record into another's gradient, where no bound holds it.
         """
         for seed in range(4):
-            with _drawing(seed):
+            with generators.drawing(seed):
                 before = self.augment(inputs)
             for kept in range(_size(inputs)):
                 company = tree_map_only(Tensor, partial(_others_changed, kept=kept), inputs)
-                with _drawing(seed):
+                with generators.drawing(seed):
                     after = self.augment(company)
                 if not all(_same(a[kept], b[kept]) for a, b in zip(_tensors(before), _tensors(after), strict=True)):
                     raise UnsupportedModelError(
@@ -141,7 +140,7 @@ class Views:
                 )
 
     def _drawn(self, inputs: Any, seed: int) -> Any:
-        with _drawing(seed):
+        with generators.drawing(seed):
             return self.augment(inputs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -275,14 +274,3 @@ def _others_changed(leaf: Tensor, kept: int) -> Tensor:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
-
-
-@contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    """Inside, everybody's global generator starts from ``seed``; afterwards it goes on as if nothing had been."""
-    before = generators.Snapshot()
-    generators.seed(seed)
-    try:
-        yield
-    finally:
-        before.restore()

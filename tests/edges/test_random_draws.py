@@ -235,11 +235,11 @@ def planned(data: Data) -> Plan:
 
 def views_seen(draws: Callable[[Tensor], Tensor], out: Path, **options: Any) -> list[Tensor]:
     """The views of every step, with public generators that start anew before each."""
-    data, seen = wrap(torch.arange(80.0)[:, None].repeat(1, 4), [0, 1] * 40), []
+    data = wrap(torch.arange(80.0)[:, None].repeat(1, 4), [0, 1] * 40)
 
     def augment(inputs: Tensor) -> Tensor:
-        seen.append(inputs + draws(inputs))
-        return seen[-1]
+        SEEN.append(inputs + draws(inputs))
+        return SEEN[-1]
 
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -248,10 +248,12 @@ def views_seen(draws: Callable[[Tensor], Tensor], out: Path, **options: Any) -> 
         for batch in run.batches(data):
             public(42)
             run.step(batch)
-            found.append(seen[-1])
+            found.append(SEEN[-1])
     return found
 
 
+SEEN: list[Tensor] = []
+"""Views, where no look for state that records leave behind comes by."""
 AUGMENTS = {
     "numpy": lambda inputs: torch.from_numpy(np.random.rand(len(inputs), 1)).float(),  # noqa: NPY002
     "random": lambda inputs: torch.tensor([[random.random()] for _ in range(len(inputs))]),

@@ -68,7 +68,7 @@ def test_a_part_is_forgotten_before_the_next() -> None:
     for _ in range(5):
         model.alive.clear()
         engine.run(X, Y, clip)
-    assert model.rows[-3:] == [7, 7, 7]
+    assert model.rows[-3:] == [7, 7, 6]
     assert model.alive[-3:] == [0, 0, 0]
 
 

@@ -247,7 +247,6 @@ EXACT: dict[str, Callable[[], Case]] = {
     "checkpointed": lambda: Case(
         Custom(lambda m, x: checkpoint(m.i, x, use_reentrant=False), i=net(lin(4, 4), nn.ReLU(), lin()))
     ),
-    "data parallel": lambda: Case(nn.DataParallel(net(lin(4, 4), nn.ReLU(inplace=True), lin()))),
     "batch in two halves": lambda: Case(Custom(lambda m, x: torch.cat([m.l(half) for half in x.chunk(2)]), l=lin())),
     "in-place relu": lambda: Case(net(lin(4, 4), nn.ReLU(inplace=True), lin(), nn.ReLU(inplace=True))),
     "records sorted": lambda: Case(Custom(sorted_rows, l=lin())),

@@ -128,7 +128,7 @@ def test_figures_between_a_checkpoint_and_its_release_do_not_hide_the_release(tm
 def test_a_withdrawn_run_says_that_nothing_it_computed_may_be_shared(tmp_path: Path) -> None:
     old = trained(tmp_path / "old")
     line = {"step": 25, "groups": {"g": 0.8125}, "accuracy": 0.8125}
-    old.add_metrics(line)
+    old.add_metrics(line, old.metrics_file)
     assert not old.statement_file.exists()
     assert old.statement()["groups"] == {"g": 0.8125}
     eh.rebudget(old.path, LOWER, train=data(), out=tmp_path / "new")

@@ -15,6 +15,7 @@ from evenhand.config import from_toml
 from evenhand.data import Data, wrap
 from evenhand.errors import UsageError
 from evenhand.gradients import Engine, fallback
+from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.microbatches import MicroBatches
 from evenhand.mechanism import Mechanism
 from evenhand.step import early_weights, private_gradient
@@ -126,9 +127,9 @@ def test_a_rule_that_looks_at_rows_alone_needs_one_pass(
     runs: list[int] = []
     run = Engine.run
 
-    def counted(self: Engine, inputs: Tensor, targets: Tensor) -> object:
+    def counted(self: Engine, inputs: Tensor, targets: Tensor, blocks: Blocks) -> object:
         runs.append(len(inputs))
-        return run(self, inputs, targets)
+        return run(self, inputs, targets, blocks)
 
     rows = data()
     plan = eh.plan(method, METHODS[method], data=rows.facts, epochs=1, batch_size=25)

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from evenhand import generators
 from evenhand.errors import EvenhandError
 from evenhand.gradients.folding import folded
 from evenhand.gradients.footprint import out_of_memory
 from evenhand.gradients.locking import exclusive
 from evenhand.gradients.plain_state import Picture, PlainState, Snapshot, changes
-from evenhand.gradients.randomness import means, seeded
+from evenhand.gradients.randomness import means
 from evenhand.gradients.records import LossFn, WithLoss, batch_size, call, call_with, cast, losses, take
 from evenhand.gradients.structure import modules_of
 
@@ -120,7 +121,7 @@ class Company:
 
     def drawing(self, seed: int) -> AbstractContextManager[None]:
         """Inside, all generators start from ``seed``."""
-        return drawing(self._model, seed)
+        return generators.drawing(seed)
 
     def picture(self) -> Picture:
         """State as it is now."""
@@ -184,7 +185,7 @@ class Company:
 
     def advance(self, inputs: Any, targets: Any) -> None:
         """Move the buffers that passes move, by one pass over these records, and nothing else."""
-        with self._alone() as before, torch.no_grad(), drawing(self._model, 0):
+        with self._alone() as before, torch.no_grad(), generators.drawing(0):
             inputs = inputs if self._views is None else self._views(inputs)
             losses(self._loss_fn, call(self._model, inputs), targets, batch_size(inputs, targets))
             places = self._moving_buffers()
@@ -216,7 +217,7 @@ class Company:
         if before is not None:
             before.restore()
         leaves = [p for p in self._model.parameters() if p.requires_grad]
-        with drawing(self._model, seed):
+        with generators.drawing(seed):
             state = self._generators()
             inputs = batch[0] if self._views is None else self._views(batch[0])
             loss = losses(self._loss_fn, call(self._model, inputs), batch[1], batch_size(*batch))
@@ -241,7 +242,7 @@ class Company:
 
         def run(batch: tuple[Any, Any], kept: Tensor, places: list[int] | None = None) -> Kept:
             before.restore()
-            with drawing(self._model, seed):
+            with generators.drawing(seed):
                 inputs = batch[0] if self._views is None else self._views(batch[0])
                 inputs, targets = cast((inputs, batch[1]), torch.float64)
                 if places is None:
@@ -295,22 +296,3 @@ def _dense(gradient: Tensor | None, leaf: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(leaf)
     return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-@contextmanager
-def drawing(model: nn.Module, seed: int) -> Iterator[None]:
-    """Inside, the global generators of torch, numpy and Python start from ``seed``; afterwards they go on as before.
-
-    >>> with drawing(nn.Identity(), 3): first = random.random(), float(torch.rand(1))
-    >>> with drawing(nn.Identity(), 3): first == (random.random(), float(torch.rand(1)))
-    True
-    """
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is meant
-    with seeded(model, seed):
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002

@@ -95,14 +95,14 @@ def run_filled(engine: Engine, inputs: Any, targets: Any, blocks: Blocks, most: 
 
     Matrix products of very few rows are computed in another order, so that one record more would change the last digits
     of all others, and at the kink of a ReLU their gradients. The copies enter no sum. Where memory allows only ``most``
-    rows there are no more.
+    rows, and that is fewer, the batch stays as it is.
 
     >>> engine = Engine(nn.Linear(2, 1), lambda out, y: out[:, 0] * y)
     >>> run_filled(engine, torch.ones(3, 2), torch.ones(3), Blocks(3)).norm.shape
     torch.Size([3])
     """
-    size, least = blocks.size, min(least_rows(), most or least_rows())
-    if not 0 < size < least:
+    size, least = blocks.size, least_rows()
+    if not 0 < size < least <= (most or least):
         return engine.run(inputs, targets, blocks)
     rows = torch.arange(least) % size
     result = engine.run(take(inputs, rows), take(targets, rows), blocks)

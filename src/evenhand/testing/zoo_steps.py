@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evenhand.gradients.blocks import Blocks
+from evenhand.gradients.finishing import Finished
 from evenhand.mechanism import Mechanism
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.queries import Exceedance
@@ -149,6 +151,25 @@ class WithoutRounding(ReferenceStep):
         return tuple(float(value) * 0.999 for value in sensitivity)
 
 
+class _OneRun(Blocks):
+    """All records of a batch in one block, however many they are."""
+
+    def of(self, most: int) -> list[slice]:
+        """Return one slice."""
+        return [slice(0, self.size)]
+
+
+class FloatRun(ReferenceStep):
+    """Adds all records up in one float32 run, whose roundings one record can turn round."""
+
+    def total(self, result: Pass, found: Tensor, sensitivity: Tensor) -> tuple[Vector, Shapes]:
+        """Return the sum of an engine's pass without its blocks."""
+        finished = getattr(result.weighted_sum, "__self__", None)
+        if isinstance(finished, Finished):
+            finished._blocks = _OneRun(len(found))
+        return super().total(result, found, sensitivity)
+
+
 class MeanClass(ReferenceStep):
     """Makes noise for the average owner: the class with the largest bound gets too little."""
 
@@ -184,6 +205,7 @@ MEMBERS: tuple[Wrong, ...] = (
         wrong_step(step, "ledger")
         for step in (UnchargedEmpty(), HalfRecorded(), WithoutRounding(), MeanClass(), FirstLevel())
     ),
+    wrong_step(FloatRun(), "large"),
     wrong_step(WithoutClipping(), "audit", Subject(Clip()), name="WithoutClipping, audited"),
 )
 """Wrong steps."""
