@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from evenhand import checkpoints, guards
+from evenhand import checkpoints, generators, guards
 from evenhand.augmenting import Handed
 from evenhand.averaging import Average
 from evenhand.counting import Counting
@@ -94,7 +94,7 @@ class Private:
         self._looked: Data | None = None
         self._position = ledger.reserved
         self._drawn: Batch | None = None
-        self._handed = Handed()
+        self._handed, self._draws = Handed(), torch.cuda.is_available()
         self._counting, self._kept = Counting(folder, mechanism.plan, compose), kept
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
 
@@ -178,8 +178,15 @@ class Private:
     def _pass(self, batch: Batch, early: Early | None, blocks: Blocks) -> Pass:
         """Run one pass with all its draws from the step's secret seed; again if it drew where that seed did not reach.
 
-        Nothing of a pass with draws from numpy's or Python's own generators is used: they are public.
+        Nothing of a pass with draws from public generators is used. As long as no pass draws at all none is set.
         """
+        if not self._draws:
+            before = torch.default_generator.get_state(), generators.mark()
+            result = self._watch.run(batch.inputs, batch.targets, early, blocks)
+            if generators.mark() == before[1] and torch.equal(torch.default_generator.get_state(), before[0]):
+                return result
+            torch.default_generator.set_state(before[0])
+            self._draws = True
         secret = self._mechanism.stream.seed(self._position)
         with seeded(self.model, secret) as draws:
             result = self._watch.run(batch.inputs, batch.targets, early, blocks)

@@ -114,6 +114,8 @@ def leaves(keys: NDArray[np.uint64], most: int) -> list[slice]:
       >>> leaves(keys, 4), leaves(keys, 3)
       ([slice(0, 4, None)], [slice(0, 2, None), slice(2, 4, None)])
     """
+    if 0 < len(keys) <= most and (int(keys[0]) ^ int(keys[-1])) >> KEY_BITS == 0:
+        return [slice(0, len(keys))]
     levels = keys >> np.uint64(KEY_BITS)
     edges = [0, *(np.flatnonzero(levels[1:] != levels[:-1]) + 1).tolist(), len(keys)]
     found: list[slice] = []
@@ -150,7 +152,8 @@ def add_up(parts: list[slice], weights: Tensor, one: Callable[[Tensor, slice], S
       {'a': tensor([6.], dtype=torch.float64)}
     """
     if len(parts) == 1:
-        return dict(one(weights[parts[0]], parts[0]))
+        (rows,) = parts
+        return dict(one(weights if rows.stop - rows.start == len(weights) else weights[rows], rows))
     total: dict[str, Tensor] = {}
     for rows in parts:
         for name, part in one(weights[rows], rows).items():

@@ -65,7 +65,8 @@ class DenseBook:
         self, call: Call, x: Tensor, grad: Tensor, last: bool, weights: Tensor, rows: slice
     ) -> dict[str, Tensor]:
         """Return the sums over some rows. If ``last``, these rows of ``grad`` are written over."""
-        x, grad, single = x[rows], grad[rows], weights.float()
+        if rows.stop - rows.start < len(x):
+            x, grad = x[rows], grad[rows]
         names, found = call.site.parameters, {}
         if grad.shape[1] <= NARROW:
             both = self._loops.sums(x, grad, weights, "weight" in names, "bias" in names)
@@ -73,6 +74,7 @@ class DenseBook:
         if last and len(names) == len(_BOTH):
             bias = self._loops.scaled(grad, weights)
             return {"weight": grad.t() @ x, "bias": bias}
+        single = weights.float()
         if "weight" in names:
             scale, wide = single.unsqueeze(1), grad.shape[1] > x.shape[1]
             found["weight"] = grad.t() @ (x * scale) if wide else (grad * scale).t() @ x

@@ -121,7 +121,9 @@ class Finished:
 
     def _rounded(self, total: Tensor, parameter: nn.Parameter) -> Tensor:
         """Return a total in the precision of its parameter, or in float64 if it has too many records for that."""
-        return total.to(working_dtype(parameter.dtype)) if self._blocks.rounds else total
+        if total.dtype != torch.float64 or not self._blocks.rounds:
+            return total
+        return total.to(working_dtype(parameter.dtype))
 
 
 def zero(parameter: nn.Parameter) -> Tensor:
