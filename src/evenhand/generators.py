@@ -187,7 +187,15 @@ def _seed_numpy(words: bytes) -> None:
 def _numpy_place() -> int | None:
     """Where the words of numpy's global generator are; None if it is not the usual one or lies there otherwise."""
     used: Any = np.random.mtrand._rand._bit_generator
-    return int(used.ctypes.state_address) if type(used) is np.random.MT19937 and _numpy_as_known() else None
+    if used is not _place[0]:
+        known = type(used) is np.random.MT19937 and _numpy_as_known()
+        _place[:] = used, int(used.ctypes.state_address) if known else None
+    found: int | None = _place[1]
+    return found
+
+
+_place: list[Any] = [None, None]
+"""Numpy's global generator when it was last looked at, and where its words are."""
 
 
 @functools.cache
