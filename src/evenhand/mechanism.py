@@ -15,7 +15,7 @@ from evenhand.queries import Count, Query
 from evenhand.releasing import Ahead
 from evenhand.rules import Rule, SampleRule
 from evenhand.streams import Stream
-from evenhand.summation import Summation, levels
+from evenhand.summation import Summation, ratio_of
 from evenhand.types import Public
 
 
@@ -58,7 +58,7 @@ class Mechanism:
     @cached_property
     def summation(self) -> Summation:
         """How the sums of gradients are split, and what their rounding costs."""
-        return Summation(self.plan.expected_batch, len(set(levels(self.plan.scales).tolist())) == 1)
+        return Summation(self.plan.expected_batch, 1.0 if self.whole else ratio_of(self.plan.scales))
 
     @property
     def whole(self) -> bool:

@@ -125,7 +125,8 @@ class Private:
         """
         wrapped = wrap(data)
         self._check(wrapped)
-        sampler = PoissonSampler(wrapped.owner, self.plan.rates, self._mechanism.stream, self.plan.scales)
+        scales = None if self._mechanism.whole else self.plan.scales
+        sampler = PoissonSampler(wrapped.owner, self.plan.rates, self._mechanism.stream, scales)
         while self.remaining:
             with self._alone:
                 if self._drawn is not None:

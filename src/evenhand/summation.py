@@ -23,6 +23,8 @@ JOINT = 0.0012
 """Error of a block whose records add several vectors each, as a part of the bound."""
 USUAL_REACH = 3.5
 """Sum of the lengths of a record's terms over the length of their sum that blocks are made for."""
+SPREAD = 5e-4
+"""How much more a record of the smallest bound may be charged for rounding totals that hold records of the largest."""
 LEVELS = 4
 """Levels of clip bounds per factor of two: records of different levels are never in one block."""
 KEY_BITS = 56
@@ -33,7 +35,7 @@ KEY_BITS = 56
 class Summation:
     """How the sums of one run are split, and what their rounding costs.
 
-    It is decided by the expected batch size, and by whether all records have clip bounds of one level.
+    It is decided by the expected batch size, and by the ratio of the largest to the smallest clip bound.
 
     Examples:
       >>> Summation(256).rows, Summation(64).rows
@@ -43,7 +45,7 @@ class Summation:
     """
 
     expected_batch: float
-    one_level: bool = True
+    ratio: float = 1.0
 
     @property
     def rows(self) -> int:
@@ -53,7 +55,7 @@ class Summation:
     @property
     def most(self) -> int:
         """Most records of a batch whose total may be rounded to float32; a larger one stays in float64."""
-        return self._usual if self.one_level else 0
+        return self._usual if 4 * UNIT * self._usual * (self.ratio - 1) <= SPREAD else 0
 
     @property
     def _usual(self) -> int:
@@ -84,6 +86,16 @@ def joint_rows(terms: int) -> int:
       (16, 8, 2, 1)
     """
     return 1 << int(math.log2(max(1.0, math.sqrt(JOINT / (UNIT * terms * USUAL_REACH)))))
+
+
+def ratio_of(scales: Sequence[float]) -> float:
+    """Return the largest clip bound as a multiple of the smallest.
+
+    Examples:
+      >>> ratio_of([0.5, 1.0, 2.0])
+      4.0
+    """
+    return max(scales) / min(scales)
 
 
 def levels(scales: Sequence[float]) -> NDArray[np.uint64]:

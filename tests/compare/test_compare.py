@@ -190,7 +190,10 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in text if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(signal.SIGKILL, id="kill -9"), pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow)],
+)
 def test_a_stopped_compare_goes_on_without_repeating(tmp_path: Path, how: signal.Signals) -> None:
     out = tmp_path / "out"
     first = start(out)

@@ -152,7 +152,7 @@ def test_a_calibrated_plan_and_its_commits_give_the_promised_epsilon() -> None:
 
 
 def test_a_class_is_charged_for_the_rounding_of_the_classes_that_may_share_its_block() -> None:
-    found, summation = made(scales=(0.001, 1.0, 1.1)), Summation(10, one_level=False)
+    found, summation = made(scales=(0.001, 1.0, 1.1)), Summation(10, ratio=1100)
     small, usual, large = (value / found.levels[0].bound for value in run(torch.zeros(0, 4), found).commit.sensitivity)
     assert 0.001 * (1 + summation.block) < small < 0.001 * 1.01
     assert 1 + 1.1 * summation.block < usual < 1 + 1.1 * summation.block + 2e-5

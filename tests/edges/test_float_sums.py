@@ -68,7 +68,7 @@ def test_the_charge_stays_below_its_bars() -> None:
         assert 1 < charged[0] <= 1.01
     spread = 2.0 ** np.linspace(-3, 3, 200)
     assert (
-        noise.charged_sum(spread, list(spread), noise.grid(8.0), 1000, Summation(1_024, False)) <= 1.0101 * spread
+        noise.charged_sum(spread, list(spread), noise.grid(8.0), 1000, Summation(1_024, ratio=64)) <= 1.0101 * spread
     ).all()
     assert noise.charged_sum(np.ones(1), [1.0], noise.grid(1.0), 10**6, Summation(65_536))[0] <= 1.05
 

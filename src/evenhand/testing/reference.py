@@ -22,7 +22,7 @@ from evenhand.queries import Query
 from evenhand.rules import BatchRule, Rule
 from evenhand.step import Released
 from evenhand.streams import Domain, Stream
-from evenhand.summation import Summation, levels
+from evenhand.summation import Summation
 from evenhand.testing.subjects import public
 from evenhand.testing.weighing import by_row, taken, weights
 from evenhand.types import Batch, Pass, State, Stats
@@ -107,7 +107,7 @@ class ReferenceStep:
     def covered(self, sensitivity: Tensor, spacing: float, size: int, mechanism: Mechanism) -> tuple[float, ...]:
         """The sensitivity per class that goes on the ledger: the rule's, and what rounding can add."""
         plan, whole = mechanism.plan, isinstance(mechanism.rule, BatchRule)
-        summation = Summation(plan.expected_batch, len(set(levels(plan.scales).tolist())) == 1)
+        summation = Summation(plan.expected_batch, 1.0 if whole else max(plan.scales) / min(plan.scales))
         charged = noise.charged_sum(sensitivity.numpy(), plan.scales, spacing, size, summation, whole)
         return tuple(charged.tolist())
 
