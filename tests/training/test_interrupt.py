@@ -89,7 +89,7 @@ def crash_and_resume(tmp_path: Path, moment: float, extra: float) -> None:
     assert len(set(keys)) == len(keys) == 2
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_kill_nine_loses_no_charge(seed: int, tmp_path: Path) -> None:
     source = random.Random(seed)
     crash_and_resume(tmp_path, source.random(), source.random() * 0.02)
