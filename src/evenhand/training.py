@@ -112,7 +112,8 @@ def fit(
       compose: add this run up with earlier ones on the same data; False is named in the statement.
       config: what the command line was asked, kept in the folder for ``resume``.
       on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
-      loggers: given released values (held-out accuracy, spent epsilon) at each evaluation, see ``integrations``.
+      loggers: given released values (held-out accuracy, epsilon of the plan and so far) at each evaluation, see
+        ``integrations``. For a stop that they decide, the epsilon of the plan holds.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh

@@ -58,10 +58,11 @@ def test_what_is_logged_is_what_is_released(tiny: Data, held_out: Data, tmp_path
     assert [step for step, _ in keeper.told] == [line["step"] for line in run.evaluations]
     assert len(keeper.told) >= 3
     for (_, values), line in zip(keeper.told, run.evaluations, strict=True):
-        assert set(values) == {"accuracy", "accuracy/a", "accuracy/b", "epsilon"}
+        assert set(values) == {"accuracy", "accuracy/a", "accuracy/b", "epsilon", "epsilon_charged"}
         assert values["accuracy"] == line["accuracy"]
         assert values["accuracy/b"] == line["groups"]["b"]
-    spent = [values["epsilon"] for _, values in keeper.told]
+    assert {values["epsilon"] for _, values in keeper.told} == {run.privacy.epsilon}
+    spent = [values["epsilon_charged"] for _, values in keeper.told]
     assert spent == sorted(spent)
     assert spent[-1] == run.privacy.epsilon
     raw = (tmp_path / "private" / "training.jsonl").read_text()
@@ -111,7 +112,7 @@ def test_wrong_loggers_are_refused_before_a_folder_exists(tiny: Data, held_out: 
 
 
 def test_undefined_values_are_left_out() -> None:
-    assert released({"accuracy": None, "groups": {"a": None}}, None) == {}
+    assert released({"accuracy": None, "groups": {"a": None}}, None, None) == {}
 
 
 def test_a_logger_cannot_change_what_the_next_one_sees() -> None:
