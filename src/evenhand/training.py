@@ -119,7 +119,8 @@ def fit(
       allow_not_finite: train although more than one record in a hundred holds values that are not finite.
       config: what the command line was asked, kept in the folder for ``resume``.
       on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
-      loggers: given released values (held-out accuracy, spent epsilon) at each evaluation, see ``integrations``.
+      loggers: given released values (held-out accuracy, epsilon of the plan and so far) at each evaluation, see
+        ``integrations``. For a stop that they decide, the epsilon of the plan holds.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh
