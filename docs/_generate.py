@@ -114,7 +114,7 @@ def _value(kind: Any) -> str:
 
 
 def escapes() -> str:
-    """How likely records that touch each other in a share of batches are not found."""
+    """Return the table of how likely records that touch each other in a share of batches are not found."""
     shares = (0.2, 0.1, 0.05, 0.02, 0.01)
     rows = [[f"{s:g}", f"{coupling.escape(s):.2g}", f"{coupling.escape(s, coupling.LOOKS):.2g}"] for s in shares]
     counts = f"{coupling.DRAWS} looks before training", f"{coupling.LOOKS} secret looks"
@@ -122,7 +122,7 @@ def escapes() -> str:
 
 
 def rounding_charges() -> str:
-    """What the rounding of float32 sums is charged, by the expected batch."""
+    """Return the table of what the rounding of float32 sums is charged, by the expected batch."""
     rows = []
     for batch in (16, 64, 256, 1024, 16_384, 65_536):
         summation = Summation(batch)
