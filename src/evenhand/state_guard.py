@@ -91,6 +91,9 @@ class StateGuard:
         self._layout: Layout | None = None
         self._trained: list[_Place] = []
         self._fixed: list[_Place] = []
+        self._copies = False
+        self._trained_marks: list[_NamedMark] | None = None
+        self._fixed_marks: list[_NamedMark] = []
         self.moving: frozenset[str] = frozenset()
 
     @property
@@ -104,11 +107,15 @@ class StateGuard:
             self._read(layout)
             self._note(self._trained, thorough=True)
             self._note(self._fixed, thorough=True)
+            self._fixed_marks = _named_marks(self._fixed)
 
     def changed(self, layout: Layout, *, thorough: bool) -> Changed:
         """Names of what is not as the last private step left it; nothing before `begin`."""
         if not self._noted:
             return _NOTHING
+        if not thorough and layout is self._layout and self._marks_hold():
+            return _NOTHING
+        self._take_marks()
         if layout is not self._layout:
             self._read(layout)
         trained = self._differing(self._trained, thorough)
@@ -127,11 +134,31 @@ class StateGuard:
 
     def updated(self, *, thorough: bool) -> None:
         """Take the trained tensors as a private step left them."""
-        self._note(self._trained, thorough)
+        if thorough or self._copies:
+            self._trained_marks = None
+            self._note(self._trained, thorough)
+        else:
+            self._trained_marks = _named_marks(self._trained)
+
+    def _marks_hold(self) -> bool:
+        """Return whether marks are all that would be compared, and none has changed: the quick answer of most steps."""
+        return (
+            self._trained_marks is not None
+            and self._trained_marks == _named_marks(self._trained)
+            and self._fixed_marks == _named_marks(self._fixed)
+        )
+
+    def _take_marks(self) -> None:
+        """Note the marks that the last private step left as what is compared, tensor by tensor."""
+        if self._trained_marks is not None:
+            self._noted.update((name, _Sum(None, mark)) for name, mark in self._trained_marks)
+            self._trained_marks = None
 
     def _read(self, layout: Layout) -> None:
         self._layout = layout
         self._trained, self._fixed = _places(layout, self.moving)
+        counts = [sum(t.numel() for _, t in _tensors(places)) for places in (self._trained, self._fixed)]
+        self._copies = any(0 < count <= self._most for count in counts)
 
     def _note(self, places: list[_Place], thorough: bool) -> None:
         held, noted = _tensors(places), self._noted
@@ -168,6 +195,13 @@ _Place: TypeAlias = tuple[str, dict[str, Any], str]
 
 def _tensors(places: list[_Place]) -> list[tuple[str, Tensor]]:
     return [(name, t) for name, table, key in places if (t := table.get(key)) is not None]
+
+
+_NamedMark: TypeAlias = tuple[str, tuple[int, int]]
+
+
+def _named_marks(places: list[_Place]) -> list[_NamedMark]:
+    return [(name, _mark(t)) for name, table, key in places if (t := table.get(key)) is not None]
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +48,12 @@ class Summation:
     expected_batch: float
     ratio: float = 1.0
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Most records of a block whose records add one vector each."""
         return min(MOST_ROWS, math.ceil(self.expected_batch + 4 * math.sqrt(self.expected_batch)) + 8)
 
-    @property
+    @cached_property
     def most(self) -> int:
         """Most records of a batch whose total may be rounded to float32; a larger one stays in float64."""
         return self._usual if 4 * UNIT * self._usual * (self.ratio - 1) <= SPREAD else 0

@@ -153,7 +153,7 @@ def add_up(parts: list[slice], weights: Tensor, one: Callable[[Tensor, slice], S
     """
     if len(parts) == 1:
         (rows,) = parts
-        return dict(one(weights if rows.stop - rows.start == len(weights) else weights[rows], rows))
+        return dict(one(weights if rows.stop - rows.start == weights.shape[0] else weights[rows], rows))
     total: dict[str, Tensor] = {}
     for rows in parts:
         for name, part in one(weights[rows], rows).items():

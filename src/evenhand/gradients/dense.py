@@ -65,7 +65,7 @@ class DenseBook:
         self, call: Call, x: Tensor, grad: Tensor, last: bool, weights: Tensor, rows: slice
     ) -> dict[str, Tensor]:
         """Return the sums over some rows. If ``last``, these rows of ``grad`` are written over."""
-        if rows.stop - rows.start < len(x):
+        if rows.stop - rows.start < x.shape[0]:
             x, grad = x[rows], grad[rows]
         names, found = call.site.parameters, {}
         if grad.shape[1] <= NARROW:

@@ -29,7 +29,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     >>> bool(torch.equal(linear(x, weight, None)[1:], linear(x[1:].clone(), weight, None)))
     True
     """
-    if not narrow(len(weight)) or x.dtype != torch.float32 or not x.is_cpu or not x.numel():
+    if not narrow(weight.shape[0]) or x.dtype != torch.float32 or not x.is_cpu or not x.numel():
         return functional.linear(x, weight, bias)
     rows = _aligned(x.reshape(-1, x.shape[-1]))
     if len(weight) == 1:
