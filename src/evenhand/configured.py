@@ -14,7 +14,7 @@ from evenhand.data.overlap import refuse_training_records
 from evenhand.data.survey import survey
 from evenhand.guards import Compute
 from evenhand.integrations.loggers import Broadcast, Logger, released
-from evenhand.methods import method
+from evenhand.methods.catalogue import method
 from evenhand.planning import plan
 from evenhand.plans import Plan
 from evenhand.privacy.budgets import Budgets, Promise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evenhand.densities import DENSITIES
+from evenhand.methods.density_methods import DENSITIES
 from evenhand.privacy import classes, statement_warnings
 from evenhand.privacy.statement import rounded_up
 

@@ -9,10 +9,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from evenhand import _validate, registry
+from evenhand import _validate
 from evenhand.errors import UsageError
-from evenhand.methods import Method
-from evenhand.methods import method as find_method
+from evenhand.methods import registry
+from evenhand.methods.catalogue import Method
+from evenhand.methods.catalogue import method as find_method
 from evenhand.plans import Plan, default_delta
 from evenhand.privacy import accountants, calibration
 from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from evenhand import _validate
 from evenhand.errors import UsageError
+from evenhand.methods.schedules import Constant, Linear, Phases, Schedule, Step, Time
 from evenhand.privacy import accountants, calibration, concentrated, rdp
-from evenhand.schedules import Constant, Linear, Phases, Schedule, Step, Time
 from evenhand.types import Event
 
 LEAST_NOISE = 1e-4

@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from evenhand import _validate, registry
-from evenhand.composition import Method
+from evenhand import _validate
 from evenhand.errors import CalibrationError, UsageError
-from evenhand.methods import method as find_method
+from evenhand.methods import registry
+from evenhand.methods.catalogue import method as find_method
+from evenhand.methods.composition import Method
 from evenhand.planning import budgets_of, level_of, stretches_of
 from evenhand.plans import Plan
 from evenhand.privacy import accountants, continuing

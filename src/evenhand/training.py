@@ -26,8 +26,8 @@ from evenhand.guards import Compute, seen
 from evenhand.integrations.loggers import Broadcast, Logger
 from evenhand.looping import Aside, run
 from evenhand.losses import Loss, default_loss
-from evenhand.methods import Method
-from evenhand.methods import method as find_method
+from evenhand.methods.catalogue import Method
+from evenhand.methods.catalogue import method as find_method
 from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
 from evenhand.planning import Plan
 from evenhand.planning import plan as make_plan

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from evenhand.mechanism import Mechanism
-from evenhand.methods import Method
+from evenhand.methods.catalogue import Method
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import Clip, Rule
 from evenhand.planning import Plan, plan
 from evenhand.privacy.budgets import FixedNoise
-from evenhand.queries import Query
-from evenhand.rules import Clip, Rule
 from evenhand.step import Released, private_gradient
 from evenhand.streams import Stream
 from evenhand.types import Batch, Facts, Pass

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings, target
 from hypothesis import strategies as st
 
-from evenhand.rules import SampleRule
+from evenhand.methods.rules import SampleRule
 from evenhand.testing import ZOO, Subject, registered
 from evenhand.testing.cases import ANSWERS, BATCHES, BOUNDS, LAST, LOSSES, NORMS, SCALES, Case, Row
 from evenhand.testing.weighing import movements

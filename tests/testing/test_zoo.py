@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from evenhand import registry
-from evenhand.rules import Clip
+from evenhand.methods import registry
+from evenhand.methods.rules import Clip
 from evenhand.testing import CHECKS, ZOO, Wrong, assert_conforms, check
 
 

@@ -13,10 +13,10 @@ from evenhand.cli import options, schedules
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
-    from evenhand.densities import Density
+    from evenhand.methods.density_methods import Density
+    from evenhand.methods.schedules import Schedule
     from evenhand.plans import Plan
     from evenhand.privacy.budgets import Promise
-    from evenhand.schedules import Schedule
     from evenhand.types import Facts
 
 NAME = "plan"
@@ -50,8 +50,8 @@ def run(
 ) -> None:
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
     from evenhand import owner_tables
-    from evenhand.densities import DENSITIES
     from evenhand.describing import warnings
+    from evenhand.methods.density_methods import DENSITIES
     from evenhand.privacy.classes import chosen_few, rows
 
     name = method or "dpsgd"
@@ -82,8 +82,8 @@ def _planner(
     batch_size: float | None,
 ) -> Callable[[Facts, Promise | None], Plan]:
     """What plans the method called ``name``; names are checked here, before data are loaded."""
-    from evenhand import methods
-    from evenhand.densities import DENSITIES
+    from evenhand.methods import catalogue
+    from evenhand.methods.density_methods import DENSITIES
     from evenhand.planning import plan
 
     if name in DENSITIES:
@@ -93,7 +93,7 @@ def _planner(
         if shape is not None:
             raise UsageError(f"{name!r} takes no steps that could follow a schedule: leave out --schedule.")
         return partial(planned, Config(method=name, settings=settings))
-    chosen = methods.method(name, settings)
+    chosen = catalogue.method(name, settings)
     if shape is not None:
         chosen = dataclasses.replace(chosen, schedule=shape(bound=getattr(chosen.schedule, "bound", None)))
     return lambda facts, promise: plan(chosen, promise, data=facts, epochs=epochs, batch_size=batch_size)

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from evenhand import _validate
-from evenhand.composition import Method
 from evenhand.errors import UsageError
+from evenhand.methods.composition import Method
+from evenhand.methods.rules import Clip
+from evenhand.methods.schedules import Table
 from evenhand.planning import plan as make_plan
 from evenhand.plans import Plan
 from evenhand.privacy import noise
 from evenhand.privacy.budgets import Budgets, Promise
 from evenhand.privacy.ledger import Commit, Ledger
 from evenhand.releasing import release
-from evenhand.rules import Clip
-from evenhand.schedules.table import Table
 from evenhand.step import noise_std
 from evenhand.streams import Stream
 from evenhand.types import Facts

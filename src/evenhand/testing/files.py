@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evenhand import registry, usercode
+from evenhand import usercode
 from evenhand.errors import UsageError
+from evenhand.methods import registry
 from evenhand.testing.subjects import Subject, made
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from evenhand import _validate
-from evenhand.queries import Query
-from evenhand.rules import Rule
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import Rule
 from evenhand.testing import audit_check, engine_checks, noise_checks, pure_checks, rule_checks, step_checks
 from evenhand.testing.findings import Finding, Findings
 from evenhand.testing.subjects import Subject
@@ -46,7 +46,7 @@ def check(part: Subject | Rule | Query, *, only: Sequence[str] = ()) -> Findings
       None: a part that passes was not caught. What fails is wrong, up to a false-alarm rate below 1e-6 a check.
 
     Examples:
-      >>> from evenhand.rules import Clip
+      >>> from evenhand.methods.rules import Clip
       >>> check(Clip(), only=["form", "isolation"]).ok
       True
     """
@@ -59,7 +59,7 @@ def assert_conforms(part: Subject | Rule | Query, *, only: Sequence[str] = ()) -
     """``check`` for a test: raises AssertionError with the whole table if anything failed.
 
     Examples:
-      >>> from evenhand.rules import Clip
+      >>> from evenhand.methods.rules import Clip
       >>> assert_conforms(Clip(), only=["round_trip"])
     """
     found = check(part, only=only)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evenhand import registry
+from evenhand.methods import registry
 from evenhand.testing.cases import Case, cases
 from evenhand.testing.rule_checks import TRIED
 from evenhand.testing.search import search

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.mechanism import Mechanism
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import BatchRule, Rule
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
-from evenhand.queries import Query
-from evenhand.rules import BatchRule, Rule
 from evenhand.step import Released
 from evenhand.streams import Domain, Stream
 from evenhand.summation import Summation
@@ -36,7 +36,7 @@ class ReferenceStep:
 
     Examples:
       >>> from evenhand.testing import Subject, check
-      >>> from evenhand.rules import Clip
+      >>> from evenhand.methods.rules import Clip
       >>> check(Subject(Clip(), step=ReferenceStep()), only=["step"]).ok
       True
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evenhand.rules import SampleRule
+from evenhand.methods.rules import SampleRule
 from evenhand.testing.cases import SCALES, Case, cases
 from evenhand.testing.search import search
 from evenhand.testing.subjects import FACTS, Subject

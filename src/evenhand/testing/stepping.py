@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from evenhand.mechanism import Mechanism
-from evenhand.queries import Query
-from evenhand.rules import Clip
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import Clip
 from evenhand.testing.cases import Case
 from evenhand.testing.subjects import Subject
 from evenhand.types import Batch, Facts, Pass, State, Stats

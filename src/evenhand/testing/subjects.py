@@ -10,17 +10,17 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from evenhand import registry
-from evenhand.catalogue import RECIPES
-from evenhand.composition import Method
 from evenhand.data.sampling import PoissonSampler
 from evenhand.errors import UsageError
 from evenhand.mechanism import Mechanism
+from evenhand.methods import registry
+from evenhand.methods.catalogue import RECIPES
+from evenhand.methods.composition import Method
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import Clip, Rule
+from evenhand.methods.schedules import Phases
 from evenhand.planning import Plan, plan
 from evenhand.privacy.budgets import FixedNoise
-from evenhand.queries import Query
-from evenhand.rules import Clip, Rule
-from evenhand.schedules import Phases
 from evenhand.step import Released, private_gradient
 from evenhand.streams import Stream
 from evenhand.types import Batch, Event, Facts, Pass, Public

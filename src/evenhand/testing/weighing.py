@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from evenhand.errors import UsageError
-from evenhand.rules import BatchRule, Rule, SampleRule
+from evenhand.methods.rules import BatchRule, Rule, SampleRule
 from evenhand.step import bounded
 from evenhand.testing.cases import Case
 from evenhand.types import State, Stats

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from evenhand.queries import Query
-from evenhand.rules import Clip, Rule
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import Clip, Rule
 from evenhand.testing.subjects import Step, Subject
 
 

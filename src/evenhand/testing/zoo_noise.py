@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from evenhand.methods.rules import Clip
 from evenhand.privacy.ledger import Commit
-from evenhand.rules import Clip
 from evenhand.streams import Domain, Stream
 from evenhand.testing.reference import ReferenceStep, Vector
 from evenhand.testing.subjects import BATCH, Subject

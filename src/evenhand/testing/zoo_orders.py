@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evenhand.rules import BatchRule
+from evenhand.methods.rules import BatchRule
 from evenhand.testing.wrongs import Wrong, wrong_rule
 from evenhand.types import State, Stats
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from evenhand.queries import GroupCounts, Query
-from evenhand.rules import Clip, SampleRule
+from evenhand.methods.queries import GroupCounts, Query
+from evenhand.methods.rules import Clip, SampleRule
 from evenhand.testing.subjects import Subject
 from evenhand.testing.wrongs import Wrong, wrong_rule
 from evenhand.types import Facts, State, Stats

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from evenhand.data.sampling import PoissonSampler
+from evenhand.methods.queries import GroupSizes
+from evenhand.methods.rules import Clip
 from evenhand.planning import Plan
-from evenhand.queries import GroupSizes
-from evenhand.rules import Clip
 from evenhand.streams import Stream
 from evenhand.testing.reference import Vector
 from evenhand.testing.subjects import Subject

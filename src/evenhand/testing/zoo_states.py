@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.rules import BatchRule, Clip
+from evenhand.methods.rules import BatchRule, Clip
 from evenhand.testing.wrongs import Wrong, wrong_rule
 from evenhand.testing.zoo_batches import Clipping
 from evenhand.types import State, Stats

@@ -13,9 +13,9 @@ from torch import Tensor
 from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.finishing import Finished
 from evenhand.mechanism import Mechanism
+from evenhand.methods.queries import Exceedance
+from evenhand.methods.rules import Clip, GlobalAdapt, Rule
 from evenhand.planning import Plan, PlannedLevel
-from evenhand.queries import Exceedance
-from evenhand.rules import Clip, GlobalAdapt, Rule
 from evenhand.step import Released
 from evenhand.testing.reference import ReferenceStep, Vector
 from evenhand.testing.subjects import Subject

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evenhand.references import Reference
+from evenhand.methods.references import Reference
 from evenhand.types import Guarantee
 
 SMOOTHING = Reference(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from evenhand.registry import register
-from evenhand.rules.base import SampleRule
+from evenhand.methods.registry import register
+from evenhand.methods.rules.base import SampleRule
 from evenhand.types import Guarantee, State, Stats
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from evenhand.errors import UsageError
-from evenhand.queries import Query
-from evenhand.rules import Rule
-from evenhand.schedules import Constant, Schedule
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import Rule
+from evenhand.methods.schedules import Constant, Schedule
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Method:
     clip bound that does; otherwise all classes are treated alike, by the strictest budget.
 
     Examples:
-      >>> from evenhand.rules import Ordered, Psac
-      >>> from evenhand.schedules import Phases
+      >>> from evenhand.methods.rules import Ordered, Psac
+      >>> from evenhand.methods.schedules import Phases
       >>> Method(Ordered(over=Psac(r=0.05)), schedule=Phases(bound=0.5), sampling="owner").name
       'ordered'
     """
@@ -34,7 +34,7 @@ class Method:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Rule):
-            raise UsageError(f"Method needs a rule such as evenhand.rules.Clip(), not {type(self.rule).__name__}.")
+            raise UsageError(f"Method needs a rule such as eh.rules.Clip(), not {type(self.rule).__name__}.")
         if sum(query.share or 0.0 for query in self.queries) >= 1:
             raise UsageError("The shares of the side queries leave nothing for the gradient: keep their sum below 1.")
         if self.sampling == self.bounds == "owner":
@@ -51,7 +51,7 @@ class Method:
         if missing:
             raise UsageError(
                 f"The rule {self.rule.name!r} reads the noisy answer of the side query {missing[0]!r}, which this "
-                "method does not ask: pass queries=[...] with it from evenhand.queries, for example with share=0.01."
+                "method does not ask: pass queries=[...] with it from eh.queries, for example with share=0.01."
             )
         object.__setattr__(self, "queries", tuple(self.queries))
         object.__setattr__(self, "name", self.name or self.rule.name)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evenhand import _validate, references
+from evenhand import _validate
 from evenhand.errors import UsageError
-from evenhand.registry import register
-from evenhand.rules.base import SampleRule
+from evenhand.methods import references
+from evenhand.methods.registry import register
+from evenhand.methods.rules.base import SampleRule
 from evenhand.types import Facts, State, Stats
 
 if TYPE_CHECKING:

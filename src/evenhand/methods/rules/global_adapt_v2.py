@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from evenhand import _validate, references
-from evenhand.registry import register
-from evenhand.rules.base import SampleRule
+from evenhand import _validate
+from evenhand.methods import references
+from evenhand.methods.registry import register
+from evenhand.methods.rules.base import SampleRule
 from evenhand.types import State, Stats
 
 if TYPE_CHECKING:

@@ -13,7 +13,11 @@ from evenhand.errors import UsageError
 
 Part = TypeVar("Part", bound=type)
 _parts: dict[str, dict[str, type]] = {"rule": {}, "query": {}, "schedule": {}}
-_packages = {"rule": "evenhand.rules", "query": "evenhand.queries", "schedule": "evenhand.schedules"}
+_packages = {
+    "rule": "evenhand.methods.rules",
+    "query": "evenhand.methods.queries",
+    "schedule": "evenhand.methods.schedules",
+}
 
 
 def register(cls: Part) -> Part:

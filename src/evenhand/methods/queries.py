@@ -1,4 +1,4 @@
-"""What a side query is: one bounded vector per record, summed over the batch, released with noise."""
+"""Side queries: one bounded vector per record, summed over the gradient's own sample and released with noise."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from evenhand import _validate
 from evenhand.errors import UsageError
+from evenhand.methods.registry import register
 from evenhand.types import Facts, State, Stats
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+__all__ = ["Count", "Exceedance", "GroupCounts", "GroupSizes", "Query", "register"]
 
 
 @dataclass(frozen=True)
@@ -78,3 +81,83 @@ class Count(Query):
 
         place = self.place(rows, state)
         return (torch.arange(self.places(state.public.groups), device=place.device) == place.unsqueeze(-1)).double()
+
+
+@register
+@dataclass(frozen=True)
+class Exceedance(Count):
+    """How many sampled records have a gradient norm above ``factor`` times the rule's threshold.
+
+    The threshold is the rule's own, from its memory: already private. One record changes the count by 1.
+
+    Examples:
+      >>> from evenhand.types import Facts
+      >>> Exceedance(noise=10.0).width(Facts(10, (("all", 10),)))
+      1
+    """
+
+    factor: float = 0.7
+
+    name = "exceedance"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.number(self.factor, "factor", low=0)
+
+    def places(self, groups: int) -> int:
+        """One."""
+        return 1
+
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """0 if the norm exceeds factor * threshold, else 1, which is not counted."""
+        if "threshold" not in state.memory:
+            raise UsageError(
+                "The query 'exceedance' counts norms above a rule's threshold, and this rule keeps none: use it with "
+                "evenhand.methods.rules.GlobalAdapt(), or leave it out."
+            )
+        near: Tensor = rows.norm > self.factor * state.memory["threshold"]
+        return near.logical_not().long()
+
+
+@register
+@dataclass(frozen=True)
+class GroupSizes(Count):
+    """How many sampled records each group has: G counts, of which one record changes one by 1.
+
+    Examples:
+      >>> from evenhand.types import Facts
+      >>> GroupSizes(share=0.01).width(Facts(10, (("all", 10),), groups=("a", "b", "c")))
+      3
+    """
+
+    name = "group_sizes"
+
+    def places(self, groups: int) -> int:
+        """One per group."""
+        return groups
+
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """The record's group."""
+        return rows.group
+
+
+@register
+@dataclass(frozen=True)
+class GroupCounts(Count):
+    """How many records of each group have a gradient above the clip bound, then how many have not: 2 G counts.
+
+    Examples:
+      >>> from evenhand.types import Facts
+      >>> GroupCounts(share=0.01).width(Facts(10, (("all", 10),), groups=("a", "b", "c")))
+      6
+    """
+
+    name = "group_counts"
+
+    def places(self, groups: int) -> int:
+        """Two per group."""
+        return 2 * groups
+
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """The record's group, in the half that says on which side of the bound its norm lies."""
+        return rows.group.long().add(rows.norm <= state.bound[rows.owner], alpha=state.public.groups)
