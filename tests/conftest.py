@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from evenhand import coupling
-from evenhand.data import Data, digits, wrap
+from evenhand.data import Data, wrap
+from evenhand.data.sources import digits
 from evenhand.planning import Plan, plan
 from evenhand.privacy.budgets import Privacy
 

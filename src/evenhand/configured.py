@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from evenhand import _validate, density, evaluation
 from evenhand.config import Config, to_toml
 from evenhand.data import Data
-from evenhand.data.overlap import refuse_training_records
-from evenhand.data.survey import survey
+from evenhand.data.row_digests import survey
+from evenhand.data.training_overlap import refuse_training_records
 from evenhand.guards import Compute
 from evenhand.integrations.loggers import Broadcast, Logger, released
 from evenhand.methods.catalogue import method

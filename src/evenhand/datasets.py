@@ -17,8 +17,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import assignment, fingerprint
-from evenhand.data.wrapping import Data
 from evenhand.errors import EvenhandError, UsageError
 from evenhand.plans import Plan
 from evenhand.privacy import accountants

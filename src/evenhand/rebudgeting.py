@@ -14,7 +14,7 @@ from typing import Any
 from evenhand import forking
 from evenhand.config import of_run
 from evenhand.counting import hold
-from evenhand.data.wrapping import wrap
+from evenhand.data.dataset import wrap
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
 from evenhand.plans import Plan

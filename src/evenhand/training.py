@@ -15,10 +15,10 @@ from evenhand.attachment import start
 from evenhand.augmenting import Augment, views_of
 from evenhand.averaging import EMA, Average
 from evenhand.config import PYTHON, Config, of_run, to_toml
-from evenhand.data.overlap import refuse_training_records
-from evenhand.data.owning import by_record
-from evenhand.data.survey import survey
-from evenhand.data.wrapping import Data, wrap
+from evenhand.data.dataset import Data, wrap
+from evenhand.data.owners_and_groups import by_record
+from evenhand.data.row_digests import survey
+from evenhand.data.training_overlap import refuse_training_records
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.gradients.wrapped import refuse_wrapped

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density.chunks import as_data
 from evenhand.density.summing import Query, Releases, plan_of
 from evenhand.plans import Plan

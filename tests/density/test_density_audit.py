@@ -15,7 +15,7 @@ import torch
 from density_exact import Exact, certified, planned, wrapped
 from numpy.typing import NDArray
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density import embedding as rows
 from evenhand.density import fourier, moments
 from evenhand.density.moments import Embedding

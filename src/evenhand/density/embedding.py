@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density.chunks import chunks
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query, Releases

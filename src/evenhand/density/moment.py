@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import _validate
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density import moments
 from evenhand.density.chunks import chunks
 from evenhand.density.estimators import PrivateDensity

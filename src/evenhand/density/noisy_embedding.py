@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from evenhand import _validate
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density import embedding as rows
 from evenhand.density import moments
 from evenhand.density.chunks import chunks

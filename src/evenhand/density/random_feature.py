@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import _validate
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density import fourier, moments
 from evenhand.density.chunks import chunks
 from evenhand.density.estimators import PrivateDensity

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from evenhand import _validate
-from evenhand.data import files
+from evenhand.data import read_files
 from evenhand.data.columns import text
-from evenhand.data.wrapping import Data, coded
+from evenhand.data.dataset import Data, coded
 from evenhand.errors import DataError, UsageError
 
 LABEL = "label"
@@ -47,7 +47,7 @@ class Roles:
         beside = {
             name: role
             for name, role in given.items()
-            if role is not None and role != label and role not in columns and files.is_path(role)
+            if role is not None and role != label and role not in columns and read_files.is_path(role)
         }
         return Roles(**{name: role for name, role in given.items() if name not in beside}), Roles(**beside)
 
@@ -62,7 +62,7 @@ class Roles:
         return {
             name: os.path.abspath(base / role)
             for name, role in named.items()
-            if role is not None and role != LABEL and files.is_path(role)
+            if role is not None and role != LABEL and read_files.is_path(role)
         }
 
 
@@ -70,7 +70,7 @@ def by_record(data: Data, names: Any, owners: Any) -> Data:
     """The data with the owners that budgets by record make; refused where other ``owners`` were given too.
 
     Examples:
-      >>> from evenhand.data.wrapping import wrap
+      >>> from evenhand.data.dataset import wrap
       >>> by_record(wrap(torch.ones(2, 1), [0, 1]), ["epsilon 1", "epsilon 2"], None).facts.owner_names
       ('epsilon 1', 'epsilon 2')
     """
@@ -83,7 +83,7 @@ def owned(data: Data, owners: Iterable[Any]) -> Data:
     """The same records with one owner name each.
 
     Examples:
-      >>> from evenhand.data.wrapping import wrap
+      >>> from evenhand.data.dataset import wrap
       >>> owned(wrap(torch.zeros(3, 1), [0, 1, 1]), ["a", "b", "b"]).facts.owners
       (('a', 1), ('b', 2))
     """
@@ -96,7 +96,7 @@ def grouped(data: Data, groups: Iterable[Any], names: Sequence[str]) -> Data:
     """The same records with one group name each, of those declared.
 
     Examples:
-      >>> from evenhand.data.wrapping import wrap
+      >>> from evenhand.data.dataset import wrap
       >>> grouped(wrap(torch.zeros(3, 1), [0, 1, 1]), ["a", "b", "b"], ["a", "b"]).facts.groups
       ('a', 'b')
     """
@@ -112,7 +112,7 @@ def assigned(train: Data, test: Data | None, roles: Roles) -> tuple[Data, Data |
     knows who owns the held-out records, so nothing is reported per owner.
 
     Examples:
-      >>> from evenhand.data.digits import digits
+      >>> from evenhand.data.sources.digits import digits
       >>> assigned(*digits(), Roles(owners="label"))[0].facts.owner_names[:3]
       ('0', '1', '2')
     """
@@ -155,7 +155,7 @@ def labels(data: Data) -> list[str]:
     """The class of every record by name.
 
     Examples:
-      >>> from evenhand.data.wrapping import wrap
+      >>> from evenhand.data.dataset import wrap
       >>> labels(wrap(torch.zeros(3, 1), ["no", "yes", "no"]))
       ['no', 'yes', 'no']
     """
@@ -178,8 +178,8 @@ def entries(path: Path) -> list[Any]:
     if path.suffix.lower() == ".npy":
         return _array(path)
     if path.suffix.lower() == ".txt":
-        return [line.strip() for line in files.lines(path)]
-    table = files.read(path)
+        return [line.strip() for line in read_files.lines(path)]
+    table = read_files.read(path)
     if len(table.columns) != 1:
         raise DataError(f"{path.name} has {len(table.columns)} columns: keep the one with an entry for every record.")
     return list(next(iter(table.columns.values())))
@@ -187,7 +187,7 @@ def entries(path: Path) -> list[Any]:
 
 def _array(path: Path) -> list[Any]:
     try:
-        files.limited(path.stat().st_size, path)
+        read_files.limited(path.stat().st_size, path)
         found = np.load(path, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror or 'not a .npy file'}).") from None
@@ -212,7 +212,7 @@ def _names(source: str, what: str) -> list[str]:
 
 
 def _path(source: str, what: str) -> Path:
-    if not files.is_path(source):
+    if not read_files.is_path(source):
         raise UsageError(
             f"--{what} {source} is neither a column of these data nor a file: pass 'label' for the record's class, "
             f"a declared column of your own file, or a file with one entry per record such as {what}.txt"

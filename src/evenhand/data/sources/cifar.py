@@ -14,10 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data import files
-from evenhand.data.places import Place, damaged
-from evenhand.data.source import File, Loaded, Source, choice, classified, pixels
-from evenhand.data.wrapping import Data
+from evenhand.data import read_files
+from evenhand.data.dataset import Data
+from evenhand.data.sources.base import File, Loaded, Place, Source, choice, classified, damaged, pixels
 from evenhand.errors import EvenhandError
 
 Batch: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
@@ -71,7 +70,7 @@ def cifar100(place: Place, classes: str = "fine") -> Loaded:
 
 def subset(place: Place) -> Loaded:
     """The first 1,000 training and 200 test pictures of every class of CIFAR-10, in the original order."""
-    cells = files.arrays(place.path(SUBSET))
+    cells = read_files.arrays(place.path(SUBSET))
     wanted = ("x_train", "y_train", "x_test", "y_test")
     if not set(wanted) <= set(cells) or any(cells[name].dtype.kind not in "iu" for name in wanted):
         raise damaged(place.path(SUBSET), f"an NPZ file with the arrays {', '.join(wanted)}")
@@ -120,7 +119,7 @@ def _members(path: Path, *endings: str) -> dict[str, bytes]:
     """The ordinary files of the archive whose names end so, by their names without folders."""
     with tarfile.open(path) as tar:
         kept = [member for member in tar if member.isfile() and member.name.endswith(endings or ("",))]
-        files.limited(sum(member.size for member in kept), path)
+        read_files.limited(sum(member.size for member in kept), path)
         opened = {member.name.rpartition("/")[2]: tar.extractfile(member) for member in kept}
         return {name: stream.read() for name, stream in opened.items() if stream is not None}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from evenhand.data import files, images
+from evenhand.data import images, read_files
 from evenhand.data.columns import Image
+from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import of_files
 from evenhand.data.tables import Declaration, Table
-from evenhand.data.wrapping import Data
 from evenhand.errors import UsageError
 
 
@@ -43,9 +43,9 @@ def read_table(path: Path, declared: Declaration, *, delimiter: str = ",") -> Ta
         return images.read(path, picture)
     if any(isinstance(column, Image) for column in declared.columns.values()):
         raise UsageError(f'kind = "image" describes a folder of pictures, but {path.name} is not a folder.')
-    return files.read(path, delimiter=delimiter)
+    return read_files.read(path, delimiter=delimiter)
 
 
 def header(path: Path, *, delimiter: str = ",") -> list[str]:
     """Column names only; of an image folder, those of its pictures and classes."""
-    return [images.PICTURE, images.FOLDER] if path.is_dir() else files.header(path, delimiter=delimiter)
+    return [images.PICTURE, images.FOLDER] if path.is_dir() else read_files.header(path, delimiter=delimiter)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from evenhand.data.dataset import Data, wrap
 from evenhand.data.fingerprint import of_source
-from evenhand.data.wrapping import Data, wrap
 
 MINORITY, KEPT = 8, 40
 LENGTH = 3.0

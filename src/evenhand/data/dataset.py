@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data import Sampler as TorchSampler
 
-from evenhand.data.drawing import Guarded, Quiet, guarded
+from evenhand.data.record_seeds import Guarded, Quiet, guarded
 from evenhand.errors import DataError, ForeignLoaderError
 from evenhand.types import Facts
 

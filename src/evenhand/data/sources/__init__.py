@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import _validate
-from evenhand.data import census, chexpert, cifar, ctg, files, german, ham10000, mnist, names, pneumonia, thinwall
-from evenhand.data.digits import digits
+from evenhand.data import read_files
 from evenhand.data.fingerprint import of_source
-from evenhand.data.places import Place, data_folder
-from evenhand.data.shaping import Shape
-from evenhand.data.source import Loaded, Source
+from evenhand.data.sources import census, chexpert, cifar, ctg, german, ham10000, mnist, names, pneumonia, thinwall
+from evenhand.data.sources.base import Loaded, Place, Source, data_folder
+from evenhand.data.sources.digits import digits
+from evenhand.data.sources.variants import Shape
 
 DIGITS = Source(
     "digits",
@@ -56,7 +56,7 @@ def is_source(name: str) -> bool:
       >>> is_source("digits"), is_source("digit"), is_source("people.csv")
       (True, True, False)
     """
-    return name in SOURCES or not files.is_path(name)
+    return name in SOURCES or not read_files.is_path(name)
 
 
 def source(name: str) -> Source:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand import _validate
-from evenhand.data.drawing import Quiet
-from evenhand.data.owning import labels, owned
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
+from evenhand.data.owners_and_groups import labels, owned
+from evenhand.data.record_seeds import Quiet
 from evenhand.errors import UsageError
 
 SETS = {"digits": "0-4/5-9"}

@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from evenhand import _validate
-from evenhand.data import files
-from evenhand.data.places import Place, damaged
-from evenhand.data.source import File, Loaded, Source, classified, divided, held_out
+from evenhand.data import read_files
+from evenhand.data.sources.base import File, Loaded, Place, Source, classified, damaged, divided, held_out
 from evenhand.errors import UsageError
 
 HELD_OUT = 0.25
@@ -42,7 +41,7 @@ def thinwall(place: Place, size: int = 200, low: float = 0.0, high: float = 3000
     rows = list(csv.DictReader(place.text("labels.csv").splitlines()))
     if not rows or any(row.get("label") not in CLASSES or not row.get("file") for row in rows):
         raise damaged(place.path("labels.csv"), "a list of file and label (healthy or porous)")
-    files.limited(len(rows) * side * side * 4, place.path("frames"))
+    read_files.limited(len(rows) * side * side * 4, place.path("frames"))
     frames = np.stack([_frame(place, str(row["file"]), number, side) for number, row in enumerate(rows, 1)])
     scaled = 2 * (np.clip(frames, low, high) - low) / (high - low) - 1
     codes = np.array([CLASSES.index(row["label"]) for row in rows])

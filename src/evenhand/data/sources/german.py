@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from evenhand import _validate
 from evenhand.data.columns import Category, Column, Number
-from evenhand.data.places import Place, damaged
-from evenhand.data.source import File, Loaded, Source
+from evenhand.data.sources.base import File, Loaded, Place, Source, damaged
 from evenhand.data.tables import Declaration, Table, split
 
 HELD_OUT = 0.2

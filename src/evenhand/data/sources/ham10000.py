@@ -5,10 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from evenhand import _validate
-from evenhand.data import files
-from evenhand.data.owning import grouped
-from evenhand.data.places import Place, damaged
-from evenhand.data.source import File, Loaded, Source, choice, classified, divided, held_out, pixels
+from evenhand.data import read_files
+from evenhand.data.owners_and_groups import grouped
+from evenhand.data.sources.base import (
+    File,
+    Loaded,
+    Place,
+    Source,
+    choice,
+    classified,
+    damaged,
+    divided,
+    held_out,
+    pixels,
+)
 
 HELD_OUT = 0.2
 NPZ = "ham10000_28x28_rgb.npz"
@@ -30,7 +40,7 @@ def ham10000(place: Place, groups: str = "diagnosis", split_seed: int = 0) -> Lo
       groups: who is reported on: "diagnosis" (the seven classes) or "sex" (female, male, unknown).
       split_seed: public seed of the split.
     """
-    cells = files.arrays(place.path(NPZ))
+    cells = read_files.arrays(place.path(NPZ))
     wanted = ("images", "labels", "lesion_id", "sex")
     if not set(wanted) <= set(cells):
         raise damaged(place.path(NPZ), f"an NPZ file with the arrays {', '.join(wanted)}")

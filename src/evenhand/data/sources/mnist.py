@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenhand import _validate
-from evenhand.data.places import Place, damaged
-from evenhand.data.source import File, Loaded, Source, classified, pixels
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
+from evenhand.data.sources.base import File, Loaded, Place, Source, classified, damaged, pixels
 from evenhand.errors import UsageError
 
 PARTS = ("train", "t10k")

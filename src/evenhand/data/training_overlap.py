@@ -21,8 +21,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data.survey import Survey, survey
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
+from evenhand.data.row_digests import Survey, survey
 from evenhand.errors import UsageError
 
 CHANCE = 1e-6

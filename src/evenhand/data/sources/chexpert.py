@@ -14,10 +14,9 @@ from torch import Tensor
 from evenhand import _validate
 from evenhand.data import images
 from evenhand.data.columns import Image, names
-from evenhand.data.drawing import Quiet
-from evenhand.data.places import Place, damaged
-from evenhand.data.source import File, Loaded, Source, choice, pixels
-from evenhand.data.wrapping import Data, wrap
+from evenhand.data.dataset import Data, wrap
+from evenhand.data.record_seeds import Quiet
+from evenhand.data.sources.base import File, Loaded, Place, Source, choice, damaged, pixels
 from evenhand.errors import DataError
 
 FIVE = ("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Pleural Effusion")

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
-from evenhand.data.places import Place
-from evenhand.data.source import File, Source
+from evenhand.data.sources.base import File, Place, Source
 from evenhand.errors import DataError, UsageError
 
 CHUNK = 2**18

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from evenhand.data.survey import Survey
+from evenhand.data.row_digests import Survey
 from evenhand.errors import DataError
 
 SHARE, COUNT = 0.01, 10
@@ -22,7 +22,7 @@ def check_finite(found: Survey, allowed: bool) -> None:
 
     Examples:
       >>> from evenhand.data import wrap
-      >>> from evenhand.data.survey import survey
+      >>> from evenhand.data.row_digests import survey
       >>> rows = [[float("nan")]] * 10 + [[1.0]] * 10
       >>> check_finite(survey(wrap(rows, [0] * 20)), allowed=False)
       Traceback (most recent call last):

@@ -13,10 +13,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from evenhand.data.drawing import Quiet
+from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import fingerprint
-from evenhand.data.places import cache_folder
-from evenhand.data.wrapping import Data
+from evenhand.data.record_seeds import Quiet
+from evenhand.data.sources.base import cache_folder
 from evenhand.errors import DataError
 
 Extract: TypeAlias = Callable[[str, Tensor], Tensor]
@@ -35,7 +35,7 @@ def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> 
       keep: keep the features in the user's cache, where only the user may read them: they are as private as the data.
 
     Examples:
-      >>> from evenhand.data.wrapping import wrap
+      >>> from evenhand.data.dataset import wrap
       >>> raw = wrap(torch.ones(3, 2), [0, 1, 1])
       >>> made = featured(raw, "sum", lambda name, inputs: inputs.sum(1, keepdim=True))
       >>> made.facts.inputs, made.fetch(torch.arange(2))[0].tolist(), fingerprint(made) == fingerprint(raw)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from evenhand.data.drawing import Quiet
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
+from evenhand.data.record_seeds import Quiet
 
 SECONDS, ROWS = 2.0, 2**20
 """Where reading is slow or rows are many, a look ends here and has seen a part, in blocks that are chosen at random."""

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from evenhand import _validate
-from evenhand.data.places import Place, damaged
-from evenhand.data.source import File, Loaded, Source, classified, divided, held_out
+from evenhand.data.sources.base import File, Loaded, Place, Source, classified, damaged, divided, held_out
 
 HELD_OUT = 0.2
 LENGTH = 20

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 
 FIRST, CHUNK = 64, 4096
 SECONDS = 1.0

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from evenhand import _validate
 from evenhand.data.columns import Category, Column, Number
-from evenhand.data.places import Place, damaged
-from evenhand.data.source import File, Loaded, Source, choice
+from evenhand.data.sources.base import File, Loaded, Place, Source, choice, damaged
 from evenhand.data.tables import Declaration, Table, split
 
 HELD_OUT = 0.2

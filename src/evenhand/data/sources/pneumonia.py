@@ -9,9 +9,8 @@ import numpy as np
 from evenhand import _validate
 from evenhand.data import images
 from evenhand.data.columns import Image
-from evenhand.data.places import Place, damaged
-from evenhand.data.source import File, Loaded, Source, choice, classified, pixels
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
+from evenhand.data.sources.base import File, Loaded, Place, Source, choice, classified, damaged, pixels
 
 FOLDERS = ("NORMAL", "PNEUMONIA")
 KINDS = {"two": ("normal", "pneumonia"), "three": ("normal", "bacterial", "viral")}
