@@ -31,7 +31,7 @@ _MODULES = {
     "data": "evenhand.data",
     "density": "evenhand.density",
     "errors": "evenhand.errors",
-    "features": "evenhand.features",
+    "features": "evenhand.models.features",
     "gradients": "evenhand.gradients",
     "losses": "evenhand.losses",
     "methods": "evenhand.methods",

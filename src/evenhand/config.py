@@ -147,7 +147,7 @@ class Config:
         if self.features is None:
             return train, test
         from evenhand.data.feature_cache import featured
-        from evenhand.features import extract
+        from evenhand.models.features import extract
 
         keep = not self.own_data and not usercode.is_own(self.features)
         train = featured(train, self.features, extract, keep=keep)
