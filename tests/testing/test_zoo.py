@@ -8,7 +8,9 @@ import pytest
 
 from evenhand.methods import registry
 from evenhand.methods.rules import Clip
-from evenhand.testing import CHECKS, ZOO, Wrong, assert_conforms, check
+from evenhand.testing import CHECKS, assert_conforms, check
+from wrong_mechanisms import ZOO
+from wrong_mechanisms.base import Wrong
 
 
 @pytest.mark.parametrize("wrong", ZOO, ids=[f"{wrong.name}-{wrong.caught_by}" for wrong in ZOO])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from evenhand.methods.rules import BatchRule
-from evenhand.testing.wrongs import Wrong, wrong_rule
 from evenhand.types import State, Stats
+from wrong_mechanisms.base import Wrong, wrong_rule
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from evenhand.methods.queries import GroupCounts, Query
 from evenhand.methods.rules import Clip, SampleRule
 from evenhand.testing.subjects import Subject
-from evenhand.testing.wrongs import Wrong, wrong_rule
 from evenhand.types import Facts, State, Stats
+from wrong_mechanisms.base import Wrong, wrong_rule
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from evenhand.methods.queries import Exceedance
 from evenhand.methods.rules import Clip, GlobalAdapt, Rule
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.step import Released
-from evenhand.testing.reference import ReferenceStep, Vector
+from evenhand.testing.reference_step import ReferenceStep, Vector
 from evenhand.testing.subjects import Subject
-from evenhand.testing.wrongs import Wrong, wrong_step
-from evenhand.testing.zoo_noise import AnswersWithout
 from evenhand.types import Batch, Pass, State, Stats
+from wrong_mechanisms.base import Wrong, wrong_step
+from wrong_mechanisms.noise import AnswersWithout
 
 Shapes = dict[str, torch.Size]
 

@@ -10,9 +10,9 @@ import torch
 from evenhand.methods.rules import Clip
 from evenhand.privacy.ledger import Commit
 from evenhand.streams import Domain, Stream
-from evenhand.testing.reference import ReferenceStep, Vector
+from evenhand.testing.reference_step import ReferenceStep, Vector
 from evenhand.testing.subjects import BATCH, Subject
-from evenhand.testing.wrongs import Wrong, wrong_step
+from wrong_mechanisms.base import Wrong, wrong_step
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from evenhand.methods.rules import BatchRule, Clip
-from evenhand.testing.wrongs import Wrong, wrong_rule
-from evenhand.testing.zoo_batches import Clipping
 from evenhand.types import State, Stats
+from wrong_mechanisms.base import Wrong, wrong_rule
+from wrong_mechanisms.batch_rules import Clipping
 
 
 class PresentGroups(Clipping):

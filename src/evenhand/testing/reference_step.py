@@ -5,6 +5,7 @@ The kit holds every step to it. Each piece is a method, so that the zoo can get 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,16 +17,17 @@ from torch import Tensor
 
 from evenhand.mechanism import Mechanism
 from evenhand.methods.queries import Query
-from evenhand.methods.rules import BatchRule, Rule
+from evenhand.methods.rules import BatchRule, Clip, Rule
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Commit
 from evenhand.step import Released
 from evenhand.streams import Domain, Stream
 from evenhand.summation import Summation
-from evenhand.testing.subjects import public
-from evenhand.testing.weighing import by_row, taken, weights
-from evenhand.types import Batch, Pass, State, Stats
+from evenhand.testing.made_up_batches import Case
+from evenhand.testing.sensitivity_search import by_row, taken, weights
+from evenhand.testing.subjects import Subject, public
+from evenhand.types import Batch, Facts, Pass, State, Stats
 
 Vector = NDArray[np.float64]
 
@@ -139,3 +141,77 @@ class ReferenceStep:
 def on_grid(values: Vector, spacing: float) -> Vector:
     """The nearest multiples of ``spacing``."""
     return np.asarray(np.rint(values / spacing) * spacing)
+
+
+WEIGHT = 3
+"""Coordinates of a made-up gradient that belong to the parameter "weight"; the rest are "bias"."""
+
+
+@dataclass(frozen=True)
+class Recorder(Clip):
+    """Clipping that remembers the noisy answers it was given, so that the kit can read them."""
+
+    name = "recorder"
+
+    def advance(self, state: State) -> Mapping[str, Any]:
+        """The answers themselves."""
+        return {"answers": dict(state.answers)}
+
+
+@dataclass(frozen=True)
+class Wide(Query):
+    """An answer wide enough to look at its noise; every value is zero."""
+
+    name = "wide"
+    size: int = 4000
+
+    def width(self, facts: Facts) -> int:
+        """Always ``size``."""
+        return self.size
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        """Zeros."""
+        return rows.norm.new_zeros(self.size)
+
+
+def directions(count: int, size: int) -> Tensor:
+    """Unit vectors, a different one for every row."""
+    angles = torch.arange(1, count * size + 1, dtype=torch.float64).reshape(count, size)
+    return torch.nn.functional.normalize(torch.sin(angles**1.7), dim=1)
+
+
+def pass_over(gradients: Tensor, norm: Tensor, loss: Tensor, weight: int = WEIGHT) -> Pass:
+    """What an engine would return for these gradients. A row of weight 0 is not touched, so NaN shows if it is used."""
+
+    def weighted_sum(found: Tensor) -> dict[str, Tensor]:
+        used = found != 0
+        total = (gradients[used] * found[used].double().unsqueeze(1)).sum(0)
+        return {"weight": total[:weight], "bias": total[weight:]}
+
+    return Pass(loss=loss, norm=norm, weighted_sum=weighted_sum)
+
+
+def batch_of(case: Case, position: int) -> Batch:
+    """The case's rows as a drawn batch."""
+    stats = case.stats()
+    return Batch(None, None, stats.group, stats.owner, stats.record, position, 0)
+
+
+def as_pass(case: Case, size: int = 5, gradients: Tensor | None = None) -> Pass:
+    """The case's rows as gradients of their norms; a spoilt row has NaN in its gradient, or an infinite loss."""
+    stats = case.stats()
+    norm, loss = stats.norm.clone(), stats.loss.clone()
+    found = directions(len(case.rows), size) * norm.unsqueeze(1) if gradients is None else gradients
+    for i, row in enumerate(case.rows):
+        if row.spoilt and i % 2:
+            loss[i] = math.inf
+        elif row.spoilt:
+            norm[i], found[i] = math.nan, math.nan
+    return pass_over(found, norm, loss)
+
+
+def answers_of(subject: Subject, mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Any:
+    """The noisy answers of this very step: run once more with the recorder in the rule's place."""
+    if not subject.queries:
+        return {}
+    return subject.step(replace(mechanism, rule=Recorder()), result, batch, memory).memory["answers"]

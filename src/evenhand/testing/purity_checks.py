@@ -13,11 +13,10 @@ import numpy as np
 import torch
 
 from evenhand.methods import registry
-from evenhand.testing.cases import Case, cases
+from evenhand.testing.made_up_batches import Case, cases
 from evenhand.testing.rule_checks import TRIED
-from evenhand.testing.search import search
+from evenhand.testing.sensitivity_search import by_row, columns, same, search, weights
 from evenhand.testing.subjects import Subject
-from evenhand.testing.weighing import by_row, columns, same, weights
 from evenhand.types import State, Stats
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from evenhand.privacy import accountants
 from evenhand.step import bounded
-from evenhand.testing.cases import Case, Row
-from evenhand.testing.stepping import answers_of, as_pass, batch_of
+from evenhand.testing.made_up_batches import Case, Row
+from evenhand.testing.reference_step import answers_of, as_pass, batch_of
+from evenhand.testing.sensitivity_search import by_row, movements, weights
 from evenhand.testing.subjects import Subject, public
-from evenhand.testing.weighing import by_row, movements, weights
 from evenhand.types import State, Stats
 
 Vector = NDArray[np.float64]

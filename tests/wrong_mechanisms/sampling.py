@@ -14,10 +14,10 @@ from evenhand.methods.queries import GroupSizes
 from evenhand.methods.rules import Clip
 from evenhand.planning import Plan
 from evenhand.streams import Stream
-from evenhand.testing.reference import Vector
+from evenhand.testing.reference_step import Vector
 from evenhand.testing.subjects import Subject
-from evenhand.testing.wrongs import Wrong
 from evenhand.types import Event
+from wrong_mechanisms.base import Wrong
 
 
 @dataclass(frozen=True)
