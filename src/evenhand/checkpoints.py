@@ -19,7 +19,7 @@ import torch
 
 from evenhand.errors import PlanMismatchError, UsageError
 from evenhand.plans import Plan
-from evenhand.runs import Folder, write_json
+from evenhand.runs import Folder, as_json, write_json
 
 KEPT = 5
 """Checkpoints that stay on disk, the last one included."""
@@ -58,6 +58,17 @@ def load(folder: Folder, plan: Plan) -> dict[str, Any] | None:
     if state["plan"] not in (plan.digest, *(stage.plan for stage in plan.earlier)):
         raise PlanMismatchError("The checkpoint was written under another plan: a changed plan cannot resume a run.")
     return state
+
+
+def mend(folder: Folder) -> None:
+    """Write the last checkpoint's marker anew where a crash came between the two, so that both speak of one step."""
+    if not folder.checkpoint_file.exists():
+        return
+    state = read(folder.checkpoint_file)
+    right = {key: state[key] for key in ("ledger_head", "position")}
+    marker = folder.checkpoint_file.with_suffix(".json")
+    if not marker.exists() or marker.read_bytes() != as_json(right):
+        write_json(marker, right)
 
 
 def read(file: Path) -> dict[str, Any]:

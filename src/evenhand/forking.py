@@ -43,6 +43,7 @@ def last_that_fits(folder: Folder, plan: Plan, budgets: Sequence[float]) -> Poin
       CalibrationError: there is none, or a model was released after it, or loggers were told figures of later steps.
       LedgerError: the ledger was shortened, so that releases might be missing from it.
     """
+    checkpoints.mend(folder)
     data = folder.ledger_file.read_bytes()
     whole = parse(data)
     refuse_shortened(whole, folder.anchors())

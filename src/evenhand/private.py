@@ -68,7 +68,8 @@ class _Alone:
 class Private:
     """A model in private training: draws batches, steps, records. Made by ``attach``; close it, or use ``with``.
 
-    It belongs to one process and cannot be copied: a copy would draw the same noise again.
+    It belongs to one process and cannot be copied: a copy would draw the same noise again. ``held`` is the position of
+    the checkpoint that it began with.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Private:
         memory: Mapping[str, Any],
         compose: bool,
         kept: Mapping[str, Kept],
+        held: int = 0,
         allow_not_finite: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
@@ -92,11 +94,16 @@ class Private:
         self.memory: Mapping[str, Any] = memory
         self._left_out, self._allow_not_finite = LeftOut(), allow_not_finite
         self._looked: Data | None = None
-        self._position = ledger.reserved
+        self.held, self._position = held, ledger.reserved
         self._drawn: Batch | None = None
         self._handed, self._draws = Handed(), torch.cuda.is_available()
         self._counting, self._kept = Counting(folder, mechanism.plan, compose), kept
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
+
+    @property
+    def segment(self) -> int:
+        """Number of this start of the run, from 0."""
+        return self._ledger.segment
 
     @property
     def left_out(self) -> int:

@@ -7,16 +7,18 @@ from pathlib import Path
 
 from torch import nn
 
+from evenhand import weights
 from evenhand.privacy.ledger import Ledger
 from evenhand.run_files import put_in_place, sha256, waiting
 
 
 def publish(model: nn.Module, file: Path, ledger: Ledger) -> None:
     """Write a model's weights to a file of the run folder: in private first, on disk, then the rows, then the name."""
-    from safetensors.torch import save_model
+    from safetensors.torch import save_file
 
     beside = waiting(file)
-    save_model(model, str(beside))
+    tensors, left_out = weights.stored(model)
+    save_file(tensors, str(beside), metadata=left_out or None)
     with beside.open("rb") as written:
         os.fsync(written.fileno())
     ledger.release(sha256(beside))

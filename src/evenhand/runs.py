@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evenhand import owner_tables, untrusted
+from evenhand import owner_tables, untrusted, weights
 from evenhand.errors import UsageError, VerificationError
 from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
@@ -142,13 +142,15 @@ class Folder:
     def create(cls, path: Path, plan: Plan) -> Folder:
         """Make the folder for a new run. A folder with a ledger is a run already and is refused."""
         folder = cls(path)
-        if folder.ledger_file.exists():
+        if folder.begun:
             folder._forget_unspent()
         elif any(file.exists() for file in (folder.checkpoint_file, folder.model_file, folder.statement_file)):
             raise UsageError(
                 f"{path} holds a model or checkpoint whose ledger is missing, so what it spent is not known. "
                 "Choose another --out."
             )
+        elif ledgers.unbegun(folder.ledger_file):
+            folder.ledger_file.unlink()
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.private.mkdir(mode=0o700, exist_ok=True)
@@ -161,6 +163,11 @@ class Folder:
                 f"The run folder {path} cannot be written ({error.strerror}). Choose another --out."
             ) from None
         return folder
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a ledger with a first row; without one nothing was charged."""
+        return self.ledger_file.exists() and not ledgers.unbegun(self.ledger_file)
 
     def _forget_unspent(self) -> None:
         """Clear a run that was refused before its first charge; one that spent anything must not be overwritten."""
@@ -205,6 +212,8 @@ class Folder:
 
     def finished(self) -> bool:
         """Whether nothing is left to do: all steps are charged, and model and statement came after them."""
+        if not self.begun:
+            return False
         reading = self.ledger()
         return (
             bool(reading.released)
@@ -221,6 +230,14 @@ class Folder:
         """
         return list(_evaluations(self.training_metrics_file if training_records else self.metrics_file))
 
+    def drop_metrics(self, position: int) -> None:
+        """Remove evaluations of weights after more steps of the plan than these: a crash took those weights."""
+        for file in (self.metrics_file, self.training_metrics_file):
+            lines = list(_evaluations(file))
+            kept = [line for line in lines if line["step"] <= position]
+            if len(kept) < len(lines):
+                write_durably(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
     def add_metrics(self, line: Mapping[str, Any], file: Path) -> None:
         """Write one evaluation more into one of the folder's files of metrics; the ledger records a shareable one."""
         before = file.read_bytes() if file.exists() else b""
@@ -234,7 +251,7 @@ class Folder:
             self.ledger(),
             model=model,
             software=software(),
-            groups=self._last_evaluation().get("groups", {}),
+            groups=self._stated().get("groups", {}),
             composition=self.composition(),
             files=self.hashes(),
         )
@@ -253,16 +270,26 @@ class Folder:
                 raise VerificationError("composition.json cannot be read: it was damaged or edited.")
         return found
 
-    def _last_evaluation(self) -> dict[str, Any]:
+    def last_evaluation(self, *, training_records: bool = False) -> dict[str, Any]:
+        """Return the last evaluation if it is one of the released model, or of a run that has released none yet.
+
+        Lines of an earlier version do not say which weights they measured, and are taken to be of that model.
+        """
+        last: dict[str, Any] = next(reversed(self.metrics(training_records=training_records)), {})
+        measured = last.get("weights")
+        if measured is None or not self.model_file.exists():
+            return last
+        return last if measured == weights.digest_of_file(self.model_file) else {}
+
+    def _stated(self) -> dict[str, Any]:
         """What a statement says of the model's use; nothing of a withdrawn run, whose figures must not be shared."""
-        lines = self.metrics()
-        return lines[-1] if lines and self.ledger().withdrawn is None else {}
+        return self.last_evaluation() if self.ledger().withdrawn is None else {}
 
     def write_statement(self) -> dict[str, Any]:
         """Build the statement and write it as data and in words; of several owners also a table."""
         made = self.statement()
         if len(made["owners"]) > 1:
-            table = owner_tables.as_csv(made["owners"], self._last_evaluation())
+            table = owner_tables.as_csv(made["owners"], self._stated())
             write_durably(self.path / owner_tables.FILE, table.encode("utf-8", "replace"))
         write_json(self.statement_file, made)
         write_durably(self.path / "statement.md", statements.markdown(made).encode())

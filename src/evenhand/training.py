@@ -194,10 +194,12 @@ def resume(
     progress: bool | None = None,
     loggers: Sequence[Logger] = (),
     training_records: bool = False,
+    release_untrained: bool = False,
 ) -> Run:
     """Continue a run that was stopped or killed: a new segment with a new key takes the steps that remain.
 
-    What was charged stays charged: steps that ran after the last checkpoint are lost, and the run says how many. The
+    What was charged stays charged: steps that ran after the last checkpoint are lost, and run and statement say how
+    many. If that is all of them nothing is released, except with ``release_untrained``. The
     learning rate goes on where the plan does. What was given to ``fit`` as a Python object is needed again: model and
     data, and loss, optimizer, scheduler, average or augmentation of your own. Names are found in the run's config.
     """
@@ -236,6 +238,7 @@ def resume(
         views=views_again(config, augment, views),
         kept=aside.kept,
         allow_not_finite=config.allow_not_finite,
+        release_untrained=release_untrained,
     )
     return run(private, data, held_out, aside, telling, progress, training_records=research)
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import signing, untrusted
+from evenhand import measured, signing, untrusted
 from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.plans import Plan
 from evenhand.privacy import accountants, statement_sharing, statement_warnings
@@ -134,6 +134,8 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
     problems += [statement_warnings.blocked(row) for row in reading.blocked]
     problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, kept)
     problems += _statement_problems(folder, plan, reading, kept)
+    about = measured.examined(folder, reading)
+    problems += about.problems
     return {
         "ok": not problems,
         "epsilon": None if reading.blocked else _largest(epsilons),
@@ -143,7 +145,7 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
         "planned": plan.steps,
         "owners": {} if reading.blocked else dict(zip(plan.facts.owner_names, epsilons, strict=True)),
         "problems": problems,
-        "notes": _notes(folder, reading),
+        "notes": [*_notes(folder, reading), *about.notes],
     }, reading
 
 

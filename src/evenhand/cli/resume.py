@@ -31,6 +31,10 @@ def run(
         Path | None,
         typer.Option("--out", help="Budgets below what is spent: a new folder, from the last checkpoint that fits."),
     ] = None,
+    release_untrained: Annotated[
+        bool,
+        typer.Option("--release-untrained", help="Release the model although a crash took every step it had learnt."),
+    ] = False,
     sign: options.Sign = None,
     json: options.Json = False,
 ) -> None:
@@ -46,7 +50,7 @@ def run(
     elif out is not None:
         raise UsageError("--out is for budgets below what is spent: give them too. A run goes on in its own folder.")
     with interruptible():
-        finished = resume(folder if out is None else out)
+        finished = resume(folder if out is None else out, release_untrained=release_untrained)
     if key is not None:
         signed(finished, key)
     show(finished, json)

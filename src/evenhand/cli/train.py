@@ -221,7 +221,7 @@ def summary(finished: Run) -> dict[str, Any]:
     """What scripts rely on."""
     from evenhand import owner_tables
 
-    last = finished.evaluations[-1] if finished.evaluations else {"accuracy": None, "groups": {}}
+    last = finished.folder.last_evaluation() or {"accuracy": None, "groups": {}}
     statement = finished.privacy.data
     return {
         "epsilon": statement["guarantee"]["epsilon"],

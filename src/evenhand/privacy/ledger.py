@@ -2,7 +2,9 @@
 
 Rows (one JSON object a line; each carries the hash of the row before it and its own):
 
-* ``open``     the plan's digest and number of steps;
+* ``open``     the plan's digest and number of steps; the ``format`` of the run folder and the version of evenhand that
+  wrote it (a folder without them has format 1); ``block``, the largest number of steps that one row charges, if it is
+  not the usual one;
 * ``segment``  a process starts: segment number, fingerprint of its random key, whether the key was a public seed;
 * ``reserve``  steps ``first .. first + count - 1`` of the plan are charged. On disk (fsync) before any of them runs;
 * ``commit``   what those steps used: sensitivity per owner class (with many classes one number, to be multiplied by
@@ -21,7 +23,11 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
 * ``foreign``  the weights were changed between two steps, by something that is not accounted here;
 * ``blocked``  before step ``position`` records were found to touch each other (``cause`` "records"), or state to have
   been changed that no private step wrote ("state"): no figure holds, and nothing more is trained or released;
-* ``torn``     ``lines`` lines that crashes cut short were found before this row, each charged as a full block.
+* ``lost``     a process took up weights that hold nothing of the charged steps ``from`` up to, without, ``to``: they
+  ran after the last checkpoint, or not at all;
+* ``torn``     ``lines`` lines that crashes cut short were found before this row, and are ``charged`` as so many steps:
+  a full block each, but nothing for one that began as a row of another kind than ``reserve``. Without that number:
+  a full block for each.
 
 Spent = every plan position that was ever reserved. It never falls: after a crash at any point, recorded >= spent.
 A meaning never changes; a new meaning gets a new row type.
@@ -39,7 +45,8 @@ from weakref import WeakValueDictionary
 from filelock import FileLock, Timeout
 
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.privacy.chain import BLOCK, GENESIS, Commit, Reading, encoded, parse, read
+from evenhand.privacy.chain import BLOCK, FORMAT, GENESIS, Commit, Reading, encoded, parse, read, unbegun
+from evenhand.software import software
 
 __all__ = [
     "BLOCK",
@@ -53,6 +60,7 @@ __all__ = [
     "refuse_shortened",
     "refuse_withdrawn",
     "sync_folder",
+    "unbegun",
 ]
 
 
@@ -80,6 +88,7 @@ class Ledger:
         self.reserved = reading.reserved if reading else 0
         self.steps = reading.steps if reading else 0
         self._blocked = False
+        self.block = reading.block if reading else BLOCK
         self.segment = len(reading.keys) if reading else 0
         self.files = reading.files() if reading else {}
         self._name = (os.getpid(), str(path.resolve()))
@@ -96,15 +105,17 @@ class Ledger:
         insecure: bool,
         anchors: Sequence[str] = (),
         files: Mapping[str, str] | None = None,
+        block: int = BLOCK,
     ) -> Ledger:
         """Start a ledger, or continue one that belongs to the same plan, with a new segment and a new key.
 
         ``anchors`` are heads that a checkpoint or statement was written after: a ledger without them was shortened.
-        ``files`` are digests of shareable files that lie in the folder before the ledger starts.
+        ``files`` are digests of shareable files that lie in the folder before the ledger starts. ``block`` is the
+        largest number of steps that a row of a new ledger charges. A first row that a crash cut short is written anew.
         """
         lock = locked(path)
         try:
-            reading = read(path) if path.exists() and path.stat().st_size else None
+            reading = read(path) if path.exists() and not unbegun(path) else None
             refuse_shortened(reading, anchors)
             if reading and reading.plan != plan:
                 raise PlanMismatchError(
@@ -117,14 +128,18 @@ class Ledger:
                 )
             refuse_withdrawn(reading)
             refuse_blocked(reading)
+            if reading is None and path.exists():
+                os.truncate(path, 0)
             ledger = cls(path, lock, reading)
             if reading is None:
-                ledger.steps = steps
-                ledger._append({"type": "open", "plan": plan, "steps": steps})
+                ledger.steps, ledger.block = steps, block
+                made: dict[str, Any] = {"format": FORMAT, "evenhand": software()["evenhand"]}
+                made |= {} if block == BLOCK else {"block": block}
+                ledger._append({"type": "open", "plan": plan, "steps": steps, **made})
                 for name, digest in (files or {}).items():
                     ledger.file(name, digest)
             else:
-                ledger._seal(reading.torn)
+                ledger._seal(reading)
             ledger._append({"type": "segment", "segment": ledger.segment, "key": key, "insecure": insecure})
             ledger.sync()
             sync_folder(path.parent)
@@ -145,7 +160,7 @@ class Ledger:
         try:
             reading = read(path)
             with cls(path, lock, reading) as ledger:
-                ledger._seal(reading.torn)
+                ledger._seal(reading)
                 yield ledger
         finally:
             lock.release()
@@ -177,7 +192,7 @@ class Ledger:
             if not fits(reading):
                 raise PlanMismatchError("The run went on meanwhile, so this does not fit it any more: ask again.")
             with cls(path, lock, reading) as ledger:
-                ledger._seal(reading.torn)
+                ledger._seal(reading)
                 ledger._append(row)
         finally:
             lock.release()
@@ -194,8 +209,8 @@ class Ledger:
                 f"All {self.steps} steps of the plan are charged: one more would spend more than was "
                 "promised. Nothing was released. Start a new plan, and add up both."
             )
-        if not 1 <= count <= BLOCK:
-            raise LedgerError(f"A reserve row charges 1 to {BLOCK} steps, not {count}.")
+        if not 1 <= count <= self.block:
+            raise LedgerError(f"A reserve row charges 1 to {self.block} steps, not {count}.")
         if not self._path.exists() or os.fstat(self._file.fileno()).st_ino != self._path.stat().st_ino:
             raise LedgerError(
                 "The ledger file was removed or replaced while the run was going on: nothing was released."
@@ -228,6 +243,11 @@ class Ledger:
         if self.files.get(name) != digest:
             self._append({"type": "file", "name": name, "sha256": digest})
             self.files[name] = digest
+        self.sync()
+
+    def lost(self, first: int, end: int) -> None:
+        """Record that the weights hold nothing of the charged steps ``first .. end - 1``; durable on return."""
+        self._append({"type": "lost", "from": first, "to": end})
         self.sync()
 
     def told(self, position: int) -> None:
@@ -281,11 +301,12 @@ class Ledger:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _seal(self, torn: int) -> None:
+    def _seal(self, reading: Reading) -> None:
         """End a last line that a crash left open, so that the next row starts on its own line."""
         opened = not self._path.read_bytes().endswith(b"\n")
-        if torn:
-            self._append({"type": "torn", "lines": torn}, before=b"\n" if opened else b"")
+        if reading.torn:
+            row = {"type": "torn", "lines": reading.torn, "charged": reading.torn_charge}
+            self._append(row, before=b"\n" if opened else b"")
         elif opened:
             self._write(b"\n")
 
