@@ -143,26 +143,30 @@ def start(
         anchors=folder.anchors() + ([state["ledger_head"]] if state is not None else []),
         files=digests(folder.path),
     )
-    mend(folder.path, ledger)
-    checkpoints.mend(folder)
-    if held < ledger.reserved:
-        ledger.lost(held, ledger.reserved)
-    private = Private(
-        model,
-        optimizer,
-        mechanism=mechanism,
-        watch=watch,
-        coupling=coupling,
-        folder=folder,
-        ledger=ledger,
-        memory=memory,
-        compose=compose,
-        kept=kept,
-        held=held,
-        allow_not_finite=allow_not_finite,
-    )
-    if state is None:
-        private.checkpoint()
+    try:
+        mend(folder.path, ledger)
+        checkpoints.mend(folder)
+        if held < ledger.reserved:
+            ledger.lost(held, ledger.reserved)
+        private = Private(
+            model,
+            optimizer,
+            mechanism=mechanism,
+            watch=watch,
+            coupling=coupling,
+            folder=folder,
+            ledger=ledger,
+            memory=memory,
+            compose=compose,
+            kept=kept,
+            held=held,
+            allow_not_finite=allow_not_finite,
+        )
+        if state is None:
+            private.checkpoint()
+    except BaseException:
+        ledger.close()
+        raise
     return private
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenhand import averaging, evaluation, losses, pacing
+from evenhand import averaging, density_runs, evaluation, losses, pacing
 from evenhand.attachment import start
 from evenhand.augmenting import Augment, views_of
 from evenhand.averaging import EMA, Average
@@ -205,16 +205,14 @@ def resume(
     """
     folder = Folder.existing(path)
     made = folder.plan()
-    if made.method in METHODS:
-        raise UsageError(
-            "A density has no steps to go on with: what its ledger says is spent. Start another in a new folder."
-        )
     if folder.finished():
         raise BudgetExhausted(
             f"This run is finished: all {made.steps} steps are charged and the model is in {folder.model_file}. "
             "To train on, make a new plan; both budgets add up."
         )
     config = of_run(folder.path)
+    if made.method in METHODS:
+        return _resumed_density(folder, config, train, test, loggers)
     for name, given in (("loss", loss), ("optimizer", optimizer)):
         if given is None and getattr(config, name) == PYTHON:
             raise UsageError(f"The run was started with its own {name}: pass {name}= again to resume it.")
@@ -241,6 +239,18 @@ def resume(
         release_untrained=release_untrained,
     )
     return run(private, data, held_out, aside, telling, progress, training_records=research)
+
+
+def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, loggers: Sequence[Logger]) -> Run:
+    """Finish a density from the noisy sums that are on disk; releases that were never charged are made now."""
+    density_runs.refuse_unfinishable(folder, config, given=train is not None)
+    if train is None:
+        train, test = config.load_data()
+    data = wrap(train)
+    budgets = density_runs.promised(config, data)
+    promise = promised(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
+    held_out = None if test is None else wrap(test)
+    return density_runs.train(config, data, held_out, promise, folder.path, loggers=loggers)
 
 
 def _descent(

@@ -109,7 +109,7 @@ def perform(found: Task) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     began = time.process_time()
     folder, config = found.folder, found.cell.config
-    reading = folder.ledger() if folder.ledger_file.exists() else None
+    reading = folder.ledger() if folder.begun else None
     training, held_out = loaded(found.cell, found.validation)
     training = dataclasses.replace(training, tuned=found.tuned)
     if not _told(found):

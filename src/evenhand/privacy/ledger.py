@@ -136,10 +136,11 @@ class Ledger:
                 made: dict[str, Any] = {"format": FORMAT, "evenhand": software()["evenhand"]}
                 made |= {} if block == BLOCK else {"block": block}
                 ledger._append({"type": "open", "plan": plan, "steps": steps, **made})
-                for name, digest in (files or {}).items():
-                    ledger.file(name, digest)
             else:
                 ledger._seal(reading)
+            if reading is None or not reading.segments:
+                for name, digest in (files or {}).items():
+                    ledger.file(name, digest)
             ledger._append({"type": "segment", "segment": ledger.segment, "key": key, "insecure": insecure})
             ledger.sync()
             sync_folder(path.parent)
