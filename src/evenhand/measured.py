@@ -80,8 +80,12 @@ def _said(folder: Folder) -> Mapping[str, Any] | None:
 
 
 def _page(page: Path, digest: str, reading: Reading) -> Findings:
-    """Whether a page names the model's file as it is: one that was written before its release does not."""
-    if not page.exists():
+    """Whether a page names the model's file as it is: one that was written before its release does not.
+
+    One that is not the page that the ledger records is another problem.
+    """
+    recorded = reading.files().get(page.name)
+    if not page.exists() or recorded not in (None, untrusted.digest(page)):
         return Findings()
     text = untrusted.read_bytes(page)
     if FACT.encode() not in text and reading.format < _NAMING:

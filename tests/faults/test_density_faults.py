@@ -170,6 +170,18 @@ def test_other_settings_or_other_data_do_not_go_on(tmp_path: Path, monkeypatch: 
     finished(tmp_path)
 
 
+def test_a_sum_that_nobody_charged_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    dying(monkeypatch, Ledger, "commit", 1)
+    with pytest.raises(Killed):
+        fit(MomentDensity, out)
+    monkeypatch.undo()
+    planted = (out / "private" / "release-0.safetensors").read_bytes()
+    (out / "private" / "release-1.safetensors").write_bytes(planted)
+    fit(MomentDensity, out)
+    finished(out)
+
+
 def test_a_cut_row_charges_no_more_than_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dying(monkeypatch, Ledger, "commit", 2)
     with pytest.raises(Killed):

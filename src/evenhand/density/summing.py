@@ -100,9 +100,15 @@ class Releases:
         usable = torch.isfinite(norms)
         return torch.where(usable, self._scales[owner] * bound / norms.clamp(min=bound), 0.0)
 
+    def _held(self) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """The next release, if it was charged before and is on disk; a file whose release nobody charged is not used."""
+        if self._sums is None or self._ledger is None or self.position >= self._ledger.reserved:
+            return None
+        return self._sums.read(self.position)
+
     def beside(self, name: str, value: Tensor) -> Tensor:
         """Keep a public value with the next release; returns the one that was kept with it, if that is on disk."""
-        held = None if self._sums is None else self._sums.read(self.position)
+        held = self._held()
         self._beside[name] = value if held is None else held[1][name]
         return self._beside[name]
 
@@ -111,7 +117,7 @@ class Releases:
 
         ``dimension`` is how many coordinates one record can change, if not all.
         """
-        held = None if self._sums is None else self._sums.read(self.position)
+        held = self._held()
         if held is None and not bool(torch.isfinite(summed).all()):
             raise UsageError("The bounded sum is not finite: nothing was released.")
         level = self.plan.level_at(self.position)

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -113,7 +113,7 @@ class Ledger:
         ``files`` are digests of shareable files that lie in the folder before the ledger starts. ``block`` is the
         largest number of steps that a row of a new ledger charges. A first row that a crash cut short is written anew.
         """
-        lock = locked(path)
+        lock, ledger = locked(path), None
         try:
             reading = read(path) if path.exists() and not unbegun(path) else None
             refuse_shortened(reading, anchors)
@@ -145,6 +145,8 @@ class Ledger:
             ledger.sync()
             sync_folder(path.parent)
         except BaseException:
+            if ledger is not None:
+                ledger._abandon()
             lock.release()
             raise
         return ledger
@@ -295,6 +297,12 @@ class Ledger:
             _WRITERS.pop(self._name, None)
             self._file.close()
             self._lock.release()
+
+    def _abandon(self) -> None:
+        """Let go of a file that may not be writable any more; whoever opens it next reads what is on disk."""
+        _WRITERS.pop(self._name, None)
+        with suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> Ledger:
         return self
