@@ -101,7 +101,7 @@ class Releases:
         return torch.where(usable, self._scales[owner] * bound / norms.clamp(min=bound), 0.0)
 
     def _held(self) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """The next release, if it was charged before and is on disk; a file whose release nobody charged is not used."""
+        """The next release, if it was charged before and is on disk; a file that nobody paid for is not used."""
         if self._sums is None or self._ledger is None or self.position >= self._ledger.reserved:
             return None
         return self._sums.read(self.position)
