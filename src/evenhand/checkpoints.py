@@ -34,8 +34,11 @@ class Mark:
     file: Path
 
 
-def save(folder: Folder, state: Mapping[str, Any]) -> None:
-    """Write tensors and numbers only, with the ledger's head, so that a shortened ledger shows."""
+def save(folder: Folder, state: Mapping[str, Any], *, keep: bool = True) -> None:
+    """Write tensors and numbers only, with the ledger's head, so that a shortened ledger shows.
+
+    With ``keep`` it may stay when later ones are written.
+    """
     file = folder.checkpoint_file
     beside = file.with_suffix(".part")
     beside.unlink(missing_ok=True)  # what a crash left may be a second name of a kept checkpoint
@@ -45,7 +48,7 @@ def save(folder: Folder, state: Mapping[str, Any]) -> None:
         os.fsync(written.fileno())
     os.replace(beside, file)
     write_json(file.with_suffix(".json"), {key: state[key] for key in ("ledger_head", "position")})
-    if state["position"]:
+    if keep and state["position"]:
         _keep(folder, Mark(state["position"], state["ledger_head"], file))
         _thin(folder)
 

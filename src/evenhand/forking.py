@@ -124,6 +124,16 @@ def mend(folder: Folder, reading: Reading, out: Path | None) -> Plan:
     return new.plan()
 
 
+def refuse_waiting(folder: Folder) -> None:
+    """Raise if a crash left this folder without its ledger while another run was being left for it."""
+    if _waiting(folder).exists() and not folder.begun:
+        raise LedgerError(
+            "This folder has no ledger yet: a crash came while another run was being left for it, so nothing can be "
+            "trained here. Give the command again that was to make it, `evenhand resume OLD --budgets ... --out "
+            f"{folder.path}`, with the same budgets: it is finished then."
+        )
+
+
 def possible(folder: Folder, plan: Plan, budgets: Sequence[float]) -> str:
     """What can be done about budgets that lie below what is spent."""
     try:

@@ -120,20 +120,24 @@ def run(
 class Saving:
     """When to write a checkpoint: so often that a crash loses at most a ``LOST``th of the plan, and every few seconds.
 
-    Where writing one takes long, time alone asks for it less often.
+    Where writing one takes long, time alone asks for it less often. One in every few seconds may be kept for good.
     """
 
     def __init__(self, private: Private) -> None:
         self._private = private
         self._position, self._time, self._cost = private.position, time.monotonic(), 0.0
+        self._kept = self._time
         self._most = max(1, private.plan.steps // LOST)
 
     def save_if_due(self) -> None:
         """Write a checkpoint if the next block could otherwise be one too many to lose, or if time has passed."""
         ahead = self._private.position - self._position + min(BLOCK, max(1, self._most // 2))
-        if ahead > self._most or time.monotonic() - self._time > max(CHECKPOINT_SECONDS, self._cost / CHECKPOINT_SHARE):
-            started = time.monotonic()
-            self._private.checkpoint()
+        started = time.monotonic()
+        late = started - self._time > max(CHECKPOINT_SECONDS, self._cost / CHECKPOINT_SHARE)
+        if late or ahead > self._most:
+            keep = started - self._kept > CHECKPOINT_SECONDS
+            self._private.checkpoint(keep=keep)
+            self._kept = started if keep else self._kept
             self._position, self._time = self._private.position, time.monotonic()
             self._cost = self._time - started
 

@@ -204,8 +204,11 @@ class Private:
         with seeded(self.model, secret):
             return self._watch.run(batch.inputs, batch.targets, early, blocks)
 
-    def checkpoint(self) -> None:
-        """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types."""
+    def checkpoint(self, *, keep: bool = True) -> None:
+        """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types.
+
+        With ``keep`` it is one of those that a run can go back to when budgets are lowered.
+        """
         self._check_state()
         self._recorder.flush()
         self._ledger.sync()
@@ -218,7 +221,7 @@ class Private:
             "plan": self.plan.digest,
             "ledger_head": self._ledger.head,
         }
-        checkpoints.save(self.folder, state)
+        checkpoints.save(self.folder, state, keep=keep)
         self._counting.follow()
 
     def told(self) -> None:

@@ -21,6 +21,7 @@ from evenhand.data.row_digests import survey
 from evenhand.data.training_overlap import refuse_training_records
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
+from evenhand.forking import refuse_waiting
 from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute, seen
 from evenhand.integrations.loggers import Broadcast, Logger
@@ -210,6 +211,7 @@ def resume(
             f"This run is finished: all {made.steps} steps are charged and the model is in {folder.model_file}. "
             "To train on, make a new plan; both budgets add up."
         )
+    refuse_waiting(folder)
     config = of_run(folder.path)
     if made.method in METHODS:
         return _resumed_density(folder, config, train, test, loggers)

@@ -38,10 +38,10 @@ def train(out: Path, data: tuple[Data, Data], **more: Any) -> eh.Run:
 def killed_when(monkeypatch: pytest.MonkeyPatch, when: Callable[[Mapping[str, Any]], bool]) -> None:
     real = checkpoints.save
 
-    def save(folder: Folder, state: Mapping[str, Any]) -> None:
+    def save(folder: Folder, state: Mapping[str, Any], *, keep: bool = True) -> None:
         if when(state):
             raise Killed
-        real(folder, state)
+        real(folder, state, keep=keep)
 
     monkeypatch.setattr(checkpoints, "save", save)
 
