@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch import nn
 from evenhand import checkpoints, guards
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.coupling import Coupling
-from evenhand.errors import BudgetExhausted, UsageError
+from evenhand.errors import BudgetExhausted, LedgerError, UsageError
 from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute
 from evenhand.losses import Loss
 from evenhand.mechanism import Mechanism
 from evenhand.methods import registry
+from evenhand.os_errors import boundary
 from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.private import Kept, Private
@@ -29,6 +31,7 @@ from evenhand.streams import Stream
 __all__ = ["Private", "attach", "start"]
 
 
+@boundary()
 def attach(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -164,10 +167,11 @@ def start(
         )
         if state is None:
             private.checkpoint()
+        return private
     except BaseException:
-        ledger.close()
+        with suppress(OSError, LedgerError):
+            ledger.close()
         raise
-    return private
 
 
 def _refuse_untrained(folder: Folder, reading: Reading, held: int) -> None:

@@ -7,9 +7,7 @@ lowered below what is spent: then the run can only go back to one of them.
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 import torch
 
+from evenhand import durable
 from evenhand.errors import PlanMismatchError, UsageError
 from evenhand.plans import Plan
 from evenhand.runs import Folder, as_json, write_json
@@ -40,13 +39,10 @@ def save(folder: Folder, state: Mapping[str, Any], *, keep: bool = True) -> None
     With ``keep`` it may stay when later ones are written.
     """
     file = folder.checkpoint_file
-    beside = file.with_suffix(".part")
-    beside.unlink(missing_ok=True)  # what a crash left may be a second name of a kept checkpoint
-    torch.save(dict(state), beside)
-    beside.chmod(0o600)
-    with beside.open("rb") as written:
-        os.fsync(written.fileno())
-    os.replace(beside, file)
+    with durable.writing(file, durable.PRIVATE) as written:
+        sink = durable.Deferred(written)
+        torch.save(dict(state), sink)  # type: ignore[arg-type] # it only writes
+        sink.settle()
     write_json(file.with_suffix(".json"), {key: state[key] for key in ("ledger_head", "position")})
     if keep and state["position"]:
         _keep(folder, Mark(state["position"], state["ledger_head"], file))
@@ -101,7 +97,7 @@ def take(folder: Folder, chosen: Mark, others: Sequence[Mark]) -> None:
     """Put another run's checkpoints into a new folder: ``chosen`` is the one to go on from."""
     for mark in (chosen, *others):
         _keep(folder, mark)
-    _link(chosen.file, folder.checkpoint_file)
+    durable.link(chosen.file, folder.checkpoint_file)
     write_json(folder.checkpoint_file.with_suffix(".json"), _marker(chosen))
 
 
@@ -121,10 +117,10 @@ def spread(positions: Sequence[int], most: int = KEPT) -> list[int]:
 
 def _keep(folder: Folder, mark: Mark) -> None:
     """The file first and its marker after it: without a marker a file counts for nothing."""
-    folder.kept.mkdir(mode=0o700, exist_ok=True)
+    durable.make_folder(folder.kept, private=True)
     file = folder.kept / f"{mark.position:09d}.pt"
     file.with_suffix(".json").unlink(missing_ok=True)
-    _link(mark.file, file)
+    durable.link(mark.file, file)
     write_json(file.with_suffix(".json"), _marker(mark))
 
 
@@ -133,17 +129,6 @@ def _thin(folder: Folder) -> None:
     for position in there.keys() - set(spread(list(there))):
         there[position].with_suffix(".json").unlink(missing_ok=True)
         there[position].unlink()
-
-
-def _link(file: Path, to: Path) -> None:
-    """A second name for the same bytes, which are never written again; a copy where the disk has no second names."""
-    beside = to.with_suffix(".part")
-    beside.unlink(missing_ok=True)
-    try:
-        os.link(file, beside)
-    except OSError:
-        shutil.copy2(file, beside)
-    os.replace(beside, to)
 
 
 def _marker(mark: Mark) -> dict[str, Any]:

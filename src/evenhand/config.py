@@ -268,7 +268,15 @@ def to_toml(config: Config) -> str:
             inner += tables(name, value)
         elif value is not None and (name not in _OWN or value != getattr(defaults, name)):
             lines.append(f"{name} = {literal(value)}")
-    return "\n".join([*lines, *inner]) + "\n"
+    text = "\n".join([*lines, *inner]) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            "A path of data, model or owners has bytes that are no characters in this locale, so the run could not "
+            "find it again: rename the file, or set LC_ALL=C.UTF-8. Nothing was spent."
+        ) from None
+    return text
 
 
 _OWN = (

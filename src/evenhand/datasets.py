@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
+from evenhand import durable
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import assignment, fingerprint
-from evenhand.errors import EvenhandError, UsageError
+from evenhand.errors import EvenhandError, StorageError, UsageError
 from evenhand.plans import Plan
 from evenhand.privacy import accountants
 from evenhand.privacy.ledger import Reading
@@ -103,7 +104,7 @@ class DatasetLedger:
         """One head for each copy that went on: this one's takes the place of the one it came from."""
         noted, rows = self._noted(run), _rows(reading)
         heads = [*(head for head in noted["heads"] if head not in rows), reading.head]
-        self._heads.mkdir(mode=0o700, exist_ok=True)
+        durable.make_folder(self._heads, private=True)
         write_json(self._heads / f"{run}.json", {"heads": heads, "seeded": noted["seeded"] or insecure(reading)})
 
     @property
@@ -113,8 +114,10 @@ class DatasetLedger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with FileLock(str(self.folder / ".lock"), timeout=30):
+            durable.make_folder(self.folder.parent, private=True, parents=True)
+            durable.make_folder(self.folder, private=True)
+            with durable.lock(self.folder / ".lock").acquire(timeout=30):
+                durable.clean(self.folder, self._heads)
                 yield
         except Timeout:
             raise EvenhandError(
@@ -122,9 +125,10 @@ class DatasetLedger:
                 "again; nothing was spent."
             ) from None
         except OSError as error:
-            raise EvenhandError(
+            raise StorageError(
                 f"The dataset ledger in {state_folder()} cannot be written ({error.strerror}), so runs on the same "
-                "data could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False."
+                "data could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False.",
+                code=error.errno,
             ) from None
 
     def enter(

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from evenhand import evaluation, weights
+from evenhand import durable, evaluation, weights
 from evenhand.averaging import Average
 from evenhand.data.dataset import Data
 from evenhand.integrations.loggers import Broadcast, released
@@ -181,5 +181,4 @@ def _log(private: Private, losses: Tensor, records: int) -> None:
         "records": records,
         "left_out": private.left_out,
     }
-    with (private.folder.private / "training.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    durable.append(private.folder.private / "training.jsonl", json.dumps(line).encode() + b"\n", durable.PRIVATE)

@@ -17,6 +17,7 @@ from evenhand.counting import hold
 from evenhand.data.dataset import wrap
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
+from evenhand.os_errors import boundary
 from evenhand.plans import Plan
 from evenhand.privacy.budgets import Budgets, Privacy
 from evenhand.privacy.ledger import Ledger, refuse_blocked, refuse_withdrawn
@@ -26,6 +27,7 @@ from evenhand.runs import Folder, write_json
 __all__ = ["rebudget", "replan"]
 
 
+@boundary()
 def rebudget(
     path: str | Path,
     privacy: Privacy | Budgets,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from evenhand.privacy import classes
 from evenhand.privacy import statement as statements
 from evenhand.reporting import cards, frames, html
 from evenhand.runs import Folder, write_durably
+from evenhand.terminal import say
 
 if TYPE_CHECKING:
     import pandas
@@ -156,10 +156,9 @@ class Run:
         if self.folder.rows_file.exists():
             refuse_training_records(Survey.from_bytes(self.folder.rows_file.read_bytes()), data)
         else:
-            print(
+            say(
                 "evenhand: this run folder has no digests of its training records (private/rows.npz), so nobody looked "
-                "whether these data hold some. Metrics on training records are not private: do not share them.",
-                file=sys.stderr,
+                "whether these data hold some. Metrics on training records are not private: do not share them."
             )
 
 

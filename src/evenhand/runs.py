@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evenhand import owner_tables, untrusted, weights
+from evenhand import durable, owner_tables, untrusted, weights
 from evenhand.errors import UsageError, VerificationError
 from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
@@ -142,7 +142,13 @@ class Folder:
     def create(cls, path: Path, plan: Plan) -> Folder:
         """Make the folder for a new run. A folder with a ledger is a run already and is refused."""
         folder = cls(path)
-        if folder.begun:
+        try:
+            begun = folder.begun
+        except OSError as error:
+            raise UsageError(
+                f"The run folder {path} cannot be made ({error.strerror}). Choose another --out."
+            ) from None
+        if begun:
             folder._forget_unspent()
         elif any(file.exists() for file in (folder.checkpoint_file, folder.model_file, folder.statement_file)):
             raise UsageError(
@@ -152,9 +158,8 @@ class Folder:
         elif ledgers.unbegun(folder.ledger_file):
             folder.ledger_file.unlink()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            folder.private.mkdir(mode=0o700, exist_ok=True)
-            folder.private.chmod(0o700)
+            durable.make_folder(path, parents=True)
+            durable.make_folder(folder.private, private=True)
             write_durably(path / "README.md", _README.encode())
             write_json(folder.plan_file, plan.to_json())
             write_json(path / "env.json", software())
@@ -291,8 +296,8 @@ class Folder:
         if len(made["owners"]) > 1:
             table = owner_tables.as_csv(made["owners"], self._stated())
             write_durably(self.path / owner_tables.FILE, table.encode("utf-8", "replace"))
-        write_json(self.statement_file, made)
         write_durably(self.path / "statement.md", statements.markdown(made).encode())
+        write_json(self.statement_file, made)  # the last one: a run that has it is finished
         return made
 
     def declare_stopped(self) -> None:

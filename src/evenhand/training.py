@@ -30,6 +30,7 @@ from evenhand.losses import Loss, default_loss
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
 from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
+from evenhand.os_errors import boundary
 from evenhand.planning import Plan
 from evenhand.planning import plan as make_plan
 from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
@@ -42,6 +43,7 @@ __all__ = ["default_loss", "fit", "resume"]
 OnStart = Callable[[Plan, float], None]
 
 
+@boundary()
 def fit(
     model: nn.Module,
     train: Any,
@@ -176,9 +178,11 @@ def fit(
             with computing.casting(model):
                 on_start(made, pacing.seconds(*seen(model, used, several), made, fetched, computing))
 
-    return run(private, data, held_out, aside, telling, progress, before, training_records)
+    with boundary(folder.path):
+        return run(private, data, held_out, aside, telling, progress, before, training_records)
 
 
+@boundary()
 def resume(
     path: str | Path,
     *,
@@ -240,7 +244,8 @@ def resume(
         allow_not_finite=config.allow_not_finite,
         release_untrained=release_untrained,
     )
-    return run(private, data, held_out, aside, telling, progress, training_records=research)
+    with boundary(folder.path):
+        return run(private, data, held_out, aside, telling, progress, training_records=research)
 
 
 def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, loggers: Sequence[Logger]) -> Run:

@@ -19,7 +19,7 @@ from evenhand.privacy import accountants, statement_sharing, statement_warnings
 from evenhand.privacy import statement as statements
 from evenhand.privacy.chain import read_until
 from evenhand.privacy.ledger import Commit, Ledger, Reading
-from evenhand.run_files import LEDGER, RECORDED, SIGNATURE
+from evenhand.run_files import LEDGER, RECORDED, SIGNATURE, waiting
 from evenhand.runs import Folder, as_json, head_in
 from evenhand.software import software
 
@@ -246,14 +246,14 @@ def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> l
     A file that must not be shared may be missing: then this is a copy that was made to be shared. So may a page that
     somebody wrote into the folder under a name of their own.
     """
-    recorded = reading.files()
+    recorded, late = reading.files(), waiting(folder.path)
     problems = []
     for name, digest in recorded.items():
         file = folder.path / name
         found = untrusted.digest(file)
         if found == digest or (not _there(file) and (name in kept or name not in RECORDED)):
             continue
-        if untrusted.digest(folder.private / f"{name}.part") == digest:
+        if digest in late:
             problems.append(
                 f"{name} was recorded, and a crash came before it was in place: `evenhand report` on this folder, or "
                 "any other command that writes to it, puts it there."

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from evenhand import durable
 from evenhand.cli import options
 from evenhand.errors import UsageError
 
@@ -96,7 +97,7 @@ def run(
         left = [name for name in _features(answers, found) if not _known(answers, name)]
         text = _table(source, target, answers, found, delimiter)
     try:
-        target.write_text(text, encoding="utf-8")
+        durable.write(target, text.encode())
     except OSError as error:
         raise UsageError(f"{target} cannot be written ({error.strerror}). Choose another --out.") from None
     todo = f"Declare in it: {', '.join(left)}. Then" if left else "Look at it, then"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evenhand.errors import UsageError
+from evenhand.terminal import plain
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as given to --out.")]
@@ -124,7 +125,7 @@ def given(**values: Any) -> dict[str, Any]:
 
 def emit(data: Any, text: str, as_json: bool) -> None:
     """Print for a program or for a person."""
-    print(json.dumps(data) if as_json else text)
+    print(json.dumps(data) if as_json else plain(text))
 
 
 def pairs(text: str, flag: str) -> dict[str, float]:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from evenhand import durable
 from evenhand.cli import options
 from evenhand.errors import UsageError
 
@@ -69,6 +70,6 @@ def _csv(header: list[str], rows: list[list[str]]) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        durable.write(path, text.encode())
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}). Choose another --out.") from None

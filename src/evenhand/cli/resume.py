@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from evenhand.cli import options
 from evenhand.cli.train import interruptible, show, signed
 from evenhand.errors import UsageError
+from evenhand.terminal import say
 
 NAME = "resume"
 EXAMPLE = "evenhand resume runs/first --budgets strict=1,open=12"
@@ -71,8 +71,7 @@ def _rebudget(folder: Path, epsilon: float | None, budgets: str | None, epochs: 
         left = (
             f"{made.steps - step} steps remain" if made.steps > step else "no step remains, the model is taken as it is"
         )
-        print(
+        say(
             f"Gone back to step {step}: {left}. {folder} is withdrawn: delete what it computed after that step, "
-            "weights and metrics, and never release it.",
-            file=sys.stderr,
+            "weights and metrics, and never release it."
         )

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenhand import durable
 from evenhand.comparison import research
 from evenhand.comparison.grid import Cell
 from evenhand.config import Config, to_toml
@@ -93,7 +94,7 @@ def finished(found: Task) -> bool:
     if (found.research and not research.file(folder).exists()) or not _told(found):
         return False
     reading = folder.ledger()
-    same = reading.plan == found.plan.digest and config.read_text() == to_toml(found.cell.config)
+    same = reading.plan == found.plan.digest and config.read_text(encoding="utf-8") == to_toml(found.cell.config)
     return same and bool(reading.released) and reading.reserved >= found.plan.steps
 
 
@@ -109,6 +110,7 @@ def perform(found: Task) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     began = time.process_time()
     folder, config = found.folder, found.cell.config
+    durable.refuse_link(found.path)
     reading = folder.ledger() if folder.begun else None
     training, held_out = loaded(found.cell, found.validation)
     training = dataclasses.replace(training, tuned=found.tuned)
@@ -155,7 +157,7 @@ def _tell(found: Task) -> None:
 def seconds(found: Task) -> float:
     """Processor seconds that the run took, over all starts that ended by themselves."""
     file = found.folder.private / "processor_seconds.txt"
-    return float(file.read_text()) if file.exists() else 0.0
+    return float(file.read_bytes()) if file.exists() else 0.0
 
 
 def loaded(cell: Cell, validation: Validation | None = None) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from evenhand.data.dataset import Data
 from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
 from evenhand.density.sums import Sums
+from evenhand.os_errors import boundary
 from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.publishing import publish
@@ -26,6 +27,7 @@ Before = Callable[[Folder], None]
 After = Callable[[Folder, nn.Module], None]
 
 
+@boundary()
 def made(
     plan: Plan,
     data: Data,

@@ -35,6 +35,7 @@ A meaning never changes; a new meaning gets a new row type.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -44,6 +45,7 @@ from weakref import WeakValueDictionary
 
 from filelock import FileLock, Timeout
 
+from evenhand import durable
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
 from evenhand.privacy.chain import BLOCK, FORMAT, GENESIS, Commit, Reading, encoded, parse, read, unbegun
 from evenhand.software import software
@@ -59,7 +61,6 @@ __all__ = [
     "refuse_blocked",
     "refuse_shortened",
     "refuse_withdrawn",
-    "sync_folder",
     "unbegun",
 ]
 
@@ -82,7 +83,7 @@ class Ledger:
 
     def __init__(self, path: Path, lock: FileLock, reading: Reading | None) -> None:
         self._path, self._lock = path, lock
-        self._file = path.open("ab")
+        self._file = durable.open_to_append(path)
         self._usable = True
         self._head = reading.head if reading else GENESIS
         self.reserved = reading.reserved if reading else 0
@@ -143,7 +144,7 @@ class Ledger:
                     ledger.file(name, digest)
             ledger._append({"type": "segment", "segment": ledger.segment, "key": key, "insecure": insecure})
             ledger.sync()
-            sync_folder(path.parent)
+            durable.sync_folder(path.parent)
         except BaseException:
             if ledger is not None:
                 ledger._abandon()
@@ -216,7 +217,9 @@ class Ledger:
             raise LedgerError(f"A reserve row charges 1 to {self.block} steps, not {count}.")
         if not self._path.exists() or os.fstat(self._file.fileno()).st_ino != self._path.stat().st_ino:
             raise LedgerError(
-                "The ledger file was removed or replaced while the run was going on: nothing was released."
+                "The ledger file was moved, removed or replaced while the run was going on: nothing was released, and "
+                f"{self.reserved} of {self.steps} steps are charged. If the folder was moved, go on where it is now: "
+                "evenhand resume FOLDER"
             )
         self._append({"type": "reserve", "first": self.reserved, "count": count})
         self.sync()
@@ -295,8 +298,15 @@ class Ledger:
                 self.sync()
         finally:
             _WRITERS.pop(self._name, None)
+            try:
+                self._close_file()
+            finally:
+                self._lock.release()
+
+    def _close_file(self) -> None:
+        """After a failed write what is left in the buffer may fail once more: that has been said."""
+        with contextlib.nullcontext() if self._usable else contextlib.suppress(OSError):
             self._file.close()
-            self._lock.release()
 
     def _abandon(self) -> None:
         """Let go of a file that may not be writable any more; whoever opens it next reads what is on disk."""
@@ -337,7 +347,8 @@ class Ledger:
         if not self._usable:
             raise LedgerError("An earlier write to the ledger failed. Nothing more is released: resume the run.")
         self._usable = False
-        action()
+        with durable.named(self._path):
+            action()
         self._usable = True
 
 
@@ -376,7 +387,7 @@ def refuse_blocked(reading: Reading | None) -> None:
 
 def locked(path: Path) -> FileLock:
     """The lock that a writer of this ledger holds; refused while another one does."""
-    lock = FileLock(str(path) + ".lock")
+    lock = durable.lock(path.with_name(path.name + ".lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -384,14 +395,3 @@ def locked(path: Path) -> FileLock:
             f"Another process is training into {path.parent}: wait for it, or choose another --out."
         ) from None
     return lock
-
-
-def sync_folder(path: Path) -> None:
-    """Put a new name in a folder on disk; file systems that cannot are left alone."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        return
-    finally:
-        os.close(handle)
