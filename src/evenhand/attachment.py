@@ -191,7 +191,13 @@ def _restore(
     missing = sorted(state.get("kept", {}).keys() - kept.keys())
     if missing:
         raise UsageError(f"The run was started with its own {missing[0]}: pass {missing[0]}= again to resume it.")
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    for name, found in state.get("kept", {}).items():
-        kept[name].load_state_dict(found)
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        for name, found in state.get("kept", {}).items():
+            kept[name].load_state_dict(found)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+        raise UsageError(
+            "The checkpoint does not fit the model or the optimizer: pass those that the run was started with. If you "
+            "did, the checkpoint is damaged. Nothing was spent."
+        ) from None

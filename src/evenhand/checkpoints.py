@@ -6,7 +6,6 @@ lowered below what is spent: then the run can only go back to one of them.
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,18 @@ from typing import Any
 
 import torch
 
-from evenhand import durable
-from evenhand.errors import PlanMismatchError, UsageError
+from evenhand import durable, untrusted
+from evenhand.errors import EvenhandError, PlanMismatchError, UsageError, VerificationError
 from evenhand.plans import Plan
 from evenhand.runs import Folder, as_json, write_json
 
 KEPT = 5
 """Checkpoints that stay on disk, the last one included."""
+_SHAPE: untrusted.Shape = {"plan": str, "position": int, "ledger_head": str}
+"""What every checkpoint holds beside the states of model and optimizer; see ``untrusted.fits``."""
+_STATES = ("model", "optimizer", "memory")
+_OTHERS = (EOFError, ValueError, TypeError, LookupError, AttributeError, OSError, AssertionError, NotImplementedError)
+"""What unpickling of bytes that are no checkpoint can end in."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,17 @@ def mend(folder: Folder) -> None:
 def read(file: Path) -> dict[str, Any]:
     """What a checkpoint holds; one that is damaged, or that holds anything but tensors and plain values, is refused."""
     try:
-        state: dict[str, Any] = torch.load(file, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
-        raise UsageError("The checkpoint of this run is damaged or is not one of ours: it was not loaded.") from None
-    return state
+        with untrusted.opened(file, largest=None) as opened:
+            untrusted.check_stored(opened, file.name)
+            state = torch.load(opened, weights_only=True)
+    except (EvenhandError, pickle.UnpicklingError, RuntimeError, MemoryError, *_OTHERS):
+        state = None
+    if not untrusted.fits(state, _SHAPE) or not all(isinstance(state[name], dict) for name in _STATES):
+        raise UsageError(
+            f"The checkpoint {file.name} of this run is damaged or is not one of ours: it was not loaded. What was "
+            "charged stays charged. If you have a copy of the run folder's private part, put the file back and resume."
+        )
+    return dict(state)
 
 
 def marks(folder: Folder) -> list[Mark]:
@@ -84,9 +95,9 @@ def marks(folder: Folder) -> list[Mark]:
     found = {}
     for marker in folder.markers():
         try:
-            written = json.loads(marker.read_bytes())
-            mark = Mark(int(written["position"]), str(written["ledger_head"]), marker.with_suffix(".pt"))
-        except (ValueError, KeyError, TypeError):
+            written = untrusted.read_json(marker, {"position": int, "ledger_head": str}, largest=untrusted.SMALL)
+            mark = Mark(written["position"], written["ledger_head"], marker.with_suffix(".pt"))
+        except VerificationError:
             continue
         if mark.file.exists():
             found[mark.head] = mark

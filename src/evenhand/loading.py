@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenhand import untrusted
 from evenhand.config import PYTHON, Config, of_run
 from evenhand.density import METHODS
-from evenhand.errors import UsageError
+from evenhand.errors import UsageError, VerificationError
 from evenhand.results import Run
 from evenhand.runs import Folder
 
@@ -51,8 +51,9 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
             return Run(folder)
         model = config.build_model(folder.plan().facts)
     try:
-        load_model(model, str(folder.model_file))
-    except SafetensorError:
+        with untrusted.opened(folder.model_file, largest=None):
+            load_model(model, str(folder.model_file))
+    except (SafetensorError, VerificationError):
         raise UsageError(f"{folder.model_file} is damaged: it was not loaded.") from None
     except RuntimeError:
         raise UsageError(
@@ -63,11 +64,16 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
 
 def _density(folder: Folder) -> nn.Module:
     """A density is made of released values: its own tensors say how."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from evenhand.density.rebuilding import rebuilt
 
-    return rebuilt(load_file(str(folder.model_file)))
+    try:
+        with untrusted.opened(folder.model_file, largest=None):
+            return rebuilt(load_file(str(folder.model_file)))
+    except (SafetensorError, VerificationError):
+        raise UsageError(f"{folder.model_file} is damaged: it was not loaded.") from None
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def preprocessing(path: str | Path) -> Declaration:
             f"{path} has no preprocessing.json: it was not trained on a declared file. Use eh.load(run).model instead."
         )
     try:
-        return Declaration.from_json(json.loads(file.read_bytes()))
+        return Declaration.from_json(untrusted.read_json(file))
     except UsageError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -7,11 +7,10 @@ new run goes on from the last checkpoint that fits (see ``forking``).
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from evenhand import forking
+from evenhand import forking, untrusted
 from evenhand.config import of_run
 from evenhand.counting import hold
 from evenhand.data.dataset import wrap
@@ -116,7 +115,7 @@ def _finish(folder: Folder) -> None:
     """Put a new plan in place once the ledger has it; a crash in between is mended by the next call."""
     if not _next(folder).exists():
         return
-    waiting = json.loads(_next(folder).read_bytes())
+    waiting = untrusted.read_json(_next(folder), {"plan": dict, "composition": (dict, type(None))})
     made = Plan.from_json(waiting["plan"])
     if made.digest == folder.ledger().plan:
         write_json(folder.plan_file, made.to_json())

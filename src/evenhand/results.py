@@ -154,7 +154,7 @@ class Run:
         from evenhand.data.training_overlap import refuse_training_records
 
         if self.folder.rows_file.exists():
-            refuse_training_records(Survey.from_bytes(self.folder.rows_file.read_bytes()), data)
+            refuse_training_records(Survey.read(self.folder.rows_file), data)
         else:
             say(
                 "evenhand: this run folder has no digests of its training records (private/rows.npz), so nobody looked "

@@ -13,11 +13,11 @@ from evenhand.errors import UsageError, VerificationError
 from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
 from evenhand.privacy import statement as statements
-from evenhand.privacy import statement_sharing
+from evenhand.privacy import statement_form, statement_sharing
 from evenhand.run_files import LEDGER, SIGNATURE, as_json, sha256, write_durably, write_json
 from evenhand.software import software
 
-__all__ = ["Folder", "as_json", "head_in", "sha256", "write_durably", "write_json"]
+__all__ = ["Folder", "as_json", "head_in", "sha256", "statement_bytes", "write_durably", "write_json"]
 
 _README = """# A run of evenhand
 
@@ -245,12 +245,12 @@ class Folder:
 
     def add_metrics(self, line: Mapping[str, Any], file: Path) -> None:
         """Write one evaluation more into one of the folder's files of metrics; the ledger records a shareable one."""
-        before = file.read_bytes() if file.exists() else b""
+        before = untrusted.read_bytes(file) if file.exists() else b""
         write_durably(file, before + json.dumps(line).encode() + b"\n")
 
     def statement(self) -> dict[str, Any]:
         """The statement for what the ledger charges now."""
-        model = sha256(self.model_file) if self.model_file.exists() else None
+        model = untrusted.digest(self.model_file)
         return statements.build(
             self.plan(),
             self.ledger(),
@@ -297,7 +297,7 @@ class Folder:
             table = owner_tables.as_csv(made["owners"], self._stated())
             write_durably(self.path / owner_tables.FILE, table.encode("utf-8", "replace"))
         write_durably(self.path / "statement.md", statements.markdown(made).encode())
-        write_json(self.statement_file, made)  # the last one: a run that has it is finished
+        write_durably(self.statement_file, statement_bytes(made))  # the last one: a run that has it is finished
         return made
 
     def declare_stopped(self) -> None:
@@ -321,6 +321,16 @@ class Folder:
         self.write_statement()
 
 
+def statement_bytes(statement: Mapping[str, Any]) -> bytes:
+    """The one way in which a statement is written, so that a changed byte shows."""
+    return as_written(statement_form.packed(statement))
+
+
+def as_written(form: Mapping[str, Any]) -> bytes:
+    """The bytes of a statement in one of its two forms; earlier versions listed any number of owners one by one."""
+    return as_json(form) if isinstance(form["owners"], list) else statement_form.lines(form)
+
+
 def head_in(file: Path) -> str:
     """The ledger's head that a statement or checkpoint was written after."""
     try:
@@ -331,7 +341,7 @@ def head_in(file: Path) -> str:
 
 def _evaluations(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
-        for line in untrusted.read_bytes(path).splitlines():
+        for line in untrusted.lines(path):
             try:
                 yield untrusted.parse_json(line, path.name, _EVALUATION)
             except VerificationError:

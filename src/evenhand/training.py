@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenhand import averaging, density_runs, evaluation, losses, pacing
+from evenhand import averaging, density_runs, evaluation, losses, pacing, threads
 from evenhand.attachment import start
 from evenhand.augmenting import Augment, views_of
 from evenhand.averaging import EMA, Average
@@ -149,37 +149,40 @@ def fit(
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
     used, several = default_loss(data) if loss is None else losses.named(loss), views_of(augment, views)
     ema, computing = averaging.named(average), compute or Compute()
-    if held_out is not None:
-        _check_outputs(model, held_out)
-    held, schedule = descent.build(model, made.steps)
-    folder = Folder.create(Path(out) if out is not None else new_folder(made), made)
-    kept = config or Config(data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed)
-    kept = dataclasses.replace(kept, training_records=training_records, allow_not_finite=allow_not_finite)
-    kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
-    write_durably(folder.path / "config.toml", to_toml(kept).encode())
-    if data.declared is not None:
-        write_json(folder.path / "preprocessing.json", data.declared.to_json())
-    aside = Aside(schedule, None if ema is None else Average(model, ema))
-    private = start(
-        *(model, held, used, made, folder),
-        insecure_seed=insecure_seed,
-        compose=compose,
-        compute=computing,
-        views=several,
-        kept=aside.kept,
-        allow_not_finite=allow_not_finite,
-    )
+    with threads.suited(model, data.facts.inputs, made.expected_batch):
+        if held_out is not None:
+            _check_outputs(model, held_out)
+        held, schedule = descent.build(model, made.steps)
+        folder = Folder.create(Path(out) if out is not None else new_folder(made), made)
+        kept = config or Config(
+            data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed
+        )
+        kept = dataclasses.replace(kept, training_records=training_records, allow_not_finite=allow_not_finite)
+        kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
+        write_durably(folder.path / "config.toml", to_toml(kept).encode())
+        if data.declared is not None:
+            write_json(folder.path / "preprocessing.json", data.declared.to_json())
+        aside = Aside(schedule, None if ema is None else Average(model, ema))
+        private = start(
+            *(model, held, used, made, folder),
+            insecure_seed=insecure_seed,
+            compose=compose,
+            compute=computing,
+            views=several,
+            kept=aside.kept,
+            allow_not_finite=allow_not_finite,
+        )
 
-    def before() -> None:
-        if on_start is not None:
-            fetched = data.on(next(model.parameters()).device)
-            if several is not None:
-                fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
-            with computing.casting(model):
-                on_start(made, pacing.seconds(*seen(model, used, several), made, fetched, computing))
+        def before() -> None:
+            if on_start is not None:
+                fetched = data.on(next(model.parameters()).device)
+                if several is not None:
+                    fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
+                with computing.casting(model):
+                    on_start(made, pacing.seconds(*seen(model, used, several), made, fetched, computing))
 
-    with boundary(folder.path):
-        return run(private, data, held_out, aside, telling, progress, before, training_records)
+        with boundary(folder.path):
+            return run(private, data, held_out, aside, telling, progress, before, training_records)
 
 
 @boundary()
@@ -235,17 +238,18 @@ def resume(
     ema = averaging.named(average if average is not None else config.average)
     held, schedule = descent_again(config, optimizer, scheduler).build(model, made.steps)
     aside = Aside(schedule, None if ema is None else Average(model, ema))
-    private = start(
-        *(model, held, default_loss(data) if found is None else losses.named(found), made, folder),
-        insecure_seed=config.insecure_seed,
-        compute=compute or Compute(config.micro_batch, config.lean, config.precision),
-        views=views_again(config, augment, views),
-        kept=aside.kept,
-        allow_not_finite=config.allow_not_finite,
-        release_untrained=release_untrained,
-    )
-    with boundary(folder.path):
-        return run(private, data, held_out, aside, telling, progress, training_records=research)
+    with threads.suited(model, data.facts.inputs, made.expected_batch):
+        private = start(
+            *(model, held, default_loss(data) if found is None else losses.named(found), made, folder),
+            insecure_seed=config.insecure_seed,
+            compute=compute or Compute(config.micro_batch, config.lean, config.precision),
+            views=views_again(config, augment, views),
+            kept=aside.kept,
+            allow_not_finite=config.allow_not_finite,
+            release_untrained=release_untrained,
+        )
+        with boundary(folder.path):
+            return run(private, data, held_out, aside, telling, progress, training_records=research)
 
 
 def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, loggers: Sequence[Logger]) -> Run:

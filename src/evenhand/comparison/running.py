@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenhand import _validate, durable
+from evenhand import _validate, durable, untrusted
 from evenhand.comparison import cluster, efforts, files, pool, summary
 from evenhand.comparison.cells import Task, Validation, finished, perform, task
 from evenhand.comparison.grid import Chosen, Sweep
-from evenhand.errors import UsageError
+from evenhand.errors import UsageError, VerificationError
 from evenhand.interrupting import Interrupted, stopping
 from evenhand.reporting.entries import Entry
 from evenhand.terminal import plain
@@ -204,8 +204,8 @@ def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator
 def _share(found: Task) -> float:
     """How far a run is, by the evaluations it has written."""
     try:
-        lines = found.folder.metrics_file.read_bytes().count(b"\n")
-    except OSError:
+        lines = sum(1 for _ in untrusted.lines(found.folder.metrics_file))
+    except VerificationError:
         return 0.0
     return min(0.99, lines / max(1.0, found.cell.config.epochs))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ FORMAT = 2
 """
 GENESIS = "0" * 64
 LARGEST = 2**30
-"""Bytes of a ledger that is read."""
+"""Bytes of a ledger that is read, row by row."""
+LONGEST = 2**20
+"""Bytes of one row: the longest names the random keys of a run that went on fifteen thousand times."""
 _DAMAGED = "A row of the ledger does not match its hash: it was damaged or edited and cannot be trusted."
 _NUMBER = (int, float)
 _OPEN, _RESERVE = b'{"type":"open",', b'{"type":"reserve",'
@@ -153,7 +156,7 @@ def read(path: Path) -> Reading:
             "begins it, and `evenhand train` with the same --out starts over."
         )
     try:
-        return parse(untrusted.read_bytes(path, largest=LARGEST))
+        return _read(untrusted.lines(path, largest=LARGEST, longest=LONGEST))
     except VerificationError as error:
         raise LedgerError(str(error)) from None
 
@@ -172,17 +175,24 @@ def unbegun(path: Path) -> bool:
 
 def read_until(path: Path, head: str) -> Reading:
     """Read a ledger up to the row whose hash is ``head``, as it was when that was its last one."""
-    lines = untrusted.read_bytes(path, largest=LARGEST).splitlines(keepends=True)
-    marked = f'"hash":"{head}"'.encode()
-    last = next((place for place, line in enumerate(lines) if marked in line), None)
-    if last is None:
-        raise LedgerError("The ledger does not contain the row that a file of its run names: it was shortened.")
-    return parse(b"".join(lines[: last + 1]))
+    return _read(_until(untrusted.lines(path, largest=LARGEST, longest=LONGEST), f'"hash":"{head}"'.encode()))
+
+
+def _until(lines: Iterable[bytes], marked: bytes) -> Iterator[bytes]:
+    for line in lines:
+        yield line
+        if marked in line:
+            return
+    raise LedgerError("The ledger does not contain the row that a file of its run names: it was shortened.")
 
 
 def parse(data: bytes) -> Reading:
     """Check the bytes of a ledger; see ``read``."""
-    rows, hashes, cut = _chain(data)
+    return _read(io.BytesIO(data))
+
+
+def _read(lines: Iterable[bytes]) -> Reading:
+    rows, hashes, cut = _chain(lines)
     if not rows or rows[0]["type"] != "open":
         raise LedgerError("The ledger does not begin with an open row: it is damaged and cannot be trusted.")
     number, block = _format(rows[0]), _block(rows)
@@ -296,20 +306,21 @@ def torn_charge(lines: Sequence[bytes], block: int) -> int:
     return sum(block for line in lines if charges(line))
 
 
-def _chain(data: bytes) -> tuple[list[dict[str, Any]], list[str], list[bytes]]:
+def _chain(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[str], list[bytes]]:
     """Rows and hashes in order, and the lines at the end that were cut.
 
     A crash can leave one cut line at the end, and a crash while that one is sealed a second behind it; a ``torn`` row
     must follow them. A complete last line that does not match is damage, not a crash.
     """
-    *complete, tail = data.split(b"\n")
     rows: list[dict[str, Any]] = []
     hashes = [GENESIS]
     cut: list[bytes] = []
-    for line in [*complete, tail] if tail else complete:
-        row = _parse(line, hashes[-1])
+    ended = True
+    for line in lines:
+        ended = line.endswith(b"\n")
+        row = _parse(line.removesuffix(b"\n"), hashes[-1])
         if row is None and len(cut) < 2:
-            cut.append(line)
+            cut.append(line.removesuffix(b"\n"))
             continue
         if row is None or (cut and not _seals(row, cut, _block(rows))):
             raise LedgerError(_DAMAGED)
@@ -318,7 +329,7 @@ def _chain(data: bytes) -> tuple[list[dict[str, Any]], list[str], list[bytes]]:
         cut = []
         rows.append(row)
         hashes.append(str(row["hash"]))
-    if cut and not tail:
+    if cut and ended:
         raise LedgerError(_DAMAGED)
     return rows, hashes, cut
 

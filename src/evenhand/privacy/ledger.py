@@ -45,7 +45,7 @@ from weakref import WeakValueDictionary
 
 from filelock import FileLock, Timeout
 
-from evenhand import durable
+from evenhand import durable, untrusted
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
 from evenhand.privacy.chain import BLOCK, FORMAT, GENESIS, Commit, Reading, encoded, parse, read, unbegun
 from evenhand.software import software
@@ -322,7 +322,9 @@ class Ledger:
 
     def _seal(self, reading: Reading) -> None:
         """End a last line that a crash left open, so that the next row starts on its own line."""
-        opened = not self._path.read_bytes().endswith(b"\n")
+        with untrusted.opened(self._path, largest=None) as file:
+            file.seek(-1, os.SEEK_END)
+            opened = file.read() != b"\n"
         if reading.torn:
             row = {"type": "torn", "lines": reading.torn, "charged": reading.torn_charge}
             self._append(row, before=b"\n" if opened else b"")
