@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evenhand import density, density_runs
+from evenhand import consents, density, density_runs
 from evenhand.config import Config
 from evenhand.data import Data
 from evenhand.density_runs import promised
@@ -31,6 +31,7 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
       >>> train(config, *config.load_data(), out=Path(tempfile.mkdtemp())).privacy.epsilon <= 3
       True
     """
+    consents.remember((config.model, config.features))
     if config.method in density.METHODS:
         return _density(config, data, held_out, out, **options)
     privacy = promised(config, data)

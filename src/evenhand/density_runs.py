@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenhand import _validate, density, evaluation, weights
+from evenhand import _validate, consents, density, evaluation, weights
 from evenhand.config import PYTHON, Config, to_toml
 from evenhand.data import Data
 from evenhand.data.row_digests import survey
@@ -17,7 +17,7 @@ from evenhand.integrations.loggers import Broadcast, Logger, released
 from evenhand.plans import Plan
 from evenhand.privacy.budgets import Budgets, Promise
 from evenhand.results import Run
-from evenhand.runs import Folder, write_durably, write_json
+from evenhand.runs import Folder, write_durably
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,8 +66,7 @@ def train(
 
     def before(folder: Folder) -> None:
         write_durably(folder.path / "config.toml", to_toml(config).encode())
-        if data.declared is not None:
-            write_json(folder.path / "preprocessing.json", data.declared.to_json())
+        consents.write(folder, data.declared, {"features": config.features})
 
     def after(folder: Folder, model: nn.Module) -> None:
         if held_out is not None:

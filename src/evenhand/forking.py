@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenhand import checkpoints, untrusted
+from evenhand import checkpoints, consents, untrusted
 from evenhand.checkpoints import Mark
-from evenhand.config import of_run, to_toml
+from evenhand.config import recorded
 from evenhand.errors import CalibrationError, LedgerError, UsageError
 from evenhand.plans import Plan
 from evenhand.privacy import ledger_forks
@@ -89,8 +89,10 @@ def begin(folder: Folder, out: Path, made: Plan, point: Point) -> Folder:
         point.start, point.now, position=point.mark.position, plan=made.digest, steps=made.steps
     )
     write_durably(_waiting(new), ledger)
-    if (folder.path / "config.toml").exists():
-        write_durably(new.path / "config.toml", to_toml(of_run(folder.path)).encode())
+    config = recorded(folder.path)
+    if config is not None:
+        write_durably(new.path / "config.toml", config.encode())
+    consents.copy(folder, new)
     if (folder.path / "preprocessing.json").exists():
         write_durably(new.path / "preprocessing.json", untrusted.read_bytes(folder.path / "preprocessing.json"))
     if folder.records_file.exists():

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import untrusted
-from evenhand.config import PYTHON, Config, of_run
+from evenhand.config import PYTHON, of_run
 from evenhand.density import METHODS
-from evenhand.errors import UsageError, VerificationError
+from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.results import Run
 from evenhand.runs import Folder
 
@@ -24,8 +24,8 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
 
     Args:
       path: the run folder.
-      model: the architecture (a module, or ``file.py:factory``) when the run was started from Python; built-in ones
-        and model files outside the run folder are found by their name in it.
+      model: the architecture (a module, or ``file.py:factory``), unless it is a built-in one, which is found by its
+        name in the folder. No file of code is executed because a folder names it, since folders are shared.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh
@@ -43,10 +43,12 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
         raise UsageError(
             f"{path} has no model yet: the run was not finished. Continue it with `evenhand resume {path}`."
         )
+    if not folder.model_file.is_file():  # reading a pipe would never end
+        raise UsageError(f"{folder.model_file} is not a file: it was not loaded.")
     if model is None and folder.plan().method in METHODS:
         model = _density(folder)
     if model is None or isinstance(model, str):
-        config = of_run(folder.path) if model is None else Config(model=model)
+        config = of_run(folder.path, code={"model": model})
         if config.model == PYTHON:
             return Run(folder)
         model = config.build_model(folder.plan().facts)
@@ -96,19 +98,22 @@ def preprocessing(path: str | Path) -> Declaration:
         )
     try:
         return Declaration.from_json(untrusted.read_json(file))
-    except UsageError:
+    except EvenhandError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"{file} cannot be read: it was damaged or edited.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise VerificationError("preprocessing.json cannot be read: it was damaged or edited.") from None
 
 
-def predict(path: str | Path, table: Table | Any, *, model: nn.Module | str | None = None) -> Predictions:
+def predict(
+    path: str | Path, table: Table | Any, *, model: nn.Module | str | None = None, features: str | None = None
+) -> Predictions:
     """The run's answers for new records, encoded exactly as the training records were.
 
     Args:
       path: the run folder.
       table: a Table, or a DataFrame with the columns of the training file; a label is not needed.
       model: see ``load``.
+      features: the file (``file.py:factory``) of a frozen network whose features the run was trained on.
     """
     import torch
 
@@ -117,9 +122,9 @@ def predict(path: str | Path, table: Table | Any, *, model: nn.Module | str | No
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
-    features = of_run(Path(path), given=() if model is None else ("model",)).features
-    if features is not None:
-        inputs = extract(features, inputs)
+    found = of_run(Path(path), code={"features": features})
+    if found.features is not None:
+        inputs = extract(found.features_named, inputs)
     trained = load(path, model=model).model.eval()
     device = next(trained.parameters()).device
     with torch.no_grad():

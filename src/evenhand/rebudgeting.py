@@ -135,7 +135,7 @@ def _entered(folder: Folder, plan: Plan, train: Any) -> dict[str, Any] | None:
 
 
 def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) -> dict[str, Any]:
-    data = wrap(of_run(folder.path).load_data()[0] if train is None else train)
+    data = wrap(of_run(folder.path, remembered=True).load_data()[0] if train is None else train)
     if data.facts != plan.facts:
         raise PlanMismatchError("These data have other public facts than the run's: pass the data it was started with.")
     before, reading = folder.composition() or {"runs": None}, folder.ledger()

@@ -79,7 +79,8 @@ class Run:
         """The trained model."""
         if self.trained is None:
             raise UsageError(
-                "The architecture of this model is not in the run folder: pass it, load(path, model=MyModel())."
+                "The architecture of this model is code of somebody's own, which is executed only if you name it: pass "
+                "it, load(path, model=MyModel()), or on the command line --model file.py:factory."
             )
         return self.trained
 

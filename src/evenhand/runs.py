@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,7 @@ class Folder:
             ) from None
         if begun:
             folder._forget_unspent()
-        elif any(file.exists() for file in (folder.checkpoint_file, folder.model_file, folder.statement_file)):
+        elif any(os.path.exists(file) for file in (folder.checkpoint_file, folder.model_file, folder.statement_file)):
             raise UsageError(
                 f"{path} holds a model or checkpoint whose ledger is missing, so what it spent is not known. "
                 "Choose another --out."
@@ -198,7 +199,7 @@ class Folder:
     def existing(cls, path: str | Path) -> Folder:
         """The folder of a run that was started before."""
         folder = cls(Path(path))
-        if not folder.plan_file.exists():
+        if not os.path.exists(folder.plan_file):  # False, too, for a name that no disk takes
             raise UsageError(f"{path} is not a run folder: it has no plan.json. Pass the folder given to --out.")
         return folder
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenhand import averaging, density_runs, evaluation, losses, pacing, threads
+from evenhand import averaging, consents, density_runs, evaluation, losses, pacing, threads
 from evenhand.attachment import start
 from evenhand.augmenting import Augment, views_of
 from evenhand.averaging import EMA, Average
@@ -36,7 +36,7 @@ from evenhand.planning import plan as make_plan
 from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.remembering import descent_again, settings_of, views_again
 from evenhand.results import Run
-from evenhand.runs import Folder, write_durably, write_json
+from evenhand.runs import Folder, write_durably
 
 __all__ = ["default_loss", "fit", "resume"]
 
@@ -160,8 +160,7 @@ def fit(
         kept = dataclasses.replace(kept, training_records=training_records, allow_not_finite=allow_not_finite)
         kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
         write_durably(folder.path / "config.toml", to_toml(kept).encode())
-        if data.declared is not None:
-            write_json(folder.path / "preprocessing.json", data.declared.to_json())
+        consents.write(folder, data.declared, {"model": kept.model, "features": kept.features})
         aside = Aside(schedule, None if ema is None else Average(model, ema))
         private = start(
             *(model, held, used, made, folder),
@@ -189,7 +188,8 @@ def fit(
 def resume(
     path: str | Path,
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
+    features: str | None = None,
     train: Any = None,
     test: Any = None,
     loss: str | Loss | None = None,
@@ -209,7 +209,9 @@ def resume(
     What was charged stays charged: steps that ran after the last checkpoint are lost, and run and statement say how
     many. If that is all of them nothing is released, except with ``release_untrained``. The
     learning rate goes on where the plan does. What was given to ``fit`` as a Python object is needed again: model and
-    data, and loss, optimizer, scheduler, average or augmentation of your own. Names are found in the run's config.
+    data, and loss, optimizer, scheduler, average or augmentation of your own. Names are found in the run's config. A
+    file of code (``model`` or ``features``, as ``file.py:factory``) is executed if it is named here, or if `evenhand
+    train` was given this very file on this machine.
     """
     folder = Folder.existing(path)
     made = folder.plan()
@@ -219,7 +221,7 @@ def resume(
             "To train on, make a new plan; both budgets add up."
         )
     refuse_waiting(folder)
-    config = of_run(folder.path)
+    config = of_run(folder.path, code={"model": model, "features": features}, remembered=True)
     if made.method in METHODS:
         return _resumed_density(folder, config, train, test, loggers)
     for name, given in (("loss", loss), ("optimizer", optimizer)):
@@ -232,7 +234,7 @@ def resume(
     data, held_out = wrap(train), None if test is None else wrap(test)
     if held_out is not None and not research:
         refuse_training_records(survey(data), held_out)
-    model = model if model is not None else config.build_model(data.facts)
+    model = config.build_model(data.facts) if model is None or isinstance(model, str) else model
     refuse_wrapped(model)
     found = loss or config.loss
     ema = averaging.named(average if average is not None else config.average)

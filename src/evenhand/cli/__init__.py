@@ -30,6 +30,7 @@ from evenhand.cli import (
     resume,
     statement,
     train,
+    unforeseen,
     verify,
 )
 from evenhand.errors import EvenhandError
@@ -125,11 +126,13 @@ def _exit_code() -> int | str | None:
     except ImportError as error:
         terminal.say(f"evenhand: a library cannot be loaded: {error}")
         return 1
+    except Exception as error:
+        return _unforeseen(error)
     return 0
 
 
 def _refused(error: OSError | MemoryError | RuntimeError) -> int:
-    """Say what the operating system refused; an error of another kind is passed on."""
+    """Say what the operating system refused, or that the error is of another kind; returns the code to exit with."""
     from evenhand.os_errors import boundary
 
     try:
@@ -138,6 +141,16 @@ def _refused(error: OSError | MemoryError | RuntimeError) -> int:
     except EvenhandError as said:
         terminal.say(f"evenhand: {said}")
         return said.exit_code
+    except Exception as other:
+        return _unforeseen(other)
+
+
+def _unforeseen(error: Exception) -> int:
+    """Say kind and place of an error that nobody foresaw; returns the code to exit with."""
+    if os.environ.get(unforeseen.VARIABLE):
+        raise error
+    terminal.say(f"evenhand: {unforeseen.said(error)}")
+    return 1
 
 
 def _finished(code: int | str | None) -> int | str | None:

@@ -161,14 +161,9 @@ def budgets(text: str | None) -> dict[str, Any]:
 
 def _table(path: Path) -> dict[str, Any]:
     """Epsilons by owner: the table [budgets] of a file, or all of a file that has none."""
-    import tomllib
+    from evenhand import tomlfiles
 
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    values = tomlfiles.read(path)
     found = values.get("budgets", values)
     if not isinstance(found, dict) or not found or any(isinstance(value, dict | list) for value in found.values()):
         raise UsageError(f"{path} must hold one epsilon per owner, for example: strict = 1 and open = 8.")

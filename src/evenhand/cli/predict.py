@@ -27,7 +27,12 @@ def run(
     ] = None,
     delimiter: Annotated[str, typer.Option("--delimiter", help="Between the cells of FILE.")] = ",",
     model: Annotated[
-        str | None, typer.Option("--model", metavar="FILE.py:FACTORY", help="If the run cannot find its model.")
+        str | None,
+        typer.Option("--model", metavar="FILE.py:FACTORY", help="If the model is code of your own: it is executed."),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option("--features", metavar="FILE.py:FACTORY", help="If the features are: it is executed."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -42,7 +47,7 @@ def run(
 
     table = read_table(source, preprocessing(folder), delimiter=delimiter)
     kept = {name: [guarded(text(cell)) for cell in table.cells(name)] for name in keep or []}
-    found = predict(folder, table, model=model)
+    found = predict(folder, table, model=model, features=features)
     header = [*kept, "prediction", *(f"probability of {label}" for label in found.labels)]
     cells = zip(*kept.values(), strict=True) if kept else ([] for _ in found.predicted)
     rows = [

@@ -35,6 +35,14 @@ def run(
         bool,
         typer.Option("--release-untrained", help="Release the model although a crash took every step it had learnt."),
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="FILE.py:FACTORY", help="If the model file moved or changed: it is executed."),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option("--features", metavar="FILE.py:FACTORY", help="If the file of the features did, likewise."),
+    ] = None,
     sign: options.Sign = None,
     json: options.Json = False,
 ) -> None:
@@ -50,7 +58,9 @@ def run(
     elif out is not None:
         raise UsageError("--out is for budgets below what is spent: give them too. A run goes on in its own folder.")
     with interruptible():
-        finished = resume(folder if out is None else out, release_untrained=release_untrained)
+        finished = resume(
+            folder if out is None else out, model=model, features=features, release_untrained=release_untrained
+        )
     if key is not None:
         signed(finished, key)
     show(finished, json)
