@@ -93,6 +93,9 @@ def test_a_run_folder_or_data_file_with_a_name_too_long_is_refused(tmp_path: Pat
         (("train", "--data", "digits", "--epsilon", 3, "--out", "x" * 300), "cannot be written"),
         (("data", "--data-dir", "x" * 300), ""),
         (("doctor", "--model", "mlp", "--input-shape", "4", "--classes", "1" + "0" * 60), "at most"),
+        (("keys", "new", "--out", "x" * 300), "needs a name"),
+        (("report", "run", "--out", ""), "needs a name"),
+        (("statement", "run", "--html", "/"), "needs a name"),
         (("plan", "--owners", "a=400,b=600", "--budgets", "nonsense"), "by owner"),
     ],
 )

@@ -30,6 +30,7 @@ def run(
     from evenhand import _validate, signing
 
     _validate.known(action, ("new",), "action of keys")
+    options.refuse_nameless(out)
     word = None
     if passphrase:
         word = os.environ.get(signing.PASSPHRASE) or typer.prompt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ import typer
 from evenhand.errors import UsageError
 from evenhand.terminal import plain
 
+LONGEST = 200
+"""Bytes of a file's name; disks take 255, and names beside it are a little longer."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as given to --out.")]
 Sign = Annotated[
@@ -126,6 +129,13 @@ def given(**values: Any) -> dict[str, Any]:
 def emit(data: Any, text: str, as_json: bool) -> None:
     """Print for a program or for a person."""
     print(json.dumps(data) if as_json else plain(text))
+
+
+def refuse_nameless(*paths: Path | None) -> None:
+    """Refuse paths that name no file, such as an empty one or a folder, before anything is written."""
+    for path in paths:
+        if path is not None and (not path.name or len(os.fsencode(path.name)) > LONGEST):
+            raise UsageError("A file to write needs a name, of at most 200 bytes: for example made.html.")
 
 
 def pairs(text: str, flag: str) -> dict[str, float]:

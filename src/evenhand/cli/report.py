@@ -28,6 +28,7 @@ def run(
     from evenhand.results import Run
     from evenhand.runs import Folder, write_durably
 
+    options.refuse_nameless(out, card)
     found = Folder.existing(folder)
     made = Run(found)
     research = bool(found.metrics(training_records=True)) and not found.metrics()

@@ -50,6 +50,7 @@ def run(
     from evenhand.privacy.statement_form import packed
     from evenhand.runs import Folder
 
+    options.refuse_nameless(html, out)
     found = Folder.existing(folder)
     if stopped_independently:
         found.declare_stopped()
