@@ -21,7 +21,7 @@ from evenhand.methods.density_methods import DENSITIES
 from evenhand.planning import plan
 from evenhand.plans import Plan
 from evenhand.privacy.budgets import Budgets, Privacy
-from evenhand.reporting.svg import lines
+from evenhand.reporting.charts import lines
 from evenhand.types import Facts, Public, State, Stats
 
 FOLDER = Path(__file__).parent / "methods" / "plots"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenhand.reporting.axes import Point
+from evenhand.reporting.svg import Point
 
 LEAST = 3
 """Owners that a correlation needs: through two points there is always a line."""

@@ -26,7 +26,7 @@ from evenhand.density.chunks import as_data
 from evenhand.density.figures import rho_of
 from evenhand.density.summing import Releases
 from evenhand.privacy.budgets import Privacy
-from evenhand.reporting.svg import lines
+from evenhand.reporting.charts import lines
 from evenhand.streams import Stream
 
 DELTA, MISS, RECORDS, FAR = 1e-5, 1e-3, 20, 6.0

@@ -9,7 +9,7 @@ import numpy as np
 import plotting
 from lined import Row
 
-from evenhand.reporting.svg import lines
+from evenhand.reporting.charts import lines
 
 LINEAR, PUBLISHED = "DP-SGD linear", "as published (not private)"
 DATA = ("MNIST", "MNIST with class 8 cut to 500 records", "CIFAR-10, 10,000 records", "HAM10000")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import plotting
 
+from evenhand._numbers import rounded_up
 from evenhand.methods.schedules import Constant
 from evenhand.privacy import accountants
 from evenhand.published import Setting, dpsgd_f
-from evenhand.reporting.svg import lines
-from evenhand.reporting.text import bound
+from evenhand.reporting.charts import lines
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 COUNTS = 10.0
@@ -107,7 +107,7 @@ def section(case: Case) -> tuple[list[str], dict[str, str]]:
 def table(axis: str, found: dict[float, Cost]) -> str:
     """Figures of one study; every epsilon is rounded up."""
     head = [axis, *COLUMNS]
-    rows = [[f"{x:g}", *(bound(pick(each)) for pick in COLUMNS.values())] for x, each in found.items()]
+    rows = [[f"{x:g}", *(rounded_up(pick(each)) for pick in COLUMNS.values())] for x, each in found.items()]
     return "\n".join([_row(head), _row(["---"] * len(head)), *map(_row, rows)])
 
 

@@ -18,9 +18,9 @@ from evenhand.data import Data
 from evenhand.optimizing import Schedule
 from evenhand.plans import Plan
 from evenhand.private import Private
-from evenhand.reporting.frames import Estimate
+from evenhand.reporting.charts import lines
+from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.intervals import over_seeds
-from evenhand.reporting.svg import lines
 from evenhand.reporting.text import unmarked
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"

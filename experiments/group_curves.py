@@ -29,7 +29,7 @@ from evenhand.gradients import per_sample
 from evenhand.methods import catalogue, registry
 from evenhand.methods.rules import GroupClip
 from evenhand.private import Private
-from evenhand.reporting.frames import Estimate
+from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.intervals import over_seeds
 from evenhand.types import Facts, State
 

@@ -15,13 +15,25 @@ from typing import Any
 import correlating
 import judging
 
-from evenhand.reporting.axes import Point, domain, spread, tick_text, ticks
-from evenhand.reporting.dots import mark
-from evenhand.reporting.drawing import COLOURS, SIZE, hover, line, page, text
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.plane import Plane
-from evenhand.reporting.svg import WIDE, lines
-from evenhand.reporting.text import fit, label, quantity, span, width
+from evenhand._numbers import interval, quantity
+from evenhand.reporting.charts import WIDE, lines
+from evenhand.reporting.comparison_charts import mark
+from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.svg import (
+    COLOURS,
+    SIZE,
+    Plane,
+    Point,
+    domain,
+    drawing,
+    hover,
+    line,
+    spread,
+    text,
+    tick_text,
+    ticks,
+)
+from evenhand.reporting.text import fit, label, width
 
 MOST = 20
 """Groups that can still be told apart in a picture."""
@@ -96,7 +108,7 @@ def accuracy(table: Mapping[str, Any]) -> Picture | None:
         top += high
     words = "Accuracy over all records against accuracy of the worst group, with 95 % intervals over seeds"
     told = "; ".join(f"{_named(e)} ({judging.promise(e)}) {a.value:.1f} and {u.value:.1f}" for e, a, u in known)
-    return Picture(words, alone(page(WIDE, top, words, f"All records and worst group, in %: {told}.", parts)))
+    return Picture(words, alone(drawing(WIDE, top, words, f"All records and worst group, in %: {told}.", parts)))
 
 
 def _cross(
@@ -165,7 +177,7 @@ def groups(table: Mapping[str, Any]) -> Picture | None:
     words = "Points of accuracy that privacy costs each group" if costed else "Accuracy of each group"
     words = f"{words}, by method, with 95 % intervals over seeds"
     told = " ".join(f"{_list(head, found)} {unit}." for (_, found), head in zip(panels, heads, strict=True))
-    return Picture(words, alone(page(WIDE, bottom + 18, words, told, parts)))
+    return Picture(words, alone(drawing(WIDE, bottom + 18, words, told, parts)))
 
 
 def _dots(
@@ -228,7 +240,7 @@ def _ends(found: Estimate) -> list[float]:
 
 
 def _told(found: Estimate) -> str:
-    ends = f" ({span(found.low, found.high, 'points')})" if math.isfinite(found.low) else ""
+    ends = f" ({interval(found.low, found.high, 'points')})" if math.isfinite(found.low) else ""
     return f"{quantity(found.value, '')}{ends}"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from evenhand._numbers import promised, rounded_up
 from evenhand.methods.density_methods import DENSITIES
 from evenhand.privacy import classes, statement_warnings
-from evenhand.privacy.statement import rounded_up
 
 if TYPE_CHECKING:
     from evenhand.planning import Plan
@@ -74,7 +74,7 @@ def _owner(row: Mapping[str, Any], made: Plan) -> str:
         "no epsilon is established"
         if row["epsilon"] is None
         else f"spends epsilon {rounded_up(row['epsilon'])}"
-        + ("" if row["budget"] is None else f" of {row['budget']:g} promised")
+        + ("" if row["budget"] is None else f" of {promised(row['budget'])} promised")
     )
     seen = (
         ""

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from evenhand.data.dataset import Data
 from evenhand.errors import DataError
-from evenhand.reporting.frames import GroupFrame, accuracy_by_group
-from evenhand.reporting.measures import Measures, measure
+from evenhand.reporting.group_metrics import GroupFrame, Measures, accuracy_by_group, measure
 
 CHUNK = 1024
 OWNERS = 1000

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from evenhand._numbers import promised, rounded_up
 from evenhand.privacy.classes import chosen_few
-from evenhand.privacy.statement import rounded_up
 from evenhand.reporting.text import label
 from evenhand.terminal import plain, say
 
@@ -89,7 +89,7 @@ class Progress:
 
     def _of(self, owner: int, position: int, named: bool) -> str:
         curve, budget = self._curves[owner], self._plan.budgets[owner]
-        planned = rounded_up(curve[-1][1]) if budget is None else f"{budget:g}"
+        planned = promised(budget, missing=rounded_up(curve[-1][1]))
         index = min(bisect.bisect_left(curve, (position, 0.0)), len(curve) - 1)
         name = f"{label(self._plan.facts.owner_names[owner], 16)} " if named else ""
         return f"{name}{rounded_up(curve[index][1])} of {planned}"

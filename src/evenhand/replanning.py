@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from evenhand import _validate
+from evenhand._numbers import rounded_up
 from evenhand.errors import CalibrationError, UsageError
 from evenhand.methods import registry
 from evenhand.methods.catalogue import method as find_method
@@ -15,7 +16,6 @@ from evenhand.planning import budgets_of, level_of, stretches_of
 from evenhand.plans import Plan
 from evenhand.privacy import accountants, continuing
 from evenhand.privacy.budgets import Budgets, Privacy
-from evenhand.privacy.statement import rounded_up
 from evenhand.stages import PlannedLevel, Stage, cut
 
 Solved = tuple[float, tuple[float, ...], tuple[float, ...]]

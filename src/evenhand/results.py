@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import measured
+from evenhand._numbers import promised, rounded_up, setting
 from evenhand.errors import UsageError
 from evenhand.privacy import classes
 from evenhand.privacy import statement as statements
-from evenhand.reporting import cards, frames, html
+from evenhand.reporting import group_metrics, model_card, run_page
 from evenhand.runs import Folder, write_durably
 from evenhand.terminal import say
 
@@ -111,8 +112,8 @@ class Run:
         statement, last = self.folder.statement(), self.folder.last_evaluation()
         frame = _recorded(last)
         plan = self.plan
-        return cards.card(
-            cards.CardData(
+        return model_card.card(
+            model_card.CardData(
                 title=f"{plan.method}, {plan.facts.records} training records",
                 facts=_facts(plan, statement),
                 statement=statements.paragraphs(statement),
@@ -147,7 +148,7 @@ class Run:
             if not training_records:
                 self._refuse_training_records(data)
             frame = evaluate(self.model, data)
-        return Report(html.render(_report(self.folder, recorded, last, frame, research=training_records)), within)
+        return Report(run_page.render(_report(self.folder, recorded, last, frame, research=training_records)), within)
 
     def _refuse_training_records(self, data: Data) -> None:
         """Compare with the digests that training left; where they are gone, say that nothing was compared."""
@@ -178,7 +179,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
     }
-    found |= frames.across("accuracy", list(row.get("groups", {}).values()))
+    found |= group_metrics.across("accuracy", list(row.get("groups", {}).values()))
     for key, name in (
         ("groups", "accuracy"),
         ("group_log_loss", "log_loss"),
@@ -190,32 +191,37 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _recorded(last: Mapping[str, Any]) -> frames.GroupFrame:
+def _recorded(last: Mapping[str, Any]) -> group_metrics.GroupFrame:
     last = last or {"accuracy": 0.0, "records": 0, "groups": {}, "group_records": {}}
-    return frames.GroupFrame(
-        overall=frames.estimate(last["accuracy"], last["records"]),
-        by_group={name: frames.estimate(value, last["group_records"][name]) for name, value in last["groups"].items()},
+    return group_metrics.GroupFrame(
+        overall=group_metrics.estimate(last["accuracy"], last["records"]),
+        by_group={
+            name: group_metrics.estimate(value, last["group_records"][name]) for name, value in last["groups"].items()
+        },
     )
 
 
-def _owners(last: Mapping[str, Any]) -> dict[str, frames.Estimate]:
-    return {name: frames.estimate(share, last["owner_records"][name]) for name, share in last.get("owners", {}).items()}
+def _owners(last: Mapping[str, Any]) -> dict[str, group_metrics.Estimate]:
+    return {
+        name: group_metrics.estimate(share, last["owner_records"][name])
+        for name, share in last.get("owners", {}).items()
+    }
 
 
 def _report(
     folder: Folder,
     metrics: list[dict[str, Any]],
     last: Mapping[str, Any],
-    frame: frames.GroupFrame,
+    frame: group_metrics.GroupFrame,
     *,
     research: bool = False,
-) -> html.ReportData:
+) -> run_page.ReportData:
     plan, statement = folder.plan(), folder.statement()
     counted, owners = statement["mechanism"]["steps_counted"], statement["owners"]
     shown = classes.chosen_few([row["epsilon"] for row in owners])
-    return html.ReportData(
+    return run_page.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
-        headline=html.headline(frame.overall, frame.by_group),
+        headline=run_page.headline(frame.overall, frame.by_group),
         overall=frame.overall,
         groups=frame.by_group,
         curves=metrics,
@@ -236,13 +242,13 @@ def _report(
     )
 
 
-def _class(row: Mapping[str, Any]) -> html.OwnerClass:
+def _class(row: Mapping[str, Any]) -> run_page.OwnerClass:
     """An owner class as the page writes it."""
-    return html.OwnerClass(
+    return run_page.OwnerClass(
         name=row["name"],
         records=row["records"],
-        promised="none" if row["budget"] is None else f"{row['budget']:g}",
-        spent="none" if row["epsilon"] is None else statements.rounded_up(row["epsilon"]),
+        promised=promised(row["budget"]),
+        spent="none" if row["epsilon"] is None else rounded_up(row["epsilon"]),
         rate=f"{row['rate']:.4g}",
         bound=classes.span(row["bound"]),
         noise=classes.span(row["noise_multiplier"]),
@@ -252,8 +258,7 @@ def _class(row: Mapping[str, Any]) -> html.OwnerClass:
 def _facts(plan: Plan, statement: Mapping[str, Any]) -> dict[str, str]:
     levels, charged = plan.levels, statement["mechanism"]["steps_charged"]
     noise, bound = (
-        f"{first:.4g}" if first == last else f"{first:.4g} to {last:.4g}"
-        for first, last in ((levels[0].noise, levels[-1].noise), (levels[0].bound, levels[-1].bound))
+        setting(*pair) for pair in ((levels[0].noise, levels[-1].noise), (levels[0].bound, levels[-1].bound))
     )
     return {
         "Method": f"{plan.method} ({plan.guarantee})",

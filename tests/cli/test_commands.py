@@ -186,7 +186,7 @@ def modules(*arguments: object) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-HEAVY = {"torch", "sklearn", "scipy.stats", "dp_accounting", "fairlearn", "pandas"}
+HEAVY = {"torch", "jinja2", "sklearn", "scipy.stats", "dp_accounting", "fairlearn", "pandas"}
 
 
 def test_light_commands_import_nothing_heavy(run: dict) -> None:

@@ -21,9 +21,9 @@ from evenhand.comparison.grid import Sweep, from_toml
 from evenhand.comparison.running import Comparison, compare
 from evenhand.config import Config
 from evenhand.errors import UsageError
-from evenhand.reporting.entries import Entry
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.sweeps import ComparisonData
+from evenhand.reporting.comparison_page import ComparisonData
+from evenhand.reporting.comparison_rows import Entry
+from evenhand.reporting.group_metrics import Estimate
 from evenhand.runs import Folder
 from evenhand.verification import verify
 

@@ -13,6 +13,7 @@ import torch
 import evenhand as eh
 from commands import evenhand, result
 from evenhand import density
+from evenhand._numbers import rounded_up
 from evenhand.config import Config
 from evenhand.configured import planned, train
 from evenhand.data import Data
@@ -21,7 +22,6 @@ from evenhand.density.rebuilding import rebuilt
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.methods.density_methods import DENSITIES
 from evenhand.privacy.budgets import Budgets, Privacy
-from evenhand.privacy.statement import rounded_up
 from evenhand.privacy.statement_warnings import replacing
 from evenhand.types import Facts
 

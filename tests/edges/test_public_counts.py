@@ -13,9 +13,9 @@ from edges.runs_made import RECORDS, begun, planned, records
 from evenhand.data.dataset import Data
 from evenhand.data.duplicate_rows import copies, warning
 from evenhand.privacy.statement import public_counts
-from evenhand.privacy.statement_page import page
 from evenhand.results import Run
 from evenhand.runs import Folder
+from evenhand.statement_page import render_statement as page
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,13 @@ from torch import nn
 import evenhand as eh
 from commands import evenhand
 from edges.runs_made import STEPS, begun, planned, records
+from evenhand._numbers import rounded_up
 from evenhand.errors import LedgerError, UsageError
 from evenhand.privacy import statement as statements
 from evenhand.privacy.chain import encoded, parse
-from evenhand.privacy.statement_page import page
 from evenhand.results import Run
 from evenhand.runs import Folder
+from evenhand.statement_page import render_statement as page
 
 SOME = 5
 
@@ -59,8 +60,8 @@ def test_every_printed_form_of_an_early_release_shows_the_plans_epsilon_only(ear
         Run(early).report().page,
         str(Run(early).privacy),
     ):
-        assert statements.rounded_up(early.plan().epsilons[0] or 0.0) in text or "epsilon 3" in text
-        assert statements.rounded_up(so_far) not in text
+        assert rounded_up(early.plan().epsilons[0] or 0.0) in text or "epsilon 3" in text
+        assert rounded_up(so_far) not in text
         assert "those of the whole plan" in text
 
 

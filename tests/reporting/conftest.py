@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.reporting.frames import Estimate, estimate
-from evenhand.reporting.html import ReportData, headline
+from evenhand.reporting.group_metrics import Estimate, estimate
+from evenhand.reporting.run_page import ReportData, headline
 
 STATEMENT = (
     "If one record of the training data is added or removed, the chance of any outcome changes by at most a factor "

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from evenhand.reporting.frames import estimate
-from evenhand.reporting.html import ReportData, render
+from evenhand.reporting.group_metrics import estimate
+from evenhand.reporting.run_page import ReportData, render
 
 Make = Callable[..., ReportData]
 HOSTILE = [

@@ -16,10 +16,9 @@ import evenhand as eh
 from evenhand import evaluation
 from evenhand.data import Data
 from evenhand.errors import DataError
-from evenhand.reporting.dynamics import initial_drops
-from evenhand.reporting.frames import across
+from evenhand.reporting.group_metrics import across, measure
 from evenhand.reporting.intervals import bootstrap, over_seeds, privacy_cost
-from evenhand.reporting.measures import measure
+from evenhand.reporting.run_page import initial_drops
 from evenhand.results import Run
 from evenhand.runs import Folder
 

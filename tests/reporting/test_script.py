@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_sweeps import NAMES, page_data
+from comparison_samples import NAMES, page_data
 
-from evenhand.reporting.html import ReportData, render
-from evenhand.reporting.sweeps import render_comparison
+from evenhand.reporting.comparison_page import render_comparison
+from evenhand.reporting.run_page import ReportData, render
 
 Browse = Callable[..., subprocess.CompletedProcess[str]]
 PROBE = """
@@ -74,7 +74,7 @@ def test_groups_are_chosen_and_values_shown(tmp_path: Path, browse: Browse, digi
         assert float(seen["faint"]) < 0.2, name
         assert seen["row"].startswith("class 8: "), name
         if name.startswith("run"):
-            assert re.fullmatch(r".+: [\d.]+ at epoch [\d.]+", seen["point"]), name
+            assert re.fullmatch(r".+: about [\d.]+ at epoch [\d.]+", seen["point"]), name
 
 
 @pytest.mark.parametrize("room", [1280, 700, 360])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from evenhand.privacy.statement import markdown
-from evenhand.privacy.statement_page import page
 from evenhand.privacy.statement_schema import text
 from evenhand.runs import Folder
+from evenhand.statement_page import render_statement as page
 
 
 def evenhand(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -41,8 +41,8 @@ def run(
 ) -> None:
     """Epsilon of Poisson-subsampled Gaussian steps: per record, add/remove. Exit code 2 if it is infinite."""
     from evenhand import _validate
+    from evenhand._numbers import rounded_up
     from evenhand.privacy import accountants
-    from evenhand.privacy.statement import rounded_up
 
     shape = schedules.built(schedule, decay, every, phases)
     if as_published is not None:

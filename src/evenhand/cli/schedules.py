@@ -32,7 +32,8 @@ def draw(
     path: Path, spending: Mapping[str, Sequence[tuple[int, float]]], budgets: Mapping[str, float], delta: float
 ) -> None:
     """Write an SVG of the spent epsilon per owner, with the promises as dashed lines."""
-    from evenhand.reporting.svg import lines
+    from evenhand._numbers import rounded_up
+    from evenhand.reporting.charts import lines
     from evenhand.runs import write_durably
 
     picture = lines(
@@ -41,5 +42,6 @@ def draw(
         x_label="step",
         y_label=f"spent epsilon (per record, add/remove, delta {delta:g})",
         limits={f"promised to {name}": value for name, value in budgets.items()},
+        printed=rounded_up,
     )
     write_durably(path, picture.encode())

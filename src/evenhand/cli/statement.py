@@ -105,12 +105,12 @@ def _to_sign(folder: Folder) -> dict[str, Any]:
 
 def _write(made: dict[str, Any], wanted: list[tuple[Path, str]]) -> None:
     from evenhand.privacy.statement import markdown
-    from evenhand.privacy.statement_page import page
     from evenhand.runs import statement_bytes, write_durably
+    from evenhand.statement_page import render_statement
 
     forms: dict[str, Callable[[Mapping[str, Any]], str]] = {
         ".md": markdown,
-        ".html": page,
+        ".html": render_statement,
         ".json": lambda data: statement_bytes(data).decode(),
     }
     for path, form in wanted:

@@ -21,7 +21,7 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Recompute epsilon from the ledger; compare plan, noise, statement and files; exit code 1 if anything differs."""
-    from evenhand.privacy.statement import rounded_up
+    from evenhand._numbers import rounded_up
     from evenhand.verification import verify
 
     found = verify(folder, key)

@@ -10,7 +10,7 @@ from typing import Any
 from evenhand import _validate
 from evenhand.comparison import paired
 from evenhand.errors import UsageError
-from evenhand.reporting.frames import Estimate
+from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.intervals import over_seeds
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided by these intervals"

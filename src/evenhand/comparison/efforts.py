@@ -13,7 +13,7 @@ from evenhand.comparison import summary, tuning
 from evenhand.comparison.cells import Task, seconds
 from evenhand.comparison.grid import Chosen, Trial
 from evenhand.comparison.pool import Failure
-from evenhand.reporting.entries import Effort
+from evenhand.reporting.comparison_rows import Effort
 from evenhand.runs import write_durably
 
 Key = tuple[str, float | None]

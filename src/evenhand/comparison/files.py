@@ -13,8 +13,8 @@ from evenhand.comparison.cells import loaded
 from evenhand.comparison.grid import Sweep
 from evenhand.comparison.summary import Result, together
 from evenhand.comparison.tables import as_csv, as_json, as_markdown
-from evenhand.reporting.entries import Entry, Verdict
-from evenhand.reporting.sweeps import ComparisonData, render_comparison
+from evenhand.reporting.comparison_page import ComparisonData, render_comparison
+from evenhand.reporting.comparison_rows import Entry, Verdict
 from evenhand.runs import write_durably
 
 _README = """# A comparison of evenhand

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from evenhand.errors import UsageError
-from evenhand.reporting.frames import Estimate
+from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.intervals import over_seeds
 
 Rows = Mapping[int, Mapping[str, Any]]

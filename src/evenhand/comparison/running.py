@@ -18,7 +18,7 @@ from evenhand.comparison.cells import Task, Validation, finished, perform, task
 from evenhand.comparison.grid import Chosen, Sweep
 from evenhand.errors import UsageError, VerificationError
 from evenhand.interrupting import Interrupted, stopping
-from evenhand.reporting.entries import Entry
+from evenhand.reporting.comparison_rows import Entry
 from evenhand.terminal import plain
 
 Watch = Callable[[Iterable[str], int], None]

@@ -13,8 +13,8 @@ from evenhand.comparison.cells import Task, seconds
 from evenhand.comparison.pool import Failure
 from evenhand.config import Config
 from evenhand.privacy import accountants
-from evenhand.reporting.entries import NOTHING, Effort, Entry
-from evenhand.reporting.frames import Estimate, across
+from evenhand.reporting.comparison_rows import NOTHING, Effort, Entry
+from evenhand.reporting.group_metrics import Estimate, across
 from evenhand.reporting.intervals import over_seeds, privacy_cost
 from evenhand.verification import verify
 

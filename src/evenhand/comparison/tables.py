@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from evenhand.reporting.effort import difference, difference_names, tuning_line, verdict_line
-from evenhand.reporting.entries import Entry, finding
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.sweeps import ComparisonData, lead
+from evenhand._numbers import mean, rounded_up
+from evenhand.reporting.comparison_page import ComparisonData, lead
+from evenhand.reporting.comparison_rows import Entry, finding
+from evenhand.reporting.comparison_sections import difference, difference_names, tuning_line, verdict_line
+from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.text import cell, unmarked
 
 UNIT, ADJACENCY = "one record", "add/remove"
@@ -44,7 +45,7 @@ def as_markdown(data: ComparisonData) -> str:
         cells = [
             entry.method + ("" if entry.private else " (not private, research only)"),
             entry.promise,
-            "" if entry.spent is None else f"{math.ceil(1000 * entry.spent - 1e-9) / 1000:.3f}",
+            "" if entry.spent is None else rounded_up(entry.spent),
             f"{entry.seeds}" + (f" ({len(entry.failures)} failed)" if entry.failures else ""),
             _words(entry.accuracy, 100),
             _words(entry.worst, 100),
@@ -61,7 +62,7 @@ def as_markdown(data: ComparisonData) -> str:
     lines += _compared(data)
     lines += [f"- failed: {unmarked(reason)}" for entry in data.entries for reason in entry.failures]
     if data.together is not None and data.runs > 1:
-        lines += ["", f"All {data.runs} private runs together: epsilon {data.together:.4g} ({data.terms})."]
+        lines += ["", f"All {data.runs} private runs together: epsilon {rounded_up(data.together)} ({data.terms})."]
     return "\n".join(lines) + "\n"
 
 
@@ -212,8 +213,5 @@ def _harmless(value: Any) -> Any:
     return cell(value) if isinstance(value, str) else value
 
 
-def _words(found: Estimate, scale: float = 1.0) -> str:
-    if not found.measured:
-        return ""
-    ends = f" ({scale * found.low:.0f} to {scale * found.high:.0f})" if math.isfinite(found.low) else ""
-    return f"{scale * found.value:.1f}{ends}"
+def _words(estimate: Estimate, scale: float = 1.0) -> str:
+    return mean(estimate.value, estimate.low, estimate.high, scale, missing="")

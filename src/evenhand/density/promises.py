@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from evenhand._numbers import rounded_up
 from evenhand.plans import Plan
 from evenhand.privacy import accountants
-from evenhand.privacy.statement import rounded_up
 from evenhand.types import Guarantee
 
 REPLACE_ONE, ADD_REMOVE = "replace one", "add/remove"

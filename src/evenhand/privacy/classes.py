@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from evenhand._numbers import rounded_up, setting
 from evenhand.privacy.events import merged
 
 if TYPE_CHECKING:
@@ -112,10 +113,7 @@ def span(pair: Sequence[float] | None) -> str:
       >>> span([1.0, 1.0]), span([0.5, 2.0]), span(None)
       ('1', '0.5 to 2', 'none')
     """
-    if pair is None:
-        return "none"
-    low, high = pair
-    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    return "none" if pair is None else setting(*pair)
 
 
 def in_words(made: Mapping[str, Any]) -> list[str]:
@@ -124,20 +122,16 @@ def in_words(made: Mapping[str, Any]) -> list[str]:
     Examples:
       >>> quartiles = dict(zip(QUANTILES, (1, 2, 3, 4, 5)))
       >>> in_words({"classes": 50, "dearest": "a", "epsilon": quartiles})[1]
-      'spent epsilon: 1 to 5 (quartiles 2, 3, 4)'
+      'spent epsilon: 1.000 to 5.000 (quartiles 2.000, 3.000, 4.000)'
     """
     names = {"epsilon": "spent epsilon", "budget": "promised epsilon", "rate": "sampling rate"}
     names |= {"bound": "clip bound", "noise_multiplier": "noise multiplier"}
     lines = [f"{made['classes']} owner classes; most is spent by {made['dearest']!r}"]
     for figure, name in names.items():
         if figure in made:
-            least, lower, middle, upper, most = (_shown(figure, made[figure][key]) for key in QUANTILES)
+            shown = rounded_up if figure == "epsilon" else "{:.4g}".format
+            least, lower, middle, upper, most = (shown(made[figure][key]) for key in QUANTILES)
             lines.append(
                 f"{name}: {least}" + ("" if least == most else f" to {most} (quartiles {lower}, {middle}, {upper})")
             )
     return lines
-
-
-def _shown(figure: str, value: float) -> str:
-    """Spent values are rounded up, never down."""
-    return f"{math.ceil(value * 1000 - 1e-9) / 1000:g}" if figure == "epsilon" else f"{value:.4g}"

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from evenhand._numbers import rounded_up
 from evenhand.privacy import accountants, classes, statement_form, statement_sharing, statement_warnings
 
 if TYPE_CHECKING:
@@ -206,17 +207,6 @@ def _plain(text: str) -> str:
     for found, written in _ESCAPED:
         text = text.replace(found, written)
     return text
-
-
-def rounded_up(value: float, digits: int = 3) -> str:
-    """A number for people, rounded up and never down.
-
-    >>> rounded_up(2.99912), rounded_up(math.inf)
-    ('3.000', 'infinite')
-    """
-    if math.isinf(value):
-        return "infinite"
-    return f"{math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 
 def promise(statement: Mapping[str, Any]) -> str:

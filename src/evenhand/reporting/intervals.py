@@ -1,4 +1,4 @@
-"""Intervals: by bootstrap over held-out records, and over repeated trainings (seeds)."""
+"""Computes intervals: by bootstrap over held-out records, and over repeated trainings (seeds)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenhand.errors import DataError
-from evenhand.reporting.frames import Estimate
+from evenhand.reporting.group_metrics import Estimate
 
 RESAMPLES = 2000
 
 
 def over_seeds(values: Sequence[float], *, low: float = -math.inf, high: float = math.inf) -> Estimate:
-    """Mean of several trainings with its 95 % t-interval, cut to the range a value can have; ``count`` is the number.
+    """Return the mean of several trainings with its 95 % t-interval, cut to ``low`` and ``high``.
 
-    One training has no interval: its ends are NaN.
+    ``count`` of the estimate is the number of trainings. One training has no interval: its ends are NaN.
 
     Examples:
-        >>> found = over_seeds([0.70, 0.72, 0.74])
-        >>> round(found.value, 3), round(found.low, 3), round(found.high, 3)
+        >>> mean = over_seeds([0.70, 0.72, 0.74])
+        >>> round(mean.value, 3), round(mean.low, 3), round(mean.high, 3)
         (0.72, 0.67, 0.77)
         >>> over_seeds([0.7]).low
         nan
@@ -40,7 +40,7 @@ def over_seeds(values: Sequence[float], *, low: float = -math.inf, high: float =
 def bootstrap(
     y_true: Sequence[int], y_pred: Sequence[int], groups: Sequence[str], *, seed: int = 0, resamples: int = RESAMPLES
 ) -> dict[str, Estimate]:
-    """95 % percentile intervals of what depends on counts: accuracy, balanced accuracy, and how groups differ.
+    """Return 95 % percentile intervals of accuracy, balanced accuracy, and how groups differ in accuracy.
 
     Records are drawn with replacement inside each group, so that a small group stays in every resample. Drawing records
     is drawing counts of (class, prediction) pairs, which is one multinomial per group: no loop over resamples.
@@ -50,8 +50,8 @@ def bootstrap(
         and ``accuracy[<group>]`` per group; ``count`` is the number of records.
 
     Examples:
-        >>> found = bootstrap([0, 1] * 50, [0, 1] * 40 + [1, 1] * 10, ["a"] * 60 + ["b"] * 40)
-        >>> found["accuracy"].value, 0.8 < found["accuracy"].low < 0.9 < found["accuracy"].high < 1
+        >>> metrics = bootstrap([0, 1] * 50, [0, 1] * 40 + [1, 1] * 10, ["a"] * 60 + ["b"] * 40)
+        >>> metrics["accuracy"].value, 0.8 < metrics["accuracy"].low < 0.9 < metrics["accuracy"].high < 1
         (0.9, True)
     """
     import numpy as np
@@ -70,12 +70,12 @@ def bootstrap(
         exact[name], sizes[name] = counts[None, :], int(counts.sum())
         drawn[name] = rng.multinomial(sizes[name], counts / sizes[name], size=resamples)
     values, spread = _statistics(exact, cells), _statistics(drawn, cells)
-    own = {f"accuracy[{name}]": size for name, size in sizes.items()}
-    return {key: _percentiles(float(values[key][0]), spread[key], own.get(key, len(truth))) for key in values}
+    records = {f"accuracy[{name}]": size for name, size in sizes.items()}
+    return {key: _percentiles(float(values[key][0]), spread[key], records.get(key, len(truth))) for key in values}
 
 
 def _statistics(counts: Mapping[str, Any], cells: Any) -> dict[str, Any]:
-    """Every metric for a stack of count vectors: one entry per resample."""
+    """Return every metric for a stack of count vectors: one entry per resample."""
     import numpy as np
 
     right = cells[:, 1].astype(float)
@@ -108,7 +108,7 @@ def _percentiles(value: float, spread: Any, count: int) -> Estimate:
 
 
 def privacy_cost(reference: Mapping[int, float], private: Mapping[int, float]) -> Estimate:
-    """What privacy costs, in points: reference minus private accuracy, paired by seed (same start, other noise).
+    """Return the cost of privacy in points: reference minus private accuracy, paired by seed (same start, other noise).
 
     Args:
         reference: accuracy of the non-private model by seed.

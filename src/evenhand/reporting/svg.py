@@ -1,255 +1,251 @@
-"""Charts as SVG strings, drawn here: readable without colour, script or network.
+"""Writes the SVG elements that charts are made of, and places them: ticks, labels, points, the plane of a line chart.
 
-Every chart has a title and a description for screen readers, and its parts carry hover texts. A chart is drawn for a
-width (``WIDE`` for pages and print, ``NARROW`` for phones) and scales from there, so its letters stay readable.
+Colours are the Okabe-Ito palette through CSS variables with fallbacks, so a chart follows the page into dark mode and
+still stands on its own. Presentation attributes only: a page whose content policy forbids styles can show them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from evenhand.reporting.axes import Point, domain, spread, thin, tick_text, ticks
-from evenhand.reporting.drawing import (
-    BAR,
-    COLOURS,
-    DASHES,
-    SIZE,
-    STRONG,
-    belonging,
-    box,
-    hover,
-    line,
-    page,
-    text,
-    whisker,
+from evenhand.reporting.text import escape, fit, width
+
+STRONG = "var(--eh-strong,#d55e00)"
+BAR = "var(--eh-bar,#0072b2)"
+PAGE = "var(--eh-page,#fff)"
+COLOURS = (
+    "currentColor",
+    "var(--eh-blue,#0072b2)",
+    "var(--eh-green,#009e73)",
+    "var(--eh-purple,#cc79a7)",
+    "var(--eh-orange,#e69f00)",
+    "var(--eh-sky,#56b4e9)",
 )
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.plane import Plane, shaded
-from evenhand.reporting.text import fit, label, quantity, span, width
+DASHES = ("", "7 3", "2 3", "9 3 2 3")
+SIZE = 13
 
-WIDE, NARROW = 760, 340
-LABELLED = 11  # series with a look and a label of their own; the others are drawn in grey
-_TAG = "lowest"
-_NAMED = 12  # names read out in a description; the table under the chart has all
+Point = tuple[float, float]
+
+
+def drawing(width: float, height: float, title: str, description: str, parts: Sequence[str], scale: str = "") -> str:
+    """Return a whole drawing that scales to its window; ``scale`` lets the script read values off it.
+
+    Examples:
+        >>> drawing(10, 5, "T", "D", []).endswith("<title>T</title><desc>D</desc></svg>")
+        True
+    """
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img"{scale} '
+        f'font-family="system-ui,sans-serif" font-size="{SIZE}" fill="currentColor" stroke="{PAGE}" stroke-width="3" '
+        'stroke-linejoin="round" paint-order="stroke">'
+        f"<title>{escape(title)}</title><desc>{escape(description)}</desc>{''.join(parts)}</svg>"
+    )
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", *, muted: bool = False, bold: bool = False) -> str:
+    """Return one line of text; the stroke it inherits is a halo in the page's colour, readable on top of lines.
+
+    Examples:
+        >>> "&lt;b&gt;" in text(0, 0, "<b>")
+        True
+    """
+    look = (' fill-opacity=".7"' if muted else "") + (' font-weight="650"' if bold else "")
+    place = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{place}{look}>{escape(words)}</text>'
+
+
+def line(points: Sequence[Point], colour: str, *, thick: float = 1.0, dash: str = "", faint: float = 1.0) -> str:
+    """Return a line through the points.
+
+    Examples:
+        >>> line([(0, 0), (1, 2)], "currentColor")
+        '<polyline points="0,0 1,2" fill="none" stroke="currentColor" stroke-width="1"/>'
+    """
+    route = " ".join(f"{round(x, 1):g},{round(y, 1):g}" for x, y in points)
+    look = (f' stroke-dasharray="{dash}"' if dash else "") + (f' stroke-opacity="{faint:g}"' if faint < 1 else "")
+    return f'<polyline points="{route}" fill="none" stroke="{colour}" stroke-width="{thick:g}"{look}/>'
+
+
+def whisker(low: float, high: float, y: float) -> str:
+    """Return an interval with ends, on a halo.
+
+    Examples:
+        >>> whisker(1, 3, 9).count("<p")
+        2
+    """
+    route = f"M{low:.1f} {y - 4:g}v8m0-4H{high:.1f}m0-4v8"
+    ends = f'<path d="{route}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+    return line([(low, y), (high, y)], PAGE, thick=3.5) + ends
+
+
+def box(x: float, y: float, width: float, height: float, colour: str, *, faint: float = 1.0) -> str:
+    """Return a filled rectangle with slightly rounded corners.
+
+    Examples:
+        >>> box(0, 0, 2, 1, "red")
+        '<rect x="0.0" y="0.0" width="2.0" height="1.0" rx="2" stroke="none" fill="red"/>'
+    """
+    look = f' fill-opacity="{faint:g}"' if faint < 1 else ""
+    where = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return f'<rect {where} rx="2" stroke="none" fill="{colour}"{look}/>'
+
+
+def hover(words: str, parts: Sequence[str], name: str = "", number: int | None = None) -> str:
+    """Return parts that show these words under the pointer; ``number`` is the group that they belong to.
+
+    Examples:
+        >>> hover("74 %", [], "class 8", 3)
+        '<g data-n="class 8" data-g="3"><title>74 %</title></g>'
+    """
+    named = f' data-n="{escape(name)}"' if name else ""
+    return f"<g{named}{_group(number)}><title>{escape(words)}</title>{''.join(parts)}</g>"
+
+
+def in_group(parts: Sequence[str], number: int | None) -> str:
+    """Return parts that are shown and hidden with a group.
+
+    Examples:
+        >>> in_group(["<path/>"], 3), in_group(["<path/>"], None)
+        ('<g data-g="3"><path/></g>', '<path/>')
+    """
+    return "".join(parts) if number is None else f"<g{_group(number)}>{''.join(parts)}</g>"
+
+
+def _group(number: int | None) -> str:
+    return "" if number is None else f' data-g="{number}"'
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return round numbers (1, 2 or 5 times a power of ten) that enclose ``low`` to ``high`` in about ``count`` steps.
+
+    Examples:
+        >>> ticks(0, 2.98)
+        [0.0, 1.0, 2.0, 3.0]
+        >>> ticks(0.5, 98)
+        [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+    """
+    if high <= low:
+        low, high = low - 0.5, low + 0.5
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def tick_text(value: float, all_ticks: Sequence[float]) -> str:
+    """Return a tick with as many decimals as its neighbours need.
+
+    Examples:
+        >>> tick_text(1000.0, [0.0, 1000.0]), tick_text(0.5, [0.0, 0.5, 1.0])
+        ('1,000', '0.5')
+    """
+    step = min((b - a for a, b in pairwise(all_ticks)), default=1.0)
+    return f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
+
+
+def domain(values: Sequence[float]) -> tuple[float, float]:
+    """Return the range of an axis: from zero, unless all values are positive and lie in the upper half of that range.
+
+    Examples:
+        >>> domain([5.0, 98.0]), domain([90.0, 98.0])
+        ((0.0, 98.0), (90.0, 98.0))
+    """
+    low, high = min(values), max(values)
+    return (min(0.0, low), high) if low < high / 2 or low == high else (low, high)
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return positions moved as little as possible so that any two are ``gap`` apart and inside ``low`` to ``high``.
+
+    Least squares under an order constraint: isotonic regression of ``wanted[i] - i * gap`` by pooling neighbours.
+
+    Examples:
+        >>> spread([10, 11, 50], 4, 0, 100)
+        [8.5, 12.5, 50.0]
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    pools: list[tuple[float, int]] = []
+    for rank, i in enumerate(order):
+        total, size = wanted[i] - rank * gap, 1
+        while pools and pools[-1][0] / pools[-1][1] > total / size:
+            previous = pools.pop()
+            total, size = total + previous[0], size + previous[1]
+        pools.append((total, size))
+    centres = [total / size for total, size in pools for _ in range(size)]
+    top = max(low, high - gap * (len(wanted) - 1))
+    placed = [0.0] * len(wanted)
+    for rank, i in enumerate(order):
+        placed[i] = min(max(centres[rank], low), top) + rank * gap
+    return placed
+
+
+def thin(points: Sequence[Point], limit: int = 160) -> list[Point]:
+    """Return at most about ``limit`` finite points; the first and the last stay.
+
+    Examples:
+        >>> thin([(float(i), 0.0) for i in range(1000)], 4)
+        [(0.0, 0.0), (333.0, 0.0), (666.0, 0.0), (999.0, 0.0)]
+    """
+    finite = [(float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if len(finite) <= limit:
+        return finite
+    return [finite[i * (len(finite) - 1) // (limit - 1)] for i in range(limit)]
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Where the rows of a bar chart go; ``stacked`` puts each name above its bar."""
+class Plane:
+    """The area between the axes of a line chart.
 
-    size: int
-    unit: str
-    stacked: bool
-    tall: float
-    thick: float
+    Examples:
+        >>> Plane(0, 100, 0, 50, (0, 10), [0, 10], [0, 1]).at((5, 1))
+        (50.0, 0.0)
+    """
+
     left: float
     right: float
-    marks: Sequence[float]
-    reference: float
+    top: float
+    bottom: float
+    x_range: tuple[float, float]
+    x_marks: Sequence[float]
+    y_marks: Sequence[float]
 
-    @property
-    def scale(self) -> int:
-        return 100 if self.unit == "%" else 1
+    def at(self, point: Point) -> Point:
+        """Return the place of a point on the drawing."""
+        across = (point[0] - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
+        up = (point[1] - self.y_marks[0]) / (self.y_marks[-1] - self.y_marks[0])
+        return self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top)
 
-    def at(self, value: float) -> float:
-        share = (self.scale * value - self.marks[0]) / (self.marks[-1] - self.marks[0])
-        return self.left + share * (self.right - self.left)
+    def scale(self, x_label: str) -> str:
+        """Return the attributes by which a script can turn a place back into values."""
+        ends = (self.left, self.right, *self.x_range, self.bottom, self.top, self.y_marks[0], self.y_marks[-1])
+        return f' data-axes="{" ".join(f"{end:g}" for end in ends)}" data-x="{escape(x_label)}"'
 
-    def draw(self, name: str, found: Estimate, top: float, tagged: bool, number: int | None) -> str:
-        """One row: track, bar, whisker, name and numbers."""
-        value, counted = quantity(found.value, self.unit, found.count), f"{found.count:,}"
-        interval = span(found.low, found.high, self.unit, found.count)
-        upper = top + (self.tall - self.thick - 8 if self.stacked else (self.tall - self.thick) / 2)
-        words = top + 15 if self.stacked else top + self.tall / 2 + SIZE * 0.36
-        parts = [box(self.left, upper, self.right - self.left, self.thick, "currentColor", faint=0.06)]
-        if found.measured:
-            start, end = sorted((self.at(0), self.at(found.value)))
-            parts.append(box(start, upper, end - start, self.thick, STRONG if tagged else BAR))
-            parts.append(whisker(self.at(found.low), self.at(found.high), upper + self.thick / 2))
-        if math.isfinite(self.reference):
-            ends = (upper - 5, upper + self.thick + 5) if self.stacked else (top, top + self.tall)
-            parts.append(line([(self.at(self.reference), end) for end in ends], "currentColor", dash="4 3"))
-        numbers = f"{value} ({interval}), {counted} records" if found.measured else "not measured: no held-out records"
-        aside = f"{value} of {counted}" if found.measured else "not measured"
-        room = self.size - width(aside, SIZE) - 16 if self.stacked else self.left - 8
-        shown = fit(label(name), SIZE * 1.1, room - _tag_width()) if tagged else fit(label(name), SIZE, room)
-        parts.append(text(0, words, shown, bold=tagged))
-        if tagged:
-            parts.append(text(width(shown, SIZE * 1.05) + 6, words, _TAG, muted=True))
-        if self.stacked:
-            parts.append(text(self.size, words, aside, "end", bold=tagged))
-        elif found.measured:
-            parts.append(text(self.size - 166, words, value, "end", bold=tagged))
-            parts.append(text(self.size - 66, words, interval, "end", muted=True))
-            parts.append(text(self.size, words, counted, "end", muted=True))
-        else:
-            parts.append(text(self.size, words, "not measured", "end", muted=True))
-        return hover(f"{label(name)}: {numbers}", parts, label(name, 60), number)
+    def grid(self, x_label: str, y_label: str) -> list[str]:
+        """Return grid, ticks and axis labels."""
+        parts = []
+        for mark in self.y_marks:
+            _, y = self.at((0.0, mark))
+            parts.append(line([(self.left, y), (self.right, y)], "currentColor", faint=0.13))
+            parts.append(text(self.left - 8, y + 4, tick_text(mark, self.y_marks), "end", muted=True))
+        for mark in self.x_marks:
+            x, _ = self.at((mark, self.y_marks[0]))
+            parts.append(line([(x, self.bottom), (x, self.bottom + 5)], "currentColor", faint=0.4))
+            parts.append(text(x, self.bottom + 19, tick_text(mark, self.x_marks), "middle", muted=True))
+        parts.append(text((self.left + self.right) / 2, self.bottom + 38, x_label, "middle", muted=True))
+        parts.append(text(0, 13, y_label, muted=True))
+        return parts
 
 
-def _tag_width() -> float:
-    return width(_TAG, SIZE) + 12
-
-
-def bars(
-    rows: Sequence[tuple[str, Estimate]],
-    *,
-    title: str,
-    unit: str = "%",
-    reference: tuple[str, Estimate] | None = None,
-    numbers: Mapping[str, int] | None = None,
-    size: int = WIDE,
-) -> str:
-    """Horizontal bars in the given order with interval whiskers, values and counts; the lowest is named so in words.
-
-    Args:
-        rows: name and estimate of each bar.
-        title: what the chart shows, for screen readers and hovering.
-        unit: ``"%"`` when the values are shares, otherwise printed after the value.
-        reference: name and estimate of a line across all bars, such as the overall accuracy.
-        numbers: by which number the page's script knows each group.
-        size: width of the drawing; below 520 names stand above their bars, for phones.
-
-    Examples:
-        >>> drawing = bars([("class 0", Estimate(0.98, 0.93, 0.99, 45))], title="Accuracy")
-        >>> drawing.startswith("<svg") and "class 0" in drawing
-        True
-    """
-    stacked, many = size < 520, len(rows) > 20
-    tall = 42.0 if stacked else 22.0 if many else 30.0
-    names = max((width(label(name), SIZE) for name, _ in rows), default=0.0)
-    left = 0.0 if stacked else min(0.34 * size, names + _tag_width() + 14)
-    ends = [end for _, found in rows if found.measured for end in (found.low, found.value, found.high)]
-    marks = [0.0, 20, 40, 60, 80, 100] if unit == "%" else ticks(min([0.0, *ends]), max([0.0, *ends]))
-    thick = 12.0 if stacked else tall - (8 if many else 14)
-    across = math.nan if reference is None else reference[1].value
-    layout = _Rows(size, unit, stacked, tall, thick, left, size - (0 if stacked else 224), marks, across)
-    top = 24.0
-    bottom = top + tall * len(rows)
-    parts = []
-    for mark in marks:
-        x = layout.at(mark / layout.scale)
-        side = "start" if stacked and mark == marks[0] else "end" if stacked and mark == marks[-1] else "middle"
-        parts.append(line([(x, top), (x, bottom + 4)], "currentColor", faint=0.13))
-        parts.append(text(x, bottom + 19, tick_text(mark, marks) + ("%" if unit == "%" else ""), side, muted=True))
-    if not stacked:
-        parts.append(text(size - 66, 14, "95 % interval", "end", muted=True))
-        parts.append(text(size, 14, "records", "end", muted=True))
-    values = [found.value for _, found in rows if found.measured]
-    lowest = min(values) if len(set(values)) > 1 else math.nan
-    known = numbers or {}
-    parts += [
-        layout.draw(name, found, top + tall * i, found.value == lowest, known.get(name))
-        for i, (name, found) in enumerate(rows)
-    ]
-    if reference and math.isfinite(across):
-        words = f"{label(reference[0], 20)} {quantity(across, unit, reference[1].count)}"
-        half = width(words, SIZE) / 2
-        parts.append(text(min(max(layout.at(across), left + half), layout.right - half), 14, words, "middle"))
-    told = [f"{label(name, 60)} {quantity(found.value, unit)}" for name, found in rows[:_NAMED]]
-    more = f"; and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
-    return page(size, bottom + 26, title, f"{len(rows)} bars with 95 % intervals: {'; '.join(told)}{more}.", parts)
-
-
-def lines(
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    highlight: str | None = None,
-    limits: Mapping[str, float] | None = None,
-    band: tuple[float, float, str] | None = None,
-    numbers: Mapping[str, int] | None = None,
-    size: int = WIDE,
-) -> str:
-    """Lines with their names at their ends, told apart by dashes as well as by colour.
-
-    The highlighted series and the first ones (``LABELLED`` in all) get a look and a label, the others are grey context.
-
-    Args:
-        series: points (x, y) by name; points that are not finite are left out.
-        title: what the chart shows, for screen readers and hovering.
-        x_label: what the horizontal axis measures.
-        y_label: what the vertical axis measures, with its unit.
-        highlight: name of the series that is drawn on top and thicker.
-        limits: values that a series must not exceed, by series name or by any other words: dashed horizontal lines.
-        band: a stretch of the horizontal axis to shade, and the words for it.
-        numbers: by which number the page's script knows each series.
-        size: width of the drawing.
-
-    Examples:
-        >>> drawing = lines({"all": [(0, 0.0), (10, 2.9)]}, title="T", x_label="step", y_label="e", limits={"all": 3.0})
-        >>> "all: at most 3" in drawing
-        True
-    """
-    drawn = {name: points for name, given in series.items() if (points := thin(given))}
-    if not drawn:
-        return page(size, 40, title, "Nothing to draw.", [text(0, 24, "Nothing was recorded.", muted=True)])
-    limits, known = limits or {}, numbers or {}
-    order = sorted(drawn, key=lambda name: name != highlight)
-    looks = _looks(order[:LABELLED], highlight, dashed=not limits)
-    xs, ys = ([point[axis] for points in drawn.values() for point in points] for axis in (0, 1))
-    x_range = (min(xs), max(xs)) if min(xs) < max(xs) else (xs[0] - 1, xs[0] + 1)
-    x_marks = [mark for mark in ticks(*x_range, 4 if size < 520 else 8) if x_range[0] <= mark <= x_range[1]]
-    y_marks = ticks(*domain([*ys, *limits.values()]))
-    beside = min((0.35 if size < 520 else 0.27) * size, max(width(label(name), SIZE * 1.1) for name in looks) + 40)
-    left = 12 + max(width(tick_text(mark, y_marks), SIZE) for mark in y_marks)
-    plane = Plane(
-        left, size - beside, 42 if limits or band else 30, 290 if size < 520 else 350, x_range, x_marks, y_marks
-    )
-    parts = [*shaded(plane, band), *plane.grid(x_label, y_label)]
-    for name in order[LABELLED:]:
-        parts.append(_curve(plane, name, drawn[name], "currentColor", 1, "", 0.22, known.get(name)))
-    for name, limit in limits.items():
-        colour, (_, y) = looks.get(name, ("currentColor",))[0], plane.at((0.0, limit))
-        parts.append(line([(plane.left, y), (plane.right, y)], colour, thick=1.5, dash="6 4"))
-    for name, (colour, dash, thick) in reversed(looks.items()):
-        parts.append(_curve(plane, name, drawn[name], colour, thick, dash, 1.0, known.get(name)))
-    ends = [plane.at(drawn[name][-1])[1] for name in looks]
-    places = spread(ends, SIZE + 3, plane.top, plane.bottom)
-    for (name, (colour, dash, thick)), end, place in zip(looks.items(), ends, places, strict=True):
-        x, shown = plane.right, fit(label(name), SIZE * (1.1 if name == highlight else 1), beside - 38)
-        key = [
-            line([(x + 2, end), (x + 12, place)], colour, faint=0.6),
-            line([(x + 12, place), (x + 32, place)], colour, thick=thick, dash=dash),
-            text(x + 37, place + SIZE * 0.36, shown, bold=name == highlight),
-        ]
-        parts.append(belonging(key, known.get(name)))
-    told_limits = list(limits.items())[:LABELLED]
-    heights = [plane.at((0.0, limit))[1] - 6 for _, limit in told_limits]
-    for (name, limit), y in zip(told_limits, spread(heights, SIZE + 3, plane.top - 6, plane.bottom), strict=True):
-        parts.append(text(plane.right - 4, y, f"{fit(label(name), SIZE, 0.4 * size)}: at most {limit:g}", "end"))
-    told = "; ".join(f"{label(name, 60)} ends at {drawn[name][-1][1]:.3g}" for name in order[:_NAMED])
-    rest = f"; {len(order) - LABELLED} more in grey" if len(order) > LABELLED else ""
-    described = f"{y_label} over {x_label}, {min(xs):g} to {max(xs):g}: {told}{rest}."
-    return page(size, plane.bottom + 46, title, described, parts, plane.scale(x_label))
-
-
-def _looks(names: Sequence[str], highlight: str | None, dashed: bool) -> dict[str, tuple[str, str, float]]:
-    """Colour, dashes and thickness of each labelled series; no two alike unless dashes are kept for limits."""
-    looks = {name: (STRONG, "", 3.0) for name in names if name == highlight}
-    for i, name in enumerate(name for name in names if name != highlight):
-        dash = DASHES[(i // len(COLOURS) + i % 2) % len(DASHES)] if dashed else ""
-        looks[name] = (COLOURS[i % len(COLOURS)], dash, 2.0 if i == 0 else 1.5)
-    return looks
-
-
-def _curve(
-    plane: Plane,
-    name: str,
-    points: Sequence[Point],
-    colour: str,
-    thick: float,
-    dash: str,
-    faint: float,
-    number: int | None,
-) -> str:
-    """One series with its hover text; a single point becomes a short dash."""
-    placed = [plane.at(point) for point in points]
-    if len(placed) == 1:
-        placed = [(placed[0][0] - 4, placed[0][1]), (placed[0][0] + 4, placed[0][1])]
-    told = f"{label(name)}: {points[0][1]:.3g} to {points[-1][1]:.3g}"
-    return hover(told, [line(placed, colour, thick=thick, dash=dash, faint=faint)], label(name, 60), number)
+def shaded(plane: Plane, band: tuple[float, float, str] | None) -> list[str]:
+    """Return a shaded stretch of the horizontal axis with its words above it; nothing without a band."""
+    if band is None:
+        return []
+    start, end = (plane.at((min(max(x, plane.x_range[0]), plane.x_range[1]), 0.0))[0] for x in band[:2])
+    shown = fit(band[2], SIZE, plane.right - plane.left - 8)
+    middle = min(max((start + end) / 2, plane.left + width(shown, SIZE) / 2), plane.right - width(shown, SIZE) / 2)
+    shade = box(start, plane.top, end - start, plane.bottom - plane.top, STRONG, faint=0.13)
+    return [hover(band[2], [shade]), text(middle, plane.top - 6, shown, "middle")]

@@ -1,16 +1,15 @@
-"""Words and numbers as they are printed: foreign text made harmless, percentages and bounds rounded honestly."""
+"""Makes foreign text harmless for pages, Markdown and spreadsheets, and fits it to a width.
+
+Numbers are printed by ``evenhand._numbers``.
+"""
 
 from __future__ import annotations
 
 import html
-import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, Decimal
 
-NO_BREAK = "\u00a0"
-DASH = "\u2013"
 ELLIPSIS = "\u2026"
 
 _SPACES = re.compile("[\t\n\r\v\f\x85\u2028\u2029]")
@@ -22,7 +21,7 @@ _WIDTHS = {**dict.fromkeys(" iljftrI.,:;'|!()[]-", 0.4), **dict.fromkeys("mwMW@%
 
 
 def clean(text: object) -> str:
-    r"""Neutralise what could break a page or reorder its words: control characters, bidi overrides, lone surrogates.
+    r"""Return text without control characters, bidi overrides and lone surrogates, which break or reorder a line.
 
     Examples:
         >>> clean("a\nb")
@@ -34,7 +33,7 @@ def clean(text: object) -> str:
 
 
 def escape(text: object) -> str:
-    """Clean text, safe between tags and inside quoted attributes of HTML and XML.
+    """Return clean text, safe between tags and inside quoted attributes of HTML and XML.
 
     Examples:
         >>> escape('<b title="x">')
@@ -44,7 +43,7 @@ def escape(text: object) -> str:
 
 
 def unmarked(text: object) -> str:
-    r"""Clean text that Markdown shows as it is: no markup, no HTML, no new cell in a table.
+    r"""Return clean text that Markdown shows as it is: no markup, no HTML, no new cell in a table.
 
     Examples:
         >>> print(unmarked("<b>*x*|"))
@@ -54,7 +53,7 @@ def unmarked(text: object) -> str:
 
 
 def cell(text: object) -> str:
-    """Clean text for a spreadsheet: what it would run as a formula gets an apostrophe.
+    """Return clean text for a spreadsheet: what it would run as a formula gets an apostrophe.
 
     Examples:
         >>> cell("=1+1"), cell("plain")
@@ -65,86 +64,28 @@ def cell(text: object) -> str:
 
 
 def label(name: object, limit: int | None = None) -> str:
-    """A name that can be read: clean, never empty, at most ``limit`` characters.
+    """Return a name that can be read: clean, never empty, at most ``limit`` characters.
 
     Examples:
         >>> label("  "), label("class 8"), len(label("x" * 200, 40))
         ('(unnamed)', 'class 8', 40)
     """
     shown = clean(name).strip() or "(unnamed)"
-    return shown if limit is None or len(shown) <= limit else shown[: limit - 1].rstrip() + ELLIPSIS
+    return shown if limit is None else clip(shown, limit)
 
 
-def percent(value: float, count: int = 0) -> str:
-    """A share as a percentage: whole numbers, one decimal from 1,000 records on, and never rounded to 0 or 100.
-
-    Examples:
-        >>> percent(0.744).replace(NO_BREAK, " "), percent(0.997).replace(NO_BREAK, " ")
-        ('74 %', '99.7 %')
-        >>> percent(float("nan"))
-        'not measured'
-    """
-    if not math.isfinite(value):
-        return "not measured"
-    digits = 1 if count >= 1000 or (0 < value < 1 and round(100 * value) in (0, 100)) else 0
-    return f"{100 * value:.{digits}f}{NO_BREAK}%"
-
-
-def quantity(value: float, unit: str, count: int = 0) -> str:
-    """A value with its unit; ``"%"`` means that the value is a share.
+def clip(text: str, limit: int) -> str:
+    """Return the text, cut to ``limit`` characters with an ellipsis at its end.
 
     Examples:
-        >>> quantity(12.3456, "points").replace(NO_BREAK, " ")
-        '12.3 points'
+        >>> clip("class 8", 9), clip("class eight", 6)
+        ('class 8', 'class…')
     """
-    if unit == "%" or not math.isfinite(value):
-        return percent(value, count)
-    return f"{value:.3g}{NO_BREAK}{unit}".rstrip()
-
-
-def span(low: float, high: float, unit: str = "%", count: int = 0) -> str:
-    """An interval, the unit written once.
-
-    Examples:
-        >>> span(0.66, 0.81).replace(NO_BREAK, " ").replace(DASH, "-")
-        '66-81 %'
-    """
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "not measured"
-    if unit == "%":
-        digits = 1 if count >= 1000 else 0
-        return f"{100 * low:.{digits}f}{DASH}{100 * high:.{digits}f}{NO_BREAK}%"
-    return f"{low:.3g}{' to ' if low < 0 else DASH}{quantity(high, unit)}"
-
-
-def bound(value: float) -> str:
-    """An upper bound with three significant digits, rounded up so that the printed number still holds.
-
-    Examples:
-        >>> bound(2.98), bound(2.9801), bound(3.0), bound(0.012341), bound(12345.6), bound(float("inf"))
-        ('2.98', '2.99', '3', '0.0124', '12346', 'unbounded')
-    """
-    if not math.isfinite(value):
-        return "unbounded"
-    exact = Decimal(repr(float(value)))
-    places = min(0, exact.adjusted() - 2) if exact else 0
-    shown = f"{exact.quantize(Decimal(1).scaleb(places), rounding=ROUND_CEILING):f}"
-    return shown.rstrip("0").rstrip(".") if "." in shown else shown
-
-
-def tiny(value: float) -> str:
-    """A small number such as delta, as a power of ten.
-
-    Examples:
-        >>> tiny(1e-4), tiny(2.5e-6)
-        ('1e-4', '2.5e-6')
-    """
-    mantissa, power = f"{value:.2e}".split("e")
-    return f"{float(mantissa):g}e{int(power)}"
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + ELLIPSIS
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words joined as a sentence would.
+    """Return words joined as in a sentence.
 
     Examples:
         >>> listed(["a", "b", "c"])
@@ -154,7 +95,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def width(text: str, size: float) -> float:
-    """About how wide a text is in a proportional font of this size; wide and combining characters are known.
+    """Return about how wide a text is in a proportional font of this size; wide and combining characters are known.
 
     Examples:
         >>> width("mm", 10) > width("ii", 10)
@@ -172,7 +113,7 @@ def _advance(character: str) -> float:
 
 
 def fit(text: str, size: float, room: float) -> str:
-    """The text, shortened with an ellipsis until it is at most ``room`` wide.
+    """Return the text, shortened with an ellipsis until it is at most ``room`` wide.
 
     Examples:
         >>> fit("class 8", 13, 100)
@@ -182,10 +123,10 @@ def fit(text: str, size: float, room: float) -> str:
     """
     if width(text, size) <= room:
         return text
-    kept, used = "", width(ELLIPSIS, size)
+    head, used = "", width(ELLIPSIS, size)
     for character in text:
         used += size * _advance(character)
         if used > room:
             break
-        kept += character
-    return kept.rstrip() + ELLIPSIS
+        head += character
+    return head.rstrip() + ELLIPSIS

@@ -1,4 +1,4 @@
-"""The model card: what a model is, for whom it works how well, and what is promised about its training data.
+"""Writes the model card: what a model is, for whom it works how well, and what is promised about its training data.
 
 It describes and does not promise: every number comes from the plan, the statement or an evaluation, with its limits.
 """
@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.text import label, percent, span, unmarked
+from evenhand._numbers import bare_percent, count, interval, percent
+from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.text import label, unmarked
 
 _SMALL = 30
 
@@ -45,12 +46,12 @@ class CardData:
 
 
 def card(data: CardData) -> str:
-    """The card as Markdown; text from outside is escaped, so that it cannot become markup.
+    """Return the card as Markdown; text from outside is escaped, so that it cannot become markup.
 
     Examples:
-        >>> made = CardData("dpsgd", {}, ["Promised."], [], Estimate(0.9, 0.8, 0.95, 50),
+        >>> data = CardData("dpsgd", {}, ["Promised."], [], Estimate(0.9, 0.8, 0.95, 50),
         ...                 {"a|b": Estimate(0.5, 0.4, 0.6, 20)}, {"mcc": None}, [], [], {})
-        >>> text = card(made)
+        >>> text = card(data)
         >>> text.startswith("# Model card: dpsgd"), "a|b" in text, "mcc: undefined" in text
         (True, False, True)
     """
@@ -82,17 +83,18 @@ def card(data: CardData) -> str:
 def _served(data: CardData) -> str:
     if not data.overall.measured:
         return "Nothing was measured: there were no held-out records."
+    whole, records = data.overall, data.overall.count
     first = (
-        f"{percent(data.overall.value, data.overall.count)} of {data.overall.count:,} held-out records are answered "
-        f"correctly (95 % Wilson interval {span(data.overall.low, data.overall.high, '%', data.overall.count)})."
+        f"{percent(whole.value, records)} of {count(records)} held-out records are answered correctly "
+        f"(95 % Wilson interval {interval(whole.low, whole.high, '%', records)})."
     )
     rows = sorted(data.groups.items(), key=lambda item: (not item[1].measured, item[1].value))
     lines = ["| group | correct | 95 % interval | held-out records |", "|---|---|---|---|"]
     for name, e in rows:
-        interval = span(e.low, e.high, "%", e.count)
-        lines.append(f"| {unmarked(label(name, 60))} | {percent(e.value, e.count)} | {interval} | {e.count:,} |")
+        ends = interval(e.low, e.high, "%", e.count)
+        lines.append(f"| {unmarked(label(name, 60))} | {percent(e.value, e.count)} | {ends} | {count(e.count)} |")
     values = [group.value for group in data.groups.values() if group.measured]
-    spread = f"Best and worst group are {100 * (max(values) - min(values)):.0f} points apart." if values else ""
+    spread = f"Best and worst group are {bare_percent(max(values) - min(values), 0)} points apart." if values else ""
     shown = {name: "undefined" if value is None else f"{value:.3f}" for name, value in data.metrics.items()}
     more = _bullets([f"{name}: {value}" for name, value in shown.items()])
     return "\n\n".join(part for part in (first, "\n".join(lines) if rows else "", spread, more) if part)
@@ -100,13 +102,13 @@ def _served(data: CardData) -> str:
 
 def _limits(data: CardData) -> list[str]:
     few = [label(name, 40) for name, group in data.groups.items() if group.measured and group.count < _SMALL]
-    found = ["accuracy is measured on held-out records, which the privacy statement does not cover"]
+    limits = ["accuracy is measured on held-out records, which the privacy statement does not cover"]
     if few:
-        found.append(f"fewer than {_SMALL} held-out records, so the value says little: {', '.join(few[:20])}")
+        limits.append(f"fewer than {_SMALL} held-out records, so the value says little: {', '.join(few[:20])}")
     lowest = [group.value for group in data.groups.values() if group.measured]
     if len(lowest) > 1 and math.isfinite(min(lowest)):
-        found.append("groups that were not declared are not reported: a low value may hide inside a group")
-    return found
+        limits.append("groups that were not declared are not reported: a low value may hide inside a group")
+    return limits
 
 
 def _bullets(lines: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Charts that compare methods: who pays, group by group, and accuracy against the worst group over the promises.
+"""Draws charts that compare methods: estimates group by group, and accuracy of all and of the worst over promises.
 
 Methods differ by the shape of their mark as well as by colour; a legend names them above the chart.
 """
@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evenhand.reporting.axes import Point, tick_text, ticks
-from evenhand.reporting.drawing import COLOURS, PAGE, SIZE, hover, line, page, text
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.svg import WIDE
-from evenhand.reporting.text import fit, label, quantity, span, width
+from evenhand._numbers import interval, quantity
+from evenhand.reporting.charts import WIDE
+from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.svg import COLOURS, PAGE, SIZE, Point, drawing, hover, line, text, tick_text, ticks
+from evenhand.reporting.text import fit, label, width
 
 _SHAPES = (
     "m-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z",
@@ -26,8 +26,8 @@ _SHAPES = (
 
 
 @dataclass(frozen=True)
-class Climb:
-    """One line of the ladder: a method's estimates by promise; ``worst`` draws it dashed with hollow marks."""
+class MethodLine:
+    """One line of ``accuracy_by_promise``: estimates of one method; ``worst`` draws it dashed, marks hollow."""
 
     name: str
     values: Mapping[str, Estimate]
@@ -36,7 +36,7 @@ class Climb:
 
 
 def mark(x: float, y: float, number: int, *, hollow: bool = False) -> str:
-    """The mark of the method with this number.
+    """Return the mark of the method with this number.
 
     Examples:
         >>> mark(0, 0, 1).startswith('<path d="M0.0 0.0m-4.5')
@@ -56,7 +56,7 @@ def dots(
     numbers: Mapping[str, int] | None = None,
     size: int = WIDE,
 ) -> str:
-    """One row per group with a mark and an interval for each method.
+    """Return a chart with one row per group, a mark and an interval for each method.
 
     Args:
         rows: group and its estimates by method.
@@ -71,9 +71,9 @@ def dots(
         True
     """
     known, stacked = numbers or {}, size < 520
-    methods = list(dict.fromkeys(name for _, found in rows for name in found))
+    methods = list(dict.fromkeys(name for _, estimates in rows for name in estimates))
     scale = 100 if unit == "%" else 1
-    ends = [scale * end for _, found in rows for e in found.values() for end in (e.low, e.value, e.high)]
+    ends = [scale * end for _, estimates in rows for e in estimates.values() for end in (e.low, e.value, e.high)]
     marks = ticks(min([0.0, *filter(math.isfinite, ends)]), max([1.0, *filter(math.isfinite, ends)]))
     names = max((width(label(name), SIZE) for name, _ in rows), default=0.0)
     left = 16.0 if stacked else min(0.3 * size, names + 14)
@@ -92,16 +92,16 @@ def dots(
         parts.append(line([(at(tick), top), (at(tick), bottom + 4)], "currentColor", faint=strong))
         parts.append(text(at(tick), bottom + 19, tick_text(tick, marks), "middle", muted=True))
     parts.append(text((left + right) / 2, bottom + 38, "correct, %" if unit == "%" else unit, "middle", muted=True))
-    for place, (name, found) in enumerate(rows):
+    for place, (name, estimates) in enumerate(rows):
         y = top + tall * place
         inner = [line([(0, y), (size, y)], "currentColor", faint=0.08)]
         middle = y + (14 if stacked else tall / 2 + SIZE * 0.36)
         inner.append(text(0, middle, fit(label(name), SIZE, size if stacked else left - 8)))
         told = []
         for row, method in enumerate(methods):
-            if method not in found or not found[method].measured:
+            if method not in estimates or not estimates[method].measured:
                 continue
-            e, line_y = found[method], y + above + pitch * (row + 0.5) + 1
+            e, line_y = estimates[method], y + above + pitch * (row + 0.5) + 1
             if math.isfinite(e.low):
                 ends_at = [(at(scale * e.low), line_y), (at(scale * e.high), line_y)]
                 inner.append(line(ends_at, _colour(row), thick=2, faint=0.75))
@@ -109,11 +109,11 @@ def dots(
             told.append(f"{label(method, 40)} {quantity(e.value, unit)}{_interval(e, unit)}")
         parts.append(hover(f"{label(name)}: {'; '.join(told)}", inner, label(name, 60), known.get(name)))
     first = "; ".join(f"{label(name, 60)}" for name, _ in rows[:12])
-    return page(size, bottom + 46, title, f"{len(rows)} groups, {len(methods)} methods: {first}.", parts)
+    return drawing(size, bottom + 46, title, f"{len(rows)} groups, {len(methods)} methods: {first}.", parts)
 
 
-def ladder(climbs: Sequence[Climb], places: Sequence[str], *, title: str, size: int = WIDE) -> str:
-    """Accuracy over the promises: one place per epsilon, equally spaced, each method's overall and worst-group line.
+def accuracy_by_promise(climbs: Sequence[MethodLine], places: Sequence[str], *, title: str, size: int = WIDE) -> str:
+    """Return accuracy over the promises, equally spaced: each method's line of all records and of the worst group.
 
     Args:
         climbs: the lines.
@@ -122,8 +122,8 @@ def ladder(climbs: Sequence[Climb], places: Sequence[str], *, title: str, size: 
         size: width of the drawing.
 
     Examples:
-        >>> line = Climb("dpsgd, overall", {"epsilon 3": Estimate(0.9, 0.8, 1.0, 3)}, 0)
-        >>> "epsilon 3" in ladder([line], ["epsilon 3"], title="Accuracy")
+        >>> line = MethodLine("dpsgd, overall", {"epsilon 3": Estimate(0.9, 0.8, 1.0, 3)}, 0)
+        >>> "epsilon 3" in accuracy_by_promise([line], ["epsilon 3"], title="Accuracy")
         True
     """
     key, top = legend([climb.name for climb in climbs], size, climbs)
@@ -145,23 +145,23 @@ def ladder(climbs: Sequence[Climb], places: Sequence[str], *, title: str, size: 
             shown = fit(label(words), SIZE, gap - 4)
             parts.append(text(left + gap * (place + 0.5), bottom + 20 + 16 * row, shown, "middle", muted=True))
     for number, climb in enumerate(climbs):
-        found = [(i, climb.values[name]) for i, name in enumerate(places) if name in climb.values]
-        found = [(i, e) for i, e in found if e.measured]
-        route = [at(i, number, e.value) for i, e in found]
+        values = [(i, climb.values[name]) for i, name in enumerate(places) if name in climb.values]
+        measured = [(i, e) for i, e in values if e.measured]
+        route = [at(i, number, e.value) for i, e in measured]
         if len(route) > 1:
             parts.append(line(route, _colour(climb.method), thick=2, dash="5 4" if climb.worst else ""))
-        for (i, e), (x, y) in zip(found, route, strict=True):
+        for (i, e), (x, y) in zip(measured, route, strict=True):
             ends = [(x, at(i, number, end)[1]) for end in (e.low, e.high)] if math.isfinite(e.low) else []
             inner = [line(ends, _colour(climb.method), thick=1.5, faint=0.8)] if ends else []
             inner.append(mark(x, y, climb.method, hollow=climb.worst))
             words = f"{label(climb.name, 60)}, {places[i]}: {quantity(e.value, '%')}{_interval(e, '%')}"
             parts.append(hover(words, inner, label(climb.name, 60)))
     told = "; ".join(label(climb.name, 60) for climb in climbs)
-    return page(size, bottom + 42, title, f"Correct, %, at {', '.join(places)}: {told}.", parts)
+    return drawing(size, bottom + 42, title, f"Correct, %, at {', '.join(places)}: {told}.", parts)
 
 
-def legend(names: Sequence[str], size: int, climbs: Sequence[Climb] = ()) -> tuple[list[str], float]:
-    """Marks with their names in as many lines as needed; also where the chart below may start.
+def legend(names: Sequence[str], size: int, climbs: Sequence[MethodLine] = ()) -> tuple[list[str], float]:
+    """Return marks with their names in as many lines as needed, and the height at which the chart may start.
 
     Examples:
         >>> legend(["dpsgd"], 760)[1]
@@ -173,8 +173,8 @@ def legend(names: Sequence[str], size: int, climbs: Sequence[Climb] = ()) -> tup
         wide = width(shown, SIZE) + 38
         if x > 8 and x + wide > size:
             x, y = 8.0, y + 20
-        own = climbs[number] if climbs else None
-        parts.append(mark(x, y, own.method if own else number, hollow=own is not None and own.worst))
+        climb = climbs[number] if climbs else None
+        parts.append(mark(x, y, climb.method if climb else number, hollow=climb is not None and climb.worst))
         parts.append(text(x + 12, y + SIZE * 0.36, shown))
         x += wide
     return parts, y + 22
@@ -184,5 +184,5 @@ def _colour(number: int) -> str:
     return COLOURS[1:][number % (len(COLOURS) - 1)]
 
 
-def _interval(found: Estimate, unit: str) -> str:
-    return f" ({span(found.low, found.high, unit)})" if math.isfinite(found.low) else ""
+def _interval(estimate: Estimate, unit: str) -> str:
+    return f" ({interval(estimate.low, estimate.high, unit)})" if math.isfinite(estimate.low) else ""

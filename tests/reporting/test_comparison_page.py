@@ -8,46 +8,20 @@ import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
 import pytest
+from comparison_samples import NAMES, around, entry, page_data
 
-from evenhand.reporting.dots import Climb, dots, ladder
-from evenhand.reporting.entries import Entry, finding, points
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.svg import NARROW, WIDE
-from evenhand.reporting.sweeps import RESEARCH, ComparisonData, lead, render_comparison
+from evenhand._numbers import points
+from evenhand.reporting.charts import NARROW, WIDE
+from evenhand.reporting.comparison_charts import MethodLine, accuracy_by_promise, dots
+from evenhand.reporting.comparison_page import RESEARCH, ComparisonData, lead, render_comparison
+from evenhand.reporting.comparison_rows import Entry, finding
+from evenhand.reporting.group_metrics import Estimate
 
 HOSTILE = ["<script>alert(1)</script>", "</svg><img src=x onerror=alert(1)>", '" onload="x', "\u202e</title>", ""]
 
 
-def around(value: float, half: float = 5.0) -> Estimate:
-    return Estimate(value, value - half, value + half, 3)
-
-
-def entry(method: str, epsilon: float | None, groups: dict[str, float], costed: bool = True, **more: object) -> Entry:
-    shares = {name: around(value / 100, 0.05) for name, value in groups.items()}
-    costs = {name: around(95 - value) for name, value in groups.items()} if costed and epsilon else {}
-    metrics = {"accuracy": around(0.9, 0.02), "accuracy_group_min": around(min(groups.values()) / 100, 0.05)}
-    given = {"spent": epsilon, "seeds": 3, "metrics": metrics, "groups": shares, "costs": costs, "cost": around(6.0)}
-    return Entry(method, epsilon, **{**given, **more})  # type: ignore[arg-type]
-
-
-def page_data(names: list[str], research: bool = True, **more: object) -> ComparisonData:
-    groups = {name: 50.0 + 40 * i / len(names) for i, name in enumerate(names)}
-    better = {name: value + 5 for name, value in groups.items()}
-    entries = [
-        entry(method, epsilon, found, costed=research)
-        for method, found in (("dpsgd", groups), ("other", better))
-        for epsilon in (1.0, 3.0, 8.0)
-    ]
-    entries += [entry("sgd", None, dict.fromkeys(names, 95.0))] if research else []
-    given = {"title": "T", "delta": 1e-4, "together": 20.0, "runs": 18, "records": 450, "facts": {}, "reproduce": "r"}
-    return ComparisonData(entries=entries, research=research, **{**given, **more})  # type: ignore[arg-type]
-
-
 def words(page: str) -> str:
     return re.sub("<[^>]+>", " ", re.sub("(?s)<(style|script)>.*?</", "<", page)).replace("\u00a0", " ")
-
-
-NAMES = ["class 8", *(f"class {i}" for i in range(8))]
 
 
 def test_the_headline_says_who_pays_how_much_at_the_middle_promise() -> None:
@@ -58,7 +32,7 @@ def test_the_headline_says_who_pays_how_much_at_the_middle_promise() -> None:
 def test_the_page_states_terms_and_marks_what_is_not_private() -> None:
     page = render_comparison(page_data(NAMES))
     text = words(page)
-    for expected in ("same true epsilon", "per record, add/remove, delta 1e-4", "all 18 private runs", RESEARCH):
+    for expected in ("same true epsilon", "per record, add/remove, delta 0.0001", "all 18 private runs", RESEARCH):
         assert expected in text
     assert len(page.encode()) < 300_000
     assert page.count("<svg") == 8
@@ -106,8 +80,11 @@ def test_charts_are_well_formed_for_odd_values(size: int) -> None:
     for name in HOSTILE:
         drawing = dots([(name, odd), ("b", {})], title=name, unit="points", size=size)
         ET.fromstring(drawing.encode())
-        climbs = [Climb(name, {"epsilon 1": around(0.5, 0.1), name: odd["a"]}, 0), Climb("b", {}, 7, worst=True)]
-        ET.fromstring(ladder(climbs, ["epsilon 1", name], title=name, size=size).encode())
+        climbs = [
+            MethodLine(name, {"epsilon 1": around(0.5, 0.1), name: odd["a"]}, 0),
+            MethodLine("b", {}, 7, worst=True),
+        ]
+        ET.fromstring(accuracy_by_promise(climbs, ["epsilon 1", name], title=name, size=size).encode())
         assert "nan" not in drawing
 
 

@@ -1,11 +1,3 @@
-"""The one small script of the report: choose groups, and see the value under the pointer. The page works without it.
-
-It reads numbers and attributes that this package wrote and shows names only as text, never as HTML. Charts mark what
-can be chosen by ``data-g`` (the group's number) and what has a value by ``data-n`` (its name); ``data-axes`` on a line
-chart gives the scale, so that a point's value follows from its place.
-"""
-
-SCRIPT = """
 (()=>{'use strict';
 const all=(q,r=document)=>[...r.querySelectorAll(q)],off=new Set();
 const show=()=>{
@@ -29,9 +21,8 @@ for(const g of all('[data-n]:not([data-off])',svg))for(const q of g.querySelecto
 const d=Math.hypot(q.x-p.x,q.y-p.y);if(d<found){found=d;best=[g,q]}}
 if(!best)return '';
 const at=x0+(best[1].x-l)/(r-l)*(x1-x0),v=y0+(b-best[1].y)/(b-t)*(y1-y0),n=s=>String(+s.toPrecision(3));
-return best[0].dataset.n+': '+n(v)+' at '+svg.dataset.x+' '+n(at)};
+return best[0].dataset.n+': about '+n(v)+' at '+svg.dataset.x+' '+n(at)};
 for(const svg of all('figure svg'))for(const kind of ['pointermove','pointerdown','pointerleave'])
 svg.addEventListener(kind,e=>{if(kind==='pointerleave')return say('',e);
 const g=e.target.closest('[data-n]');say(svg.dataset.axes?near(svg,e):g?words.get(g)||g.dataset.n:'',e)});
 })();
-""".strip()

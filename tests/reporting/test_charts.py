@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.reporting import text
-from evenhand.reporting.axes import spread, thin, ticks
-from evenhand.reporting.frames import Estimate, estimate
-from evenhand.reporting.svg import LABELLED, NARROW, WIDE, bars, lines
+from evenhand.reporting.charts import LABELLED, NARROW, WIDE, bars, lines
+from evenhand.reporting.group_metrics import Estimate, estimate
+from evenhand.reporting.svg import spread, thin, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = ['"><script>alert(1)</script>', "a&b<c>'d", "\x00\x1b[31m\ud800\ufffe", "left\u202etfel", "x" * 200, ""]
@@ -133,8 +133,9 @@ def test_labels_never_overlap_and_stay_inside(wanted: list[float]) -> None:
 def test_ticks_enclose_and_are_few(low: float, extent: float, count: int) -> None:
     marks = ticks(low, low + extent, count)
     step = marks[1] - marks[0]
-    assert marks[0] <= low + 1e-6 * step
-    assert marks[-1] >= low + extent - 1e-6 * step
+    slack = 1e-6 * step + 2 * math.ulp(abs(low) + extent)
+    assert marks[0] <= low + slack
+    assert marks[-1] >= low + extent - slack
     assert 2 <= len(marks) <= 2 * count + 2
 
 
@@ -148,12 +149,6 @@ def test_thin_keeps_the_ends() -> None:
 @given(st.text(), st.floats(20, 300))
 def test_fitted_text_fits(words: str, room: float) -> None:
     assert text.width(text.fit(words, 13, room), 13) <= room + 1e-6
-
-
-@given(st.floats(1e-6, 1e6))
-def test_printed_bounds_still_hold(value: float) -> None:
-    shown = float(text.bound(value))
-    assert value <= shown <= value * 1.011 + 1e-12
 
 
 @given(st.text(st.characters(codec=None)))

@@ -7,14 +7,17 @@ import os
 import re
 import shutil
 import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evenhand.privacy.statement_page import STYLE, page, policy
+from evenhand.reporting.page import asset, policy
 from evenhand.runs import Folder
+from evenhand.statement_page import STYLE
+from evenhand.statement_page import render_statement as page
 
 TAGS = {"html", "head", "meta", "title", "style", "body", "main", "header", "h1", "h2", "p", "div", "dl", "dt", "dd"}
 TAGS |= {"table", "thead", "tbody", "tr", "th", "td", "section", "ul", "li", "code", "footer"}
@@ -41,7 +44,7 @@ def test_every_kind_makes_a_page_of_known_parts(folder: Folder) -> None:
     text = page(made)
     seen = Seen(text)
     assert seen.tags <= TAGS
-    assert seen.attributes <= {"lang", "charset", "http-equiv", "content", "name", "class"}
+    assert seen.attributes <= {"lang", "charset", "http-equiv", "content", "name", "class", "scope"}
     said = " ".join(seen.words)
     for part in (made["digest"], made["plan"], made["ledger_head"], "Signed by", "Date", "Intermediate checkpoints"):
         assert part in said
@@ -51,8 +54,8 @@ def test_every_kind_makes_a_page_of_known_parts(folder: Folder) -> None:
 
 def test_the_policy_admits_the_style_and_nothing_else(folders: dict[str, Folder]) -> None:
     text = page(folders["dpsgd"].statement())
-    assert text.count(f"<style>{STYLE}</style>") == 1
-    assert f'content="{policy()}"' in text
+    assert text.count(f"<style>{asset(STYLE)}</style>") == 1
+    assert f'content="{policy(STYLE, "")}"' in unescape(text)
     assert "script" not in text
     assert "http:" not in text
     assert "https:" not in text
@@ -62,7 +65,7 @@ def test_the_policy_admits_the_style_and_nothing_else(folders: dict[str, Folder]
 def test_no_guarantee_means_no_epsilon_on_the_page(folders: dict[str, Folder]) -> None:
     said = " ".join(Seen(page(folders["sgd"].statement())).words)
     assert "NOT private" in said
-    assert "epsilon" not in said.replace("their epsilons add up", "").replace(STYLE, "")
+    assert "epsilon" not in said.replace("their epsilons add up", "").replace(asset(STYLE), "")
 
 
 def test_the_page_says_what_was_read_off_the_data(folders: dict[str, Folder]) -> None:

@@ -1,6 +1,8 @@
-"""The report of a comparison: who pays under which method, accuracy against the worst group, and what was promised.
+"""Writes the report of a comparison: who pays under which method, accuracy against the worst group, what was promised.
 
-Built like the page of a run. Values of the non-private reference appear only in the research form, marked so.
+Built in the same way as the page of a run: ``ComparisonData`` holds everything, a section is a function listed in
+``_SECTIONS``, the page's head is in ``templates/comparison.html.j2``. Values of the non-private reference appear only
+in the research form, marked so.
 """
 
 from __future__ import annotations
@@ -10,14 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenhand.reporting.dots import Climb, dots, ladder
-from evenhand.reporting.effort import claimed, compared, promised, tuned
-from evenhand.reporting.elements import again, chooser, document, figure, made_with, notes, section, table
-from evenhand.reporting.entries import Entry, Verdict, finding, points
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.inside import inside
-from evenhand.reporting.owning import per_owner
-from evenhand.reporting.text import escape, label, tiny
+from evenhand._numbers import NO_BREAK, count, delta, ends_in_words, points
+from evenhand.reporting import comparison_sections
+from evenhand.reporting.comparison_charts import MethodLine, accuracy_by_promise, dots
+from evenhand.reporting.comparison_rows import Entry, Verdict, finding
+from evenhand.reporting.comparison_sections import mean
+from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.page import (
+    Bullets,
+    Chooser,
+    Fold,
+    Notes,
+    Section,
+    Table,
+    Words,
+    document,
+    facts_and_commands,
+    figure,
+)
+from evenhand.reporting.text import label
 
 _DRAWN, _LISTED, _PROMISES = 120, 2000, 6  # marks and table cells of all promises together, and promises: page size
 RESEARCH = "not private \u2013 research only"
@@ -63,49 +76,49 @@ class ComparisonData:
 
     @property
     def private(self) -> list[Entry]:
-        """Entries that keep a promise and have a finished run."""
+        """Return the entries that keep a promise and have a finished run."""
         return [entry for entry in self.entries if entry.private and entry.seeds]
 
     @property
     def promises(self) -> list[str]:
-        """What was promised, strictest first."""
+        """Return the promises in words, strictest first."""
         ordered = sorted(self.private, key=lambda entry: entry.epsilon or 0.0)
         return list(dict.fromkeys(entry.promise for entry in ordered))
 
     @property
     def costed(self) -> bool:
-        """Whether there is a reference to count costs against."""
+        """Return whether there is a reference to count costs against."""
         return any(entry.costs for entry in self.private)
 
     @property
     def terms(self) -> str:
-        """What every epsilon on the page refers to."""
-        return f"per record, add/remove, delta\u00a0{tiny(self.delta)}"
+        """Return the words that every epsilon on the page needs: unit, adjacency and delta."""
+        return f"per record, add/remove, delta\u00a0{delta(self.delta)}"
 
     @property
     def room(self) -> tuple[int, int]:
-        """How many groups can be drawn and listed for every promise, so that the page stays small."""
+        """Return how many groups can be drawn and listed for every promise, so that the page stays small."""
         width = max(1, len({entry.method for entry in self.private}) * len(self.promises[:_PROMISES]))
         return max(8, min(40, _DRAWN // width)), max(20, _LISTED // width)
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Each group's number in charts and buttons: who pays most, or is served worst, comes first."""
+        """Return each group's number in charts and buttons: who pays most, or is served worst, comes first."""
         names = list(dict.fromkeys(name for entry in self.entries for name in entry.groups))
         return {name: number for number, name in enumerate(sorted(names, key=self._rank))}
 
     def _rank(self, name: str) -> float:
-        found = [
+        values = [
             -entry.costs[name].value if self.costed else entry.groups[name].value
             for entry in self.private
             if name in (entry.costs if self.costed else entry.groups)
         ]
-        known = [value for value in found if math.isfinite(value)]
+        known = [value for value in values if math.isfinite(value)]
         return sum(known) / len(known) if known else math.inf
 
 
 def lead(data: ComparisonData) -> str:
-    """The headline: what the middle promise does to whom, for every method, worst first.
+    """Return the headline: which group pays how much at the middle promise under each method, worst first.
 
     Examples:
         >>> lead(ComparisonData("T", [], 1e-4, None, 0, 0, {}, ""))
@@ -133,39 +146,35 @@ def lead(data: ComparisonData) -> str:
 
 
 def render_comparison(data: ComparisonData) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Examples:
         >>> page = render_comparison(ComparisonData("T", [], 1e-4, None, 0, 0, {}, ""))
         >>> page.startswith("<!doctype html>")
         True
     """
-    return document(data.title, (part(data) for part in _SECTIONS))
-
-
-def _top(data: ComparisonData) -> str:
-    failures = [reason for entry in data.entries for reason in entry.failures]
-    alerts = "".join(f"<li>{escape(reason)}</li>" for reason in failures[:20])
-    share = "The data are public, so it may be shared." if data.public else "Do not share this copy."
-    secret = (
-        f'<p class="alert"><strong>Contains values marked \u201c{RESEARCH}\u201d:</strong> those of a model trained '
-        f"without privacy, and differences to it. {share}</p>"
-    )
-    failed = f'<div class="alert" role="note"><p>Runs that failed:</p><ul>{alerts}</ul></div>' if alerts else ""
-    found = "".join(
-        f"<li>{escape(finding(entry))}{_research(not entry.private or bool(entry.costs))}</li>"
+    sections = [part for make in _SECTIONS if (part := make(data)) is not None]
+    findings = [
+        Words(finding(entry), mark=_mark(not entry.private or bool(entry.costs)))
         for entry in data.entries
         if entry.seeds
-    )
-    return (
-        f'<header><h1>{escape(label(data.title))}</h1><p class="lead">{escape(lead(data))}</p>'
-        f"{secret if data.research else ''}{failed}{f'<ul>{found}</ul>' if found else ''}</header>"
+    ]
+    return document(
+        "comparison.html.j2",
+        data.title,
+        comparison=data,
+        lead=lead(data),
+        mark=RESEARCH,
+        failures=[reason for entry in data.entries for reason in entry.failures][:20],
+        findings=Bullets(findings),
+        sections=sections + facts_and_commands(data.facts, data.reproduce),
     )
 
 
-def _who(data: ComparisonData) -> str:
+def _groups(data: ComparisonData) -> Section | None:
+    """Return cost or accuracy per group: a chart and a table for each promise, the middle one unfolded."""
     if not data.private or not data.numbers:
-        return ""
+        return None
     title = "What privacy costs each group" if data.costed else "Accuracy per group"
     words = (
         "Points of accuracy that each group loses against the same model trained without privacy. To the right of zero "
@@ -177,10 +186,10 @@ def _who(data: ComparisonData) -> str:
     middle = data.promises[len(data.promises) // 2]
     for promise in data.promises[:_PROMISES]:
         chosen = [entry for entry in data.private if entry.promise == promise]
-        charts.append(_payers(data, promise, chosen, promise == middle))
+        charts.append(_at_promise(data, promise, chosen, promise == middle))
     remarks = [
         f"Means over seeds with 95 % t-intervals over seeds, which say how much one training differs from the next; "
-        f"they do not say how well {data.records:,} held-out records stand for others.",
+        f"they do not say how well {count(data.records)} held-out records stand for others.",
         "Held-out records are not covered by the privacy promise.",
     ]
     drawn, listed = data.room
@@ -189,107 +198,108 @@ def _who(data: ComparisonData) -> str:
             f"Of {len(data.numbers)} groups, worst first, {drawn} are drawn and "
             f"{min(listed, len(data.numbers))} are in the tables here; table.csv has all."
         )
-    body = f"<p>{words}{_research(data.costed)}</p>{chooser(data.numbers)}{''.join(charts)}{notes(remarks)}"
-    return section(title, body)
+    return Section(title, [Words(words, mark=_mark(data.costed)), Chooser(data.numbers), *charts, Notes(remarks)])
 
 
-def _payers(data: ComparisonData, promise: str, chosen: Sequence[Entry], shown: bool) -> str:
+def _at_promise(data: ComparisonData, promise: str, chosen: Sequence[Entry], unfolded: bool) -> Fold:
     unit = "points" if data.costed else "%"
-    tables = {entry.method: entry.costs if data.costed else entry.groups for entry in chosen}
-    rows = [(name, {method: found[name] for method, found in tables.items() if name in found}) for name in data.numbers]
+    methods = {entry.method: entry.costs if data.costed else entry.groups for entry in chosen}
+    rows = [
+        (name, {method: values[name] for method, values in methods.items() if name in values}) for name in data.numbers
+    ]
     title = f"{'Privacy cost' if data.costed else 'Accuracy'} per group at {promise}, {data.terms}"
     chart = figure(lambda size: dots(rows[: data.room[0]], title=title, unit=unit, numbers=data.numbers, size=size))
-    cells = [[name, *(_cell(found.get(method), unit) for method in tables)] for name, found in rows[: data.room[1]]]
+    cells = [[name, *(mean(values.get(method), unit) for method in methods)] for name, values in rows[: data.room[1]]]
     measure = "Privacy cost in points" if data.costed else "Correct, %"
-    numbers = table(
-        ["group", *tables], cells, f"{measure}, mean and 95 % interval over seeds; {promise}, {data.terms}."
-    )
-    opened = " open" if shown else ""
-    heading = f"<summary>{escape(promise[:1].upper() + promise[1:])} ({escape(data.terms)})</summary>"
-    return f"<details{opened}>{heading}{chart}{numbers}</details>"
+    caption = f"{measure}, mean and 95 % interval over seeds; {promise}, {data.terms}."
+    summary = f"{promise[:1].upper()}{promise[1:]} ({data.terms})"
+    return Fold(summary, [chart, Table(["group", *methods], cells, caption)], open=unfolded)
 
 
-def _owners(data: ComparisonData) -> str:
-    body = per_owner(data.private, data.terms)
-    return section("Who keeps which promise", body) if body else ""
+def _owners(data: ComparisonData) -> Section | None:
+    return comparison_sections.owners(data.private, data.terms)
 
 
-def _ladder(data: ComparisonData) -> str:
+def _worst_groups(data: ComparisonData) -> Section | None:
+    """Return accuracy of all records beside that of the worst group, over the promises."""
     done = [entry for entry in data.entries if entry.seeds and entry.worst.measured]
     if not done:
-        return ""
+        return None
     methods = list(dict.fromkeys(entry.method for entry in sorted(done, key=lambda entry: not entry.private)))
     places = data.promises + (["not private"] if any(not entry.private for entry in done) else [])
     climbs = []
     for number, method in enumerate(methods):
-        own = [entry for entry in done if entry.method == method]
+        entries = [entry for entry in done if entry.method == method]
         for words, worst in (("all records", False), ("worst group", True)):
-            values = {entry.promise: entry.worst if worst else entry.accuracy for entry in own}
-            climbs.append(Climb(f"{method}, {words}", values, number, worst))
+            values = {entry.promise: entry.worst if worst else entry.accuracy for entry in entries}
+            climbs.append(MethodLine(f"{method}, {words}", values, number, worst))
     title = f"Accuracy of all records and of the worst group, by promise ({data.terms})"
-    chart = figure(lambda size: ladder(climbs, places, title=title, size=size))
-    intro = (
-        "<p>Full marks: all held-out records. Hollow marks: the worst group of each training. The further apart, the "
-        "more the average hides.</p>"
+    chart = figure(lambda size: accuracy_by_promise(climbs, places, title=title, size=size))
+    intro = Words(
+        "Full marks: all held-out records. Hollow marks: the worst group of each training. The further apart, the "
+        "more the average hides."
     )
-    return section("Accuracy against the worst group", intro + chart + notes([f"Correct, %. Epsilon {data.terms}."]))
+    return Section("Accuracy against the worst group", [intro, chart, Notes([f"Correct, %. Epsilon {data.terms}."])])
 
 
-def _table(data: ComparisonData) -> str:
+def _table(data: ComparisonData) -> Section:
+    """Return one row per method and promise."""
     head = ["method", "promise", "all records", "worst group", "lowest", *(["cost", "gap"] if data.costed else [])]
     rows = []
     for entry in data.entries:
         if not entry.seeds:
             rows.append([entry.method, entry.promise, "failed", *[""] * (len(head) - 3)])
             continue
-        costs = [_cell(entry.cost, "points"), _cell(entry.cost_gap, "points")] if entry.costs else ["", ""]
-        accuracy, worst = _cell(entry.accuracy, "%"), _cell(entry.worst, "%")
+        costs = [mean(entry.cost, "points"), mean(entry.cost_gap, "points")] if entry.costs else ["", ""]
+        accuracy, worst = mean(entry.accuracy, "%"), mean(entry.worst, "%")
         name = entry.method + ("" if entry.private else f" ({RESEARCH})")
         rows.append(
             [name, entry.promise, accuracy, worst, label(entry.worst_group, 24), *(costs if data.costed else [])]
         )
     caption = "Correct, %: mean and 95 % interval over seeds."
     caption += " Cost in points; gap: between who pays most and least." if data.costed else ""
-    return section("All methods", f'<div class="wide">{table(head, rows, caption, folded=False)}</div>')
+    return Section("All methods", [Table(head, rows, caption, folded=False)])
 
 
-def _inside(data: ComparisonData) -> str:
+def _claims(data: ComparisonData) -> Section | None:
+    return comparison_sections.claims(data.verdicts)
+
+
+def _differences(data: ComparisonData) -> Section | None:
+    return comparison_sections.differences(data.entries, data.baseline)
+
+
+def _tuning(data: ComparisonData) -> Section | None:
+    return comparison_sections.tuning(data.entries, data.tuning)
+
+
+def _gradients(data: ComparisonData) -> Section | None:
+    """Return gradient norms per group on training records; None unless this is the research form."""
     if not data.research or not data.promises:
-        return ""
+        return None
     middle = data.promises[len(data.promises) // 2]
     chosen = [entry for entry in data.entries if entry.seeds and entry.promise in (middle, "not private")]
     chosen.sort(key=lambda entry: not entry.private)
-    body = inside(chosen, data.numbers, data.room[0])
-    intro = f"<p>How large each group's gradients were on the training records.{_research(True)}</p>"
-    return section("Inside the training", intro + body) if body else ""
+    blocks = comparison_sections.gradient_norms(chosen, data.numbers, data.room[0])
+    intro = Words("How large each group's gradients were on the training records.", mark=RESEARCH)
+    return Section("Inside the training", [intro, *blocks]) if blocks else None
 
 
-def _promise(data: ComparisonData) -> str:
-    return promised(data.private, data.terms, data.together if data.runs > 1 else None, data.runs)
+def _promises(data: ComparisonData) -> Section:
+    together = data.together if data.runs > 1 else None
+    return comparison_sections.promises(data.private, data.terms, together, data.runs)
 
 
-def _made(data: ComparisonData) -> str:
-    return made_with(data.facts) + again(data.reproduce)
+_SECTIONS = (
+    *(_groups, _owners, _worst_groups, _table, _claims),
+    *(_differences, _tuning, _gradients, _promises),
+)
+"""What the page consists of, in order; a section that has nothing to say is None."""
 
 
-def _beyond(data: ComparisonData) -> str:
-    return claimed(data.verdicts) + compared(data.entries, data.baseline) + tuned(data.entries, data.tuning)
+def _mark(research: bool) -> str:
+    return RESEARCH if research else ""
 
 
-_SECTIONS = (_top, _who, _owners, _ladder, _table, _beyond, _inside, _promise, _made)
-
-
-def _research(yes: bool) -> str:
-    return f' <span class="mark">({RESEARCH})</span>' if yes else ""
-
-
-def _cell(found: Estimate | None, unit: str) -> str:
-    if found is None or not found.measured:
-        return "not measured"
-    scale, digits = (100, 1) if unit == "%" else (1, 1)
-    shown = f"{scale * found.value:.{digits}f}"
-    return shown if not math.isfinite(found.low) else f"{shown} ({scale * found.low:.0f} to {scale * found.high:.0f})"
-
-
-def _ends(found: Estimate) -> str:
-    return f" (95\u00a0% interval {found.low:.0f} to {found.high:.0f})" if math.isfinite(found.low) else ""
+def _ends(cost: Estimate) -> str:
+    return f" (95{NO_BREAK}% interval {ends_in_words(cost.low, cost.high)})" if math.isfinite(cost.low) else ""

@@ -1,4 +1,4 @@
-"""One line of a comparison: a method at a promise, with every metric as mean and interval over seeds."""
+"""Holds one line of a comparison: a method at a promise, every metric as mean and interval over seeds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenhand.reporting.frames import Estimate
-from evenhand.reporting.text import NO_BREAK, label
+from evenhand._numbers import NO_BREAK, bare_percent, ends_in_words, points, promised
+from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.text import label
 
 NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What tuning one method at one promise took: trials, those that failed, processor seconds, and what won."""
+    """Cost of tuning one method at one promise: trials, those that failed, processor seconds, and the choice."""
 
     trials: int
     failed: int
@@ -24,7 +25,7 @@ class Effort:
 
     @property
     def words(self) -> str:
-        """What won, in words.
+        """Return the chosen settings in words.
 
         Examples:
             >>> Effort(6, 0, 9.0, {"lr": 0.5, "optimizer": "adam"}).words
@@ -47,7 +48,7 @@ class Entry:
         metrics: mean and t-interval over seeds by name: accuracy, balanced_accuracy, accuracy_group_min, ...
         groups: accuracy per group, likewise.
         costs: points that privacy costs each group against the non-private reference; empty without one.
-        cost: the same over all records.
+        cost: points that privacy costs over all records.
         cost_gap: the largest difference of cost between two groups.
         owners: accuracy per owner, where owners of the held-out records are known.
         budgets: promised and spent epsilon per owner, where owners have budgets of their own.
@@ -80,43 +81,43 @@ class Entry:
 
     @property
     def private(self) -> bool:
-        """Whether a promise is kept."""
+        """Return whether a promise is kept."""
         return self.epsilon is not None
 
     @property
     def promise(self) -> str:
-        """The promise as charts and tables write it."""
+        """Return the promise in words, for charts and tables."""
         if self.budgets:
-            promised = [budget for budget, _ in self.budgets.values()]
-            return f"budgets {min(promised):g} to {max(promised):g}"
-        return "not private" if self.epsilon is None else f"epsilon {self.epsilon:g}"
+            budgets = [budget for budget, _ in self.budgets.values()]
+            return f"budgets {promised(min(budgets))} to {promised(max(budgets))}"
+        return "not private" if self.epsilon is None else f"epsilon {promised(self.epsilon)}"
 
     @property
     def accuracy(self) -> Estimate:
-        """Over all held-out records."""
+        """Return accuracy over all held-out records."""
         return self.metrics.get("accuracy", NOTHING)
 
     @property
     def worst(self) -> Estimate:
-        """Accuracy of the worst group of each training."""
+        """Return accuracy of the worst group of each training."""
         return self.metrics.get("accuracy_group_min", NOTHING)
 
     @property
     def worst_group(self) -> str:
-        """The group with the lowest mean accuracy; empty if none was measured."""
-        found = {name: group.value for name, group in self.groups.items() if group.measured}
-        return min(found, key=lambda name: found[name], default="")
+        """Return the group with the lowest mean accuracy; empty if none was measured."""
+        shares = {name: group.value for name, group in self.groups.items() if group.measured}
+        return min(shares, key=lambda name: shares[name], default="")
 
     @property
     def pays_most(self) -> str:
-        """The group with the highest mean cost; empty without a reference."""
-        found = {name: cost.value for name, cost in self.costs.items() if cost.measured}
-        return max(found, key=lambda name: found[name], default="")
+        """Return the group with the highest mean cost; empty without a reference."""
+        costs = {name: cost.value for name, cost in self.costs.items() if cost.measured}
+        return max(costs, key=lambda name: costs[name], default="")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A declared claim at one promise: what the figures say about it, and the difference in points behind that."""
+    """A declared claim at one promise: the verdict, and the difference in points that it rests on."""
 
     text: str
     promise: str
@@ -124,24 +125,13 @@ class Verdict:
     difference: Estimate
 
 
-def points(value: float) -> str:
-    """A cost in words.
-
-    Examples:
-        >>> points(41.3).replace(NO_BREAK, " "), points(1.0).replace(NO_BREAK, " ")
-        ('41 points', '1 point')
-    """
-    shown = f"{value:.0f}" if abs(value) >= 9.95 or round(value, 1) == round(value) else f"{value:.1f}"
-    return f"{'0' if shown == '-0' else shown}{NO_BREAK}point{'' if shown == '1' else 's'}"
-
-
 def finding(entry: Entry) -> str:
-    r"""What one method does to the group it treats worst, in a sentence.
+    r"""Return one sentence on what one method does to the group that it serves worst.
 
     Examples:
         >>> cost = Estimate(41.2, 30.4, 52.0, 3)
-        >>> made = Entry("dpsgd", 3.0, seeds=3, costs={"class 8": cost}, cost=Estimate(6.0, 5.0, 7.0, 3))
-        >>> print(finding(made).replace("\u00a0", " ").replace("; ", ";\n"))
+        >>> entry = Entry("dpsgd", 3.0, seeds=3, costs={"class 8": cost}, cost=Estimate(6.0, 5.0, 7.0, 3))
+        >>> print(finding(entry).replace("\u00a0", " ").replace("; ", ";\n"))
         class 8 pays 41 points under dpsgd at epsilon 3 (95 % interval 30 to 52, 3 seeds);
         all records together 6 points.
     """
@@ -166,15 +156,12 @@ def finding(entry: Entry) -> str:
     )
 
 
-def _seeds(found: Estimate, scale: float = 1.0) -> str:
-    if not math.isfinite(found.low):
+def _seeds(estimate: Estimate, scale: float = 1.0) -> str:
+    if not math.isfinite(estimate.low):
         return "one seed, so no interval"
-    low, high = (
-        f"{scale * end:.0f}".replace("-0", "0") if abs(scale * end) < 0.5 else f"{scale * end:.0f}"
-        for end in (found.low, found.high)
-    )
-    return f"95{NO_BREAK}% interval {low} to {high}, {found.count} seeds"
+    ends = ends_in_words(estimate.low, estimate.high, scale)
+    return f"95{NO_BREAK}% interval {ends}, {estimate.count} seeds"
 
 
-def _percent(found: Estimate) -> str:
-    return f"{100 * found.value:.0f}{NO_BREAK}%"
+def _percent(estimate: Estimate) -> str:
+    return f"{bare_percent(estimate.value, 0)}{NO_BREAK}%"
