@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from evenhand import methods
+from evenhand.accounting.budgets import Budgets, Privacy
+from evenhand.accounting.plan import Plan
 from evenhand.composition import Method
 from evenhand.config import Config
 from evenhand.configured import planned
 from evenhand.densities import DENSITIES
 from evenhand.density import PublishedSmoothing
 from evenhand.planning import plan
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Budgets, Privacy
 from evenhand.reporting.svg import lines
 from evenhand.types import Facts, Public, State, Stats
 

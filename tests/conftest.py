@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from evenhand import coupling
+from evenhand.accounting.budgets import Privacy
 from evenhand.data import Data, digits, wrap
 from evenhand.planning import Plan, plan
-from evenhand.privacy.budgets import Privacy
 
 torch.set_num_threads(1)
 os.environ["EVENHAND_STATE"] = tempfile.mkdtemp(prefix="evenhand-tests-")

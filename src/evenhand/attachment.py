@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from evenhand import checkpoints, guards, registry
+from evenhand.accounting.plan import Plan
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.coupling import Coupling
 from evenhand.errors import UsageError
@@ -17,7 +18,6 @@ from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute
 from evenhand.losses import Loss
 from evenhand.mechanism import Mechanism
-from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger
 from evenhand.private import Kept, Private
 from evenhand.run_files import digests, mend

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from evenhand.accounting.plan import Plan
 from evenhand.errors import PlanMismatchError, UsageError
-from evenhand.plans import Plan
 from evenhand.runs import Folder, write_json
 
 KEPT = 5

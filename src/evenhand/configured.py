@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import _validate, density, evaluation
+from evenhand.accounting.budgets import Budgets, Promise
+from evenhand.accounting.plan import Plan
 from evenhand.config import Config, to_toml
 from evenhand.data import Data
 from evenhand.data.overlap import refuse_training_records
@@ -16,8 +18,6 @@ from evenhand.guards import Compute
 from evenhand.integrations.loggers import Broadcast, Logger, released
 from evenhand.methods import method
 from evenhand.planning import plan
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Budgets, Promise
 from evenhand.results import Run
 from evenhand.runs import Folder, write_durably, write_json
 from evenhand.training import OnStart, fit, new_folder
@@ -85,7 +85,7 @@ def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
     """The plan that ``train`` would follow under this promise, for gradient methods and for densities.
 
     Examples:
-      >>> from evenhand.privacy.budgets import Privacy
+      >>> from evenhand.accounting.budgets import Privacy
       >>> facts = Facts(1000, (("all", 1000),), labels=("a", "b"))
       >>> planned(Config(method="moment_density"), facts, Privacy(1.0)).steps
       2

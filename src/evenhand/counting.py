@@ -10,13 +10,13 @@ import json
 import secrets
 from dataclasses import dataclass, field
 
+from evenhand.accounting.plan import Plan
 from evenhand.data import copies
 from evenhand.data.fingerprint import identity
 from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import PlanMismatchError
-from evenhand.plans import Plan
 from evenhand.runs import Folder, write_durably, write_json
 
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from evenhand.accounting import accountant
+from evenhand.accounting.plan import Plan
+from evenhand.accounting.stages import Stage
 from evenhand.data.fingerprint import assignment, fingerprint
 from evenhand.data.wrapping import Data
 from evenhand.errors import EvenhandError, UsageError
-from evenhand.plans import Plan
-from evenhand.privacy import accountants
 from evenhand.privacy.ledger import Reading
 from evenhand.privacy.statement_warnings import insecure
 from evenhand.runs import write_json
-from evenhand.stages import Stage
 from evenhand.types import Event
 
 SHOWN = 64
@@ -212,7 +212,7 @@ def _entry(found: dict[str, Any]) -> _Entry:
 
 def _total(runs: list[tuple[Plan, bool]], name: str, delta: float) -> float:
     """What a record of this class spends in all runs: as this class where it is the same one, else as the dearest."""
-    return accountants.epsilon(
+    return accountant.epsilon(
         [event for plan, same in runs for event in _events(plan, name if same else ANYONE)], delta
     )
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import checkpoints
+from evenhand.accounting.plan import Plan
 from evenhand.checkpoints import Mark
 from evenhand.config import of_run, to_toml
 from evenhand.errors import CalibrationError, LedgerError, UsageError
-from evenhand.plans import Plan
 from evenhand.privacy import ledger_forks
 from evenhand.privacy.ledger import Ledger, Reading, locked, parse, refuse_shortened, refuse_withdrawn
 from evenhand.replanning import OverspentError, refuse_overspent

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from evenhand.privacy.classes import chosen_few
+from evenhand.accounting.owner_classes import chosen_few
 from evenhand.privacy.statement import rounded_up
 from evenhand.reporting.text import label
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenhand.accounting import owner_classes
 from evenhand.errors import UsageError
-from evenhand.privacy import classes
 from evenhand.privacy import statement as statements
 from evenhand.reporting import cards, frames, html
 from evenhand.runs import Folder, write_durably
@@ -203,7 +203,7 @@ def _report(
 ) -> html.ReportData:
     plan, statement = folder.plan(), folder.statement()
     counted, owners = statement["mechanism"]["steps_counted"], statement["owners"]
-    shown = classes.chosen_few([row["epsilon"] for row in owners])
+    shown = owner_classes.chosen_few([row["epsilon"] for row in owners])
     return html.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
         headline=html.headline(frame.overall, frame.by_group),
@@ -215,8 +215,8 @@ def _report(
             for index in shown
         },
         budgets={owners[index]["name"]: owners[index]["budget"] for index in shown},
-        classes=[_class(row) for row in owners] if 1 < len(owners) <= classes.LISTED else (),
-        summary=classes.in_words(classes.summary(owners)) if len(owners) > classes.LISTED else (),
+        classes=[_class(row) for row in owners] if 1 < len(owners) <= owner_classes.LISTED else (),
+        summary=owner_classes.in_words(owner_classes.summary(owners)) if len(owners) > owner_classes.LISTED else (),
         statement=statements.paragraphs(statement),
         warnings=statement["warnings"],
         facts=_facts(plan, statement),
@@ -235,8 +235,8 @@ def _class(row: Mapping[str, Any]) -> html.OwnerClass:
         promised="none" if row["budget"] is None else f"{row['budget']:g}",
         spent="none" if row["epsilon"] is None else statements.rounded_up(row["epsilon"]),
         rate=f"{row['rate']:.4g}",
-        bound=classes.span(row["bound"]),
-        noise=classes.span(row["noise_multiplier"]),
+        bound=owner_classes.span(row["bound"]),
+        noise=owner_classes.span(row["noise_multiplier"]),
     )
 
 

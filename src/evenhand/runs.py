@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from evenhand import owner_tables, untrusted
+from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
-from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
 from evenhand.privacy import statement as statements
 from evenhand.privacy import statement_sharing

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import signing, untrusted
+from evenhand.accounting import accountant
+from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.plans import Plan
-from evenhand.privacy import accountants, statement_sharing, statement_warnings
 from evenhand.privacy import statement as statements
+from evenhand.privacy import statement_sharing, statement_warnings
 from evenhand.privacy.chain import read_until
 from evenhand.privacy.ledger import Commit, Ledger, Reading
 from evenhand.run_files import LEDGER, RECORDED, SIGNATURE
@@ -197,7 +198,7 @@ def _holds(plan: Plan, owner: int, steps: int, written: float, computed: float) 
         return True
     if written < computed * (1 - _LOOSER) or owner >= _PROOFS:
         return False
-    return accountants.Composition(plan.events(owner, steps), rel=_FINER).epsilon(plan.delta) <= written
+    return accountant.Composition(plan.events(owner, steps), rel=_FINER).epsilon(plan.delta) <= written
 
 
 def _noise_problems(plan: Plan, reading: Reading) -> list[str]:

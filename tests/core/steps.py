@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from evenhand.accounting.budgets import FixedNoise
 from evenhand.mechanism import Mechanism
 from evenhand.methods import Method
 from evenhand.planning import Plan, plan
-from evenhand.privacy.budgets import FixedNoise
 from evenhand.queries import Query
 from evenhand.rules import Clip, Rule
 from evenhand.step import Released, private_gradient

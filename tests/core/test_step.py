@@ -10,13 +10,13 @@ from scipy import stats as tests
 from steps import FACTS, almost_noiseless, made, rows, run, vectors
 from torch import nn
 
+from evenhand.accounting.budgets import Privacy
 from evenhand.data import wrap
 from evenhand.gradients import per_sample
 from evenhand.mechanism import Mechanism
 from evenhand.methods import Method
 from evenhand.planning import plan
 from evenhand.privacy import noise as noises
-from evenhand.privacy.budgets import Privacy
 from evenhand.rules import Clip, Identity, Ordered
 from evenhand.schedules import Constant
 from evenhand.step import private_gradient

@@ -11,12 +11,12 @@ import torch
 from steps import FACTS, rows, vectors
 from torch import Tensor
 
+from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UnsupportedModelError
 from evenhand.mechanism import Mechanism
 from evenhand.methods import Method
 from evenhand.planning import Plan, plan
 from evenhand.privacy import noise
-from evenhand.privacy.budgets import FixedNoise
 from evenhand.queries import Count, GroupSizes, Query
 from evenhand.releasing import Ahead, release_few
 from evenhand.rules import Clip

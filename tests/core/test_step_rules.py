@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from steps import FACTS, almost_noiseless, made, rows, run, vectors
 from torch import Tensor
 
+from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UnsupportedModelError
 from evenhand.mechanism import Mechanism
 from evenhand.methods import Method
 from evenhand.planning import plan
-from evenhand.privacy.budgets import FixedNoise
 from evenhand.queries import Query
 from evenhand.rules import BatchRule, Clip, SampleRule
 from evenhand.step import bounded, private_gradient, rehearse

@@ -13,6 +13,7 @@ import torch
 import evenhand as eh
 from commands import evenhand, result
 from evenhand import density
+from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.config import Config
 from evenhand.configured import planned, train
 from evenhand.data import Data
@@ -20,7 +21,6 @@ from evenhand.densities import DENSITIES
 from evenhand.density import METHODS, MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity
 from evenhand.density.rebuilding import rebuilt
 from evenhand.errors import UsageError
-from evenhand.privacy.budgets import Budgets, Privacy
 from evenhand.privacy.statement import rounded_up
 from evenhand.privacy.statement_warnings import replacing
 from evenhand.types import Facts

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 import evenhand as eh
 from commands import evenhand
-from evenhand.privacy.events import merged
+from evenhand.accounting.events import merged
 
 
 def epsilon_of_the_largest(rate: float, noise: float, count: int, delta: float) -> float:

@@ -12,10 +12,10 @@ import pytest
 from scipy.integrate import dblquad
 from scipy.special import ndtr
 
+from evenhand.accounting.accountant import compose, curve, delta, epsilon, merged
+from evenhand.accounting.events import dp_event
 from evenhand.errors import UsageError
 from evenhand.privacy import lower
-from evenhand.privacy.accountants import compose, curve, delta, epsilon, merged
-from evenhand.privacy.events import dp_event
 
 Events = list[tuple[float, float, int]]
 
@@ -65,7 +65,7 @@ def test_delta_inverts_epsilon_down_to_1e_12(level: float) -> None:
 def test_many_levels_cost_at_least_the_exact_and_hardly_more(span: float, monkeypatch: pytest.MonkeyPatch) -> None:
     events = [(0.02, 0.7 * span ** (i / 80), 5) for i in range(80)]
     mixed = epsilon(events, 1e-6)
-    monkeypatch.setattr("evenhand.privacy.levels._EXACT", 100)
+    monkeypatch.setattr("evenhand.accounting.noise_levels._EXACT", 100)
     one_by_one = epsilon(events, 1e-6)
     assert one_by_one * (1 - 5e-5) <= mixed <= one_by_one * 1.0008
 
@@ -74,7 +74,7 @@ def test_many_rates_and_levels_stay_above_the_exact(monkeypatch: pytest.MonkeyPa
     rng = random.Random(0)
     events = [(rng.uniform(0.01, 0.02), rng.uniform(0.9, 1.4), 4) for _ in range(70)]
     mixed = epsilon(events, 1e-5)
-    monkeypatch.setattr("evenhand.privacy.levels._EXACT", 100)
+    monkeypatch.setattr("evenhand.accounting.noise_levels._EXACT", 100)
     one_by_one = epsilon(events, 1e-5)
     assert one_by_one * (1 - 5e-5) <= mixed <= one_by_one * 1.002
 
@@ -191,7 +191,7 @@ def test_export_to_dp_accounting_means_the_same() -> None:
 
 def test_the_accountant_is_light() -> None:
     code = (
-        "import sys; from evenhand.privacy.accountants import epsilon; epsilon([(0.01, 1.0, 1000)], 1e-5);"
+        "import sys; from evenhand.accounting.accountant import epsilon; epsilon([(0.01, 1.0, 1000)], 1e-5);"
         "heavy = ('torch', 'scipy.stats', 'dp_accounting', 'sklearn', 'scipy.interpolate');"
         "print([m for m in heavy if m in sys.modules])"
     )

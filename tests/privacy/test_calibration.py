@@ -9,10 +9,10 @@ import time
 import numpy as np
 import pytest
 
+from evenhand.accounting.accountant import epsilon, merged
+from evenhand.accounting.calibration import calibrate, owner_bounds, owner_rates
+from evenhand.accounting.many_owners import certify, pchip
 from evenhand.errors import CalibrationError, UsageError
-from evenhand.privacy.accountants import epsilon, merged
-from evenhand.privacy.calibration import calibrate, owner_bounds, owner_rates
-from evenhand.privacy.certificates import certify, pchip
 
 LEVELS = [(1.0, 600), (1.3, 400)]
 

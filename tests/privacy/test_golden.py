@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from evenhand.privacy.accountants import epsilon, merged
-from evenhand.privacy.calibration import calibrate, owner_bounds, owner_rates
-from evenhand.privacy.concentrated import zcdp_rho
+from evenhand.accounting.accountant import epsilon, merged
+from evenhand.accounting.calibration import calibrate, owner_bounds, owner_rates
+from evenhand.accounting.zcdp import zcdp_rho
 
 CLOSE = 3e-3
 Q, T = 64 / 60000, 93_750

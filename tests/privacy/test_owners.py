@@ -7,10 +7,10 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
+from evenhand.accounting.budgets import Budgets
+from evenhand.accounting.plan import Plan
 from evenhand.methods import Method
 from evenhand.planning import plan
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Budgets
 from evenhand.rules import Clip
 from evenhand.schedules import Phases
 from evenhand.types import Facts

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from evenhand.accounting import rdp
+from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy
+from evenhand.accounting.plan import Plan
 from evenhand.catalogue import RECIPES
 from evenhand.cli.methods import rows
 from evenhand.densities import DENSITIES
@@ -18,9 +21,6 @@ from evenhand.errors import UsageError
 from evenhand.mechanism import Mechanism
 from evenhand.methods import Method, catalogue, method
 from evenhand.planning import plan
-from evenhand.plans import Plan
-from evenhand.privacy import rdp
-from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy
 from evenhand.queries import Exceedance, GroupCounts, GroupSizes
 from evenhand.rules import Clip, GlobalAdapt, GroupClip, Ordered, Psac
 from evenhand.schedules import Linear, Phases, Step, Table

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from evenhand.accounting.plan import Plan
 from evenhand.data import copies
 from evenhand.data.survey import survey
 from evenhand.data.wrapping import Data
 from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
-from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger
 from evenhand.publishing import publish
 from evenhand.run_files import digests

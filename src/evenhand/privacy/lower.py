@@ -14,10 +14,10 @@ import numpy as np
 from scipy.fft import irfft, rfft
 from scipy.special import ndtr
 
-from evenhand.privacy.events import check_delta, check_events
-from evenhand.privacy.grids import Grid, plan
-from evenhand.privacy.hockeystick import Array, Direction, Relation, directions, loss_at
-from evenhand.privacy.levels import Levels
+from evenhand.accounting.events import check_delta, check_events
+from evenhand.accounting.gaussian_profile import Array, Direction, Relation, directions, loss_at
+from evenhand.accounting.grids import Grid, plan
+from evenhand.accounting.noise_levels import Levels
 from evenhand.types import Event
 
 

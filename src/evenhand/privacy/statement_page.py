@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from evenhand.privacy.classes import in_words, span, summary
+from evenhand.accounting.owner_classes import in_words, span, summary
 from evenhand.privacy.statement import (
     OWNERS_SHOWN,
     further_owners,

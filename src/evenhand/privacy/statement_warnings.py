@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evenhand.privacy import accountants
+from evenhand.accounting import accountant
 
 if TYPE_CHECKING:
     from evenhand.planning import Plan
@@ -59,7 +59,7 @@ def replacing(plan: Plan, steps: int) -> list[str]:
         events = [
             (rate, noise / settings["replacing_factor"], count) for rate, noise, count in plan.events(owner, steps)
         ]
-        epsilon = math.ceil(1000 * accountants.epsilon(events, plan.delta) - 1e-9) / 1000
+        epsilon = math.ceil(1000 * accountant.epsilon(events, plan.delta) - 1e-9) / 1000
         return f"epsilon {epsilon:.3f} for owner {plan.facts.owner_names[owner]!r}"
 
     largest = max(range(len(plan.scales)), key=plan.scales.__getitem__)

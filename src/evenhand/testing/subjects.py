@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from evenhand import registry
+from evenhand.accounting.budgets import FixedNoise
 from evenhand.catalogue import RECIPES
 from evenhand.composition import Method
 from evenhand.data.sampling import PoissonSampler
 from evenhand.errors import UsageError
 from evenhand.mechanism import Mechanism
 from evenhand.planning import Plan, plan
-from evenhand.privacy.budgets import FixedNoise
 from evenhand.queries import Query
 from evenhand.rules import Clip, Rule
 from evenhand.schedules import Phases

@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from evenhand.accounting.accountant import Composition
+from evenhand.accounting.events import check_delta, check_events, check_number, merged
+from evenhand.accounting.gaussian_profile import Array, Relation
+from evenhand.accounting.settling import COARSE, FEW, MARGIN, settle, solve, spread
 from evenhand.errors import CalibrationError, UsageError
-from evenhand.privacy.accountants import Composition
-from evenhand.privacy.events import check_delta, check_events, check_number, merged
-from evenhand.privacy.hockeystick import Array, Relation
-from evenhand.privacy.settling import COARSE, FEW, MARGIN, settle, solve, spread
 from evenhand.types import Event
 
 Shape: TypeAlias = Sequence[tuple[float, int]]

@@ -10,8 +10,8 @@ import numpy as np
 from scipy.fft import next_fast_len
 from scipy.special import erfcx, ndtri
 
-from evenhand.privacy.hockeystick import Array, Direction, loss_at, narrowed
-from evenhand.privacy.levels import Levels
+from evenhand.accounting.gaussian_profile import Array, Direction, loss_at, narrowed
+from evenhand.accounting.noise_levels import Levels
 
 HUGE = 1e6  # losses beyond this are not resolved
 NEGLIGIBLE = (1e-8, 1e-6, 1e-5, 1e-4)

@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from evenhand.privacy.hockeystick import Array, Direction, Relation, total_variation_gap
-from evenhand.privacy.rdp import log_moments
+from evenhand.accounting.gaussian_profile import Array, Direction, Relation, total_variation_gap
+from evenhand.accounting.rdp import log_moments
 from evenhand.types import Event
 
 _EXACT = 40  # levels that are composed one by one

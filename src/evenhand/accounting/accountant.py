@@ -16,12 +16,12 @@ from typing import get_args
 
 import numpy as np
 
+from evenhand.accounting.events import check_delta, check_events, check_number, merged
+from evenhand.accounting.gaussian_profile import Array, Direction, Relation, directions, excess, total_variation_gap
+from evenhand.accounting.grids import HUGE, NEGLIGIBLE, invert, plan
+from evenhand.accounting.loss_distribution import Table
+from evenhand.accounting.noise_levels import Levels
 from evenhand.errors import UsageError
-from evenhand.privacy.events import check_delta, check_events, check_number, merged
-from evenhand.privacy.grids import HUGE, NEGLIGIBLE, invert, plan
-from evenhand.privacy.hockeystick import Array, Direction, Relation, directions, excess, total_variation_gap
-from evenhand.privacy.levels import Levels
-from evenhand.privacy.pld import Table
 from evenhand.types import Event
 
 __all__ = ["Composition", "compose", "curve", "delta", "epsilon", "merged"]

@@ -6,10 +6,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evenhand.privacy.events import merged
+from evenhand.accounting.events import merged
 
 if TYPE_CHECKING:
-    from evenhand.plans import Plan
+    from evenhand.accounting.plan import Plan
 
 LISTED = 20
 """Classes that are listed one by one; more are summarised, with the whole table in a file."""

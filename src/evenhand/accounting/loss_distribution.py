@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, rfft
 
-from evenhand.privacy.grids import Grid, loss_ends
-from evenhand.privacy.hockeystick import Array, Direction, excess
-from evenhand.privacy.levels import Cell, Levels
+from evenhand.accounting.gaussian_profile import Array, Direction, excess
+from evenhand.accounting.grids import Grid, loss_ends
+from evenhand.accounting.noise_levels import Cell, Levels
 
 Complex = NDArray[np.complex128]
 
@@ -150,8 +150,8 @@ class Table:
     """Upper bound on the profile of one ordered pair under composition, sharp around ``grid.centre``.
 
     Example:
-        >>> from evenhand.privacy.grids import plan
-        >>> from evenhand.privacy.levels import Levels
+        >>> from evenhand.accounting.grids import plan
+        >>> from evenhand.accounting.noise_levels import Levels
         >>> levels = Levels.of([(0.01, 1.0, 1000)], "add_remove")
         >>> table = Table(levels, "remove", plan(levels, "remove", delta=1e-5, loss=None, rel=1e-4))
         >>> 1.826 < table.epsilon(1e-5) < 1.8295

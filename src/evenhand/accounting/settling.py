@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from evenhand.accounting.gaussian_profile import Array, total_variation_gap
+from evenhand.accounting.many_owners import certify, pchip
 from evenhand.errors import CalibrationError
-from evenhand.privacy.certificates import certify, pchip
-from evenhand.privacy.hockeystick import Array, total_variation_gap
 from evenhand.types import Event
 
 Spend: TypeAlias = Callable[[float, float, float], float]

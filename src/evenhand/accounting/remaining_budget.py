@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenhand.accounting.accountant import Composition, epsilon
+from evenhand.accounting.events import merged
+from evenhand.accounting.settling import COARSE, solve
 from evenhand.errors import CalibrationError
-from evenhand.privacy.accountants import Composition, epsilon
-from evenhand.privacy.events import merged
-from evenhand.privacy.settling import COARSE, solve
 from evenhand.types import Event
 
 SPENT = 1e-3

@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from evenhand.accounting import accountant
+from evenhand.accounting.owners import owner_epsilons
+from evenhand.accounting.settling import FEW
 from evenhand.errors import UsageError
-from evenhand.privacy import accountants
-from evenhand.privacy.owners import owner_epsilons
-from evenhand.privacy.settling import FEW
 from evenhand.types import Event
 
 ONE_BY_ONE = 64
@@ -54,7 +54,7 @@ class Stage:
         """What a record with this rate and relative bound is exposed to."""
         if rate == 0:
             return []
-        return [(rate, accountants.merged(level.noise / scale, level.queries), level.count) for level in self.levels]
+        return [(rate, accountant.merged(level.noise / scale, level.queries), level.count) for level in self.levels]
 
 
 def cut(levels: Sequence[PlannedLevel], begin: int, end: int) -> tuple[PlannedLevel, ...]:
@@ -95,7 +95,7 @@ def spent(stages: tuple[Stage, ...], delta: float, tries: tuple[float | None, ..
       >>> level = PlannedLevel(100, 1.0, 1.0)
       >>> one = Stage((0.01, 0.02), (1.0, 1.0), (level,))
       >>> once, twice = (spent((one,) * n, 1e-5, (None, None)) for n in (1, 2))
-      >>> twice[0] == accountants.epsilon([(0.01, 1.0, 200)], 1e-5) > once[0]
+      >>> twice[0] == accountant.epsilon([(0.01, 1.0, 200)], 1e-5) > once[0]
       True
     """
     by_rate = all(len(set(stage.scales)) == 1 for stage in stages)
@@ -113,7 +113,7 @@ def spent(stages: tuple[Stage, ...], delta: float, tries: tuple[float | None, ..
 
     ordered = bool((np.diff(rows, axis=0) >= 0).all() and (rows > 0).all())
     if len(rows) <= FEW or (not ordered and len(rows) <= ONE_BY_ONE):
-        found = [accountants.epsilon(events(row.tolist()), delta) for row in rows]
+        found = [accountant.epsilon(events(row.tolist()), delta) for row in rows]
         return tuple(found[index] for index in place.reshape(-1).tolist())
     if not ordered:
         raise UsageError(

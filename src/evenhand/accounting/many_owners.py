@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evenhand.privacy.grids import Grid, plan
-from evenhand.privacy.hockeystick import Array, Relation, directions
-from evenhand.privacy.levels import Levels
-from evenhand.privacy.pld import Complex, Transform, transform
+from evenhand.accounting.gaussian_profile import Array, Relation, directions
+from evenhand.accounting.grids import Grid, plan
+from evenhand.accounting.loss_distribution import Complex, Transform, transform
+from evenhand.accounting.noise_levels import Levels
 from evenhand.types import Event
 
 _UNIT = 2.0**-53

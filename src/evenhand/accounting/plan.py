@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from evenhand import stages, untrusted
+from evenhand import untrusted
+from evenhand.accounting import accountant, stages
+from evenhand.accounting.stages import PlannedLevel, Stage
 from evenhand.errors import UsageError
-from evenhand.privacy import accountants
-from evenhand.stages import PlannedLevel, Stage
 from evenhand.types import Event, Facts, Guarantee
 
 SCHEMA = 1
@@ -118,7 +118,7 @@ class Plan:
 
     def noise_seen(self, level: PlannedLevel, owner: int) -> float:
         """Noise multiplier of a whole step for a record of this class, side queries merged in (law 6)."""
-        return accountants.merged(level.noise / self.scales[owner], level.queries)
+        return accountant.merged(level.noise / self.scales[owner], level.queries)
 
     def events(self, owner: int = 0, steps: int | None = None) -> list[Event]:
         """What a record of this class is exposed to in the first ``steps`` steps (all of them by default)."""
@@ -127,7 +127,7 @@ class Plan:
 
     def spent(self, steps: int, owner: int = 0) -> float | None:
         """Epsilon after ``steps`` steps for a record of this class; None if none is established."""
-        return accountants.epsilon(self.events(owner, steps), self.delta) if self.certified else None
+        return accountant.epsilon(self.events(owner, steps), self.delta) if self.certified else None
 
     def spent_by_owner(self, steps: int | None = None) -> tuple[float | None, ...]:
         """``spent`` for every class: exact for a few distinct ones, certified upper bounds for tens of thousands."""
@@ -138,7 +138,7 @@ class Plan:
 
     def spending(self, owner: int = 0, points: int = 64) -> list[tuple[int, float]]:
         """(steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""
-        return accountants.curve(self.events(owner), self.delta, points=points) if self.certified else []
+        return accountant.curve(self.events(owner), self.delta, points=points) if self.certified else []
 
     def warnings(self) -> list[str]:
         """What a privacy engineer should look at before signing."""

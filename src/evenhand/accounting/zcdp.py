@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from evenhand.accounting.events import check_delta, check_number
 from evenhand.errors import UsageError
-from evenhand.privacy.events import check_delta, check_number
 
 
 def _check_rho(rho: object) -> float:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from evenhand.privacy.hockeystick import Array, Direction, narrowed
+from evenhand.accounting.gaussian_profile import Array, Direction, narrowed
 from evenhand.types import Event
 
 _REACH = 11.0

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from evenhand.privacy.accountants import epsilon
-from evenhand.privacy.certificates import certify, pchip
-from evenhand.privacy.hockeystick import Array
-from evenhand.privacy.settling import FEW, mixture_share
+from evenhand.accounting.accountant import epsilon
+from evenhand.accounting.gaussian_profile import Array
+from evenhand.accounting.many_owners import certify, pchip
+from evenhand.accounting.settling import FEW, mixture_share
 from evenhand.types import Event
 
 _CELL = 0.02
