@@ -18,8 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from evenhand.accounting import accountant
-from evenhand.accounting.plan import Plan
-from evenhand.accounting.stages import Stage
+from evenhand.accounting.plan import Plan, Stage
 from evenhand.data.fingerprint import assignment, fingerprint
 from evenhand.data.wrapping import Data
 from evenhand.errors import EvenhandError, UsageError

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand.accounting import owner_classes
 from evenhand.densities import DENSITIES
-from evenhand.privacy import statement_warnings
 from evenhand.privacy.statement import rounded_up
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def warnings(made: Plan) -> list[str]:
 
     The statement of the run will say the same.
     """
-    return [*made.warnings(), *statement_warnings.replacing(made, made.steps)]
+    return [*made.warnings(), *made.replacement_warnings(made.steps)]
 
 
 def _levels(made: Plan) -> list[str]:

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from evenhand import _validate, registry
 from evenhand.accounting import accountant, calibration
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
-from evenhand.accounting.plan import Plan, default_delta
-from evenhand.accounting.settling import FEW
-from evenhand.accounting.stages import PlannedLevel
+from evenhand.accounting.many_owners import FEW
+from evenhand.accounting.plan import Plan, PlannedLevel, default_delta
 from evenhand.errors import UsageError
 from evenhand.methods import Method
 from evenhand.methods import method as find_method

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from evenhand import _validate, registry
 from evenhand.accounting import accountant, remaining_budget
 from evenhand.accounting.budgets import Budgets, Privacy
-from evenhand.accounting.plan import Plan
-from evenhand.accounting.stages import PlannedLevel, Stage, cut
+from evenhand.accounting.plan import Plan, PlannedLevel, Stage, cut
 from evenhand.composition import Method
 from evenhand.errors import CalibrationError, UsageError
 from evenhand.methods import method as find_method

@@ -22,11 +22,10 @@ from evenhand.gradients.measuring import LARGEST, numbers
 from evenhand.mechanism import Mechanism
 from evenhand.planning import PlannedLevel
 from evenhand.privacy import noise
-from evenhand.privacy.ledger import Commit
 from evenhand.releasing import release_few, release_parts
 from evenhand.rules import SampleRule
 from evenhand.streams import Stream
-from evenhand.types import Batch, Pass, State, Stats
+from evenhand.types import Batch, Commit, Pass, State, Stats
 from evenhand.weighing import total_of, weights_of
 
 if TYPE_CHECKING:

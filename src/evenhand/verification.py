@@ -19,10 +19,11 @@ from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.privacy import statement as statements
 from evenhand.privacy import statement_sharing, statement_warnings
 from evenhand.privacy.chain import read_until
-from evenhand.privacy.ledger import Commit, Ledger, Reading
+from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.run_files import LEDGER, RECORDED, SIGNATURE
 from evenhand.runs import Folder, as_json, head_in
 from evenhand.software import software
+from evenhand.types import Commit
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

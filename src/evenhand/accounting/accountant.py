@@ -16,10 +16,10 @@ from typing import get_args
 
 import numpy as np
 
-from evenhand.accounting.events import check_delta, check_events, check_number, merged
+from evenhand._validate import any_delta, real
+from evenhand.accounting.events import check_events, merged
 from evenhand.accounting.gaussian_profile import Array, Direction, Relation, directions, excess, total_variation_gap
-from evenhand.accounting.grids import HUGE, NEGLIGIBLE, invert, plan
-from evenhand.accounting.loss_distribution import Table
+from evenhand.accounting.loss_distribution import HUGE, NEGLIGIBLE, Table, invert, plan
 from evenhand.accounting.noise_levels import Levels
 from evenhand.errors import UsageError
 from evenhand.types import Event
@@ -84,7 +84,7 @@ class Composition:
             delta: strictly between 0 and 1; do not rely on values below 1e-12.
             near: about where the answer lies, if known; only saves time.
         """
-        delta = check_delta(delta)
+        delta = any_delta(delta)
         if self._unbounded:
             return math.inf
         if self._nothing:
@@ -135,7 +135,7 @@ class Composition:
 
     def delta(self, epsilon: float) -> float:
         """Smallest delta certified for this epsilon (>= 0)."""
-        eps = check_number(epsilon, "epsilon")
+        eps = real(epsilon, "epsilon")
         if eps < 0:
             raise UsageError(f"epsilon must not be negative, got {eps}.")
         if self._unbounded:
@@ -222,7 +222,7 @@ class Composition:
             >>> round(compose([(1.0, 1.0, 1)]).guess_rate(0.01), 2)
             0.09
         """
-        rate = check_number(false_alarms, "false_alarms")
+        rate = real(false_alarms, "false_alarms")
         if not 0 <= rate <= 1:
             raise UsageError(f"false_alarms must lie in [0, 1], got {rate}.")
         if self._unbounded:

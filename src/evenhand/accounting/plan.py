@@ -7,18 +7,24 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
+
 from evenhand import untrusted
-from evenhand.accounting import accountant, stages
-from evenhand.accounting.stages import PlannedLevel, Stage
+from evenhand.accounting import accountant
+from evenhand.accounting.many_owners import FEW, owner_epsilons
 from evenhand.errors import UsageError
 from evenhand.types import Event, Facts, Guarantee
 
+ONE_BY_ONE = 64
+"""Distinct owner classes whose spend is computed one by one where no single number orders them."""
 SCHEMA = 1
+_OWNERS_LISTED = 10  # owners that a warning lists one by one
 _LARGE = 1e12
 _NUMBER = (int, float)
 _MAYBE = (int, float, type(None))
@@ -43,6 +49,45 @@ _SHAPE: untrusted.Shape = {
     "adjacency": str,
 }
 """What plan.json holds; see ``untrusted.fits``."""
+
+
+@dataclass(frozen=True)
+class PlannedLevel:
+    """A stretch of steps with the calibrated noise multipliers of the gradient and of each side query."""
+
+    count: int
+    noise: float
+    bound: float
+    queries: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps under the same budgets: rate and relative bound per owner class, then the levels in order.
+
+    ``plan`` is the digest of the plan that fixed them, for stages that are over. A rate of 0 means that the class was
+    left out.
+    """
+
+    rates: tuple[float, ...]
+    scales: tuple[float, ...]
+    levels: tuple[PlannedLevel, ...]
+    plan: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Number of its steps."""
+        return sum(level.count for level in self.levels)
+
+    def first(self, steps: int) -> Stage:
+        """Its first ``steps`` steps."""
+        return replace(self, levels=cut(self.levels, 0, steps))
+
+    def events(self, rate: float, scale: float) -> list[Event]:
+        """What a record with this rate and relative bound is exposed to."""
+        if rate == 0:
+            return []
+        return [(rate, accountant.merged(level.noise / scale, level.queries), level.count) for level in self.levels]
 
 
 @dataclass(frozen=True)
@@ -122,7 +167,7 @@ class Plan:
 
     def events(self, owner: int = 0, steps: int | None = None) -> list[Event]:
         """What a record of this class is exposed to in the first ``steps`` steps (all of them by default)."""
-        parts = self._stages if steps is None else stages.until(self._stages, steps)
+        parts = self._stages if steps is None else until(self._stages, steps)
         return [event for part in parts for event in part.events(part.rates[owner], part.scales[owner])]
 
     def spent(self, steps: int, owner: int = 0) -> float | None:
@@ -133,8 +178,8 @@ class Plan:
         """``spent`` for every class: exact for a few distinct ones, certified upper bounds for tens of thousands."""
         if not self.certified:
             return (None,) * len(self.rates)
-        parts = stages.until(self._stages, self.steps if steps is None else steps)
-        return stages.spent(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
+        parts = until(self._stages, self.steps if steps is None else steps)
+        return spent(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
 
     def spending(self, owner: int = 0, points: int = 64) -> list[tuple[int, float]]:
         """(steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""
@@ -154,6 +199,36 @@ class Plan:
         if any(epsilon is not None and epsilon > 20 for epsilon in self.epsilons):
             found.append("an epsilon above 20 promises next to nothing.")
         return found
+
+    def replacement_warnings(self, steps: int) -> list[str]:
+        """Return the epsilon for REPLACING a record, of a method that releases every record in a row of its own.
+
+        Empty for other methods, before the first step, and where no epsilon is established. The rule of such a method
+        gives ``replacing_factor``: how much further replacing a record moves the rows than adding or removing it.
+
+        Args:
+            steps: how many steps were made.
+        """
+        settings = self.rule.get("settings", {})
+        if "replacing_factor" not in settings or not steps or not self.certified:
+            return []
+
+        def spent(owner: int) -> str:
+            events = [
+                (rate, noise / settings["replacing_factor"], count) for rate, noise, count in self.events(owner, steps)
+            ]
+            epsilon = math.ceil(1000 * accountant.epsilon(events, self.delta) - 1e-9) / 1000
+            return f"epsilon {epsilon:.3f} for owner {self.facts.owner_names[owner]!r}"
+
+        largest = max(range(len(self.scales)), key=self.scales.__getitem__)
+        many = len(self.scales) > _OWNERS_LISTED
+        figures = f"at most {spent(largest)}" if many else ", ".join(map(spent, range(len(self.scales))))
+        meant = "" if set(self.budgets) == {None} else f" Budgets were promised for: {settings['adjacency']}."
+        return [
+            "every record is released in a row of its own: these add/remove epsilons hold only where the "
+            "number of rows of each owner is public and a missing record leaves a row of zeros. If one record is "
+            f"REPLACED by any other of its owner: {figures}, delta {self.delta:g}.{meant}"
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for plan.json. Meanings never change; a new meaning gets a new key and schema number."""
@@ -214,6 +289,79 @@ class Plan:
         from evenhand.describing import describe
 
         return describe(self)
+
+
+def cut(levels: Sequence[PlannedLevel], begin: int, end: int) -> tuple[PlannedLevel, ...]:
+    """The levels of steps ``begin .. end - 1``.
+
+    Examples:
+      >>> cut([PlannedLevel(3, 1.0, 1.0), PlannedLevel(3, 2.0, 1.0)], 2, 5)
+      (PlannedLevel(count=1, noise=1.0, bound=1.0, queries=()), PlannedLevel(count=2, noise=2.0, bound=1.0, queries=()))
+    """
+    found, position = [], 0
+    for level in levels:
+        count = min(position + level.count, end) - max(position, begin)
+        if count > 0:
+            found.append(replace(level, count=count))
+        position += level.count
+    return tuple(found)
+
+
+def until(stages: Sequence[Stage], steps: int) -> tuple[Stage, ...]:
+    """The first ``steps`` steps of stages that follow each other."""
+    found = []
+    for stage in stages:
+        part = stage.first(steps)
+        steps -= part.steps
+        if part.levels:
+            found.append(part)
+    return tuple(found)
+
+
+@lru_cache(maxsize=16)
+def spent(stages: tuple[Stage, ...], delta: float, tries: tuple[float | None, ...]) -> tuple[float, ...]:
+    """Epsilon of every owner class after all these stages, composed step by step: an upper bound.
+
+    Exact for a few distinct classes. For many, classes must be ordered: who is exposed more in one stage is exposed at
+    least as much in every other; then one number along that order certifies them all (see ``owner_epsilons``).
+
+    Examples:
+      >>> level = PlannedLevel(100, 1.0, 1.0)
+      >>> one = Stage((0.01, 0.02), (1.0, 1.0), (level,))
+      >>> once, twice = (spent((one,) * n, 1e-5, (None, None)) for n in (1, 2))
+      >>> twice[0] == accountant.epsilon([(0.01, 1.0, 200)], 1e-5) > once[0]
+      True
+    """
+    by_rate = all(len(set(stage.scales)) == 1 for stage in stages)
+    if not by_rate and any(len(set(stage.rates)) > 1 for stage in stages):
+        raise UsageError("Owners differ in their sampling rate or in their clip bound, not in both.")
+    columns = [stage.rates if by_rate else stage.scales for stage in stages]
+    rows, place = np.unique(np.array(columns).T, axis=0, return_inverse=True)
+
+    def events(row: Sequence[float]) -> list[Event]:
+        return [
+            event
+            for stage, value in zip(stages, row, strict=True)
+            for event in (stage.events(value, stage.scales[0]) if by_rate else stage.events(stage.rates[0], value))
+        ]
+
+    ordered = bool((np.diff(rows, axis=0) >= 0).all() and (rows > 0).all())
+    if len(rows) <= FEW or (not ordered and len(rows) <= ONE_BY_ONE):
+        found = [accountant.epsilon(events(row.tolist()), delta) for row in rows]
+        return tuple(found[index] for index in place.reshape(-1).tolist())
+    if not ordered:
+        raise UsageError(
+            f"The budgets of {len(rows)} owner classes changed in different orders, which cannot be certified. "
+            f"Keep their order (who had more has at least as much), or use at most {ONE_BY_ONE} classes."
+        )
+    along = np.exp(np.log(rows).mean(axis=1)) if len(stages) > 1 else rows[:, 0]
+    points = along[place.reshape(-1)].tolist()
+    return tuple(owner_epsilons(points, lambda t: events(_at(t, along, rows)), delta, by_rate=by_rate, tries=tries))
+
+
+def _at(point: float, along: np.ndarray, rows: np.ndarray) -> list[float]:
+    """The class at a point of the order, between two classes the mixture of both in every stage."""
+    return [float(np.interp(point, along, column)) for column in rows.T] if rows.shape[1] > 1 else [point]
 
 
 def default_delta(records: int) -> float:

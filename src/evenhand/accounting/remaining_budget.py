@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenhand.accounting.accountant import Composition, epsilon
+from evenhand.accounting.calibration import COARSE, solve
 from evenhand.accounting.events import merged
-from evenhand.accounting.settling import COARSE, solve
 from evenhand.errors import CalibrationError
 from evenhand.types import Event
 

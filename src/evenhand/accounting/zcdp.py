@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from evenhand.accounting.events import check_delta, check_number
+from evenhand._validate import any_delta, real
 from evenhand.errors import UsageError
 
 
 def _check_rho(rho: object) -> float:
-    value = check_number(rho, "rho")
+    value = real(rho, "rho")
     if value < 0:
         raise UsageError(f"rho must not be negative, got {value}.")
     return value
@@ -28,7 +28,7 @@ def gaussian_rho(noise: float) -> float:
         >>> gaussian_rho(2.0)
         0.125
     """
-    value = check_number(noise, "noise")
+    value = real(noise, "noise")
     if value < 0:
         raise UsageError(f"noise must not be negative, got {value}.")
     return math.inf if value == 0 else 0.5 / value**2
@@ -41,7 +41,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         >>> round(zcdp_epsilon(0.1, 1e-5), 3)
         2.246
     """
-    rho, delta = _check_rho(rho), check_delta(delta)
+    rho, delta = _check_rho(rho), any_delta(delta)
     return rho + 2 * math.sqrt(rho * -math.log(delta))
 
 
@@ -52,7 +52,7 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
         >>> round(zcdp_rho(zcdp_epsilon(0.1, 1e-5), 1e-5), 9)
         0.1
     """
-    value, budget = check_number(epsilon, "epsilon"), -math.log(check_delta(delta))
+    value, budget = real(epsilon, "epsilon"), -math.log(any_delta(delta))
     if value < 0:
         raise UsageError(f"epsilon must not be negative, got {value}.")
     return (value / (math.sqrt(budget + value) + math.sqrt(budget))) ** 2
@@ -72,7 +72,7 @@ class Truncated:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon by the conversion of the same paper; beyond omega it degrades to one fixed order."""
-        budget = -math.log(check_delta(delta))
+        budget = -math.log(any_delta(delta))
         if self.omega <= 1:
             return math.inf
         if budget <= (self.omega - 1) ** 2 * self.rho:
@@ -101,7 +101,7 @@ def tcdp_subsampled(rate: float, noise: float) -> tuple[Truncated, list[str]]:
         >>> tcdp_subsampled(0.001, 1.0)[1]
         ['rho = 0.5 must be at most 0.1 (noise at least 2.237)']
     """
-    q, rho = check_number(rate, "rate"), gaussian_rho(noise)
+    q, rho = real(rate, "rate"), gaussian_rho(noise)
     if not 0 < q <= 1:
         raise UsageError(f"rate must lie in (0, 1], got {q}.")
     failed = []

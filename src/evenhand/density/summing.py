@@ -23,13 +23,13 @@ from evenhand.composition import Method
 from evenhand.errors import UsageError
 from evenhand.planning import plan as make_plan
 from evenhand.privacy import noise
-from evenhand.privacy.ledger import Commit, Ledger
+from evenhand.privacy.ledger import Ledger
 from evenhand.releasing import release
 from evenhand.rules import Clip
 from evenhand.schedules.table import Table
 from evenhand.step import noise_std
 from evenhand.streams import Stream
-from evenhand.types import Facts
+from evenhand.types import Commit, Facts
 
 
 @dataclass(frozen=True)

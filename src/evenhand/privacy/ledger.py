@@ -39,7 +39,8 @@ from weakref import WeakValueDictionary
 from filelock import FileLock, Timeout
 
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.privacy.chain import BLOCK, GENESIS, Commit, Reading, encoded, parse, read
+from evenhand.privacy.chain import BLOCK, GENESIS, Reading, encoded, parse, read
+from evenhand.types import Commit
 
 __all__ = [
     "BLOCK",

@@ -14,9 +14,10 @@ import numpy as np
 from scipy.fft import irfft, rfft
 from scipy.special import ndtr
 
-from evenhand.accounting.events import check_delta, check_events
+from evenhand._validate import any_delta
+from evenhand.accounting.events import check_events
 from evenhand.accounting.gaussian_profile import Array, Direction, Relation, directions, loss_at
-from evenhand.accounting.grids import Grid, plan
+from evenhand.accounting.loss_distribution import Grid, plan
 from evenhand.accounting.noise_levels import Levels
 from evenhand.types import Event
 
@@ -74,7 +75,7 @@ def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_
         True
     """
     levels = Levels.of(check_events(events), relation)
-    delta = check_delta(delta)
+    delta = any_delta(delta)
     return max(_one(levels, delta, direction, rel) for direction in directions(relation))
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from evenhand.mechanism import Mechanism
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
-from evenhand.privacy.ledger import Commit
 from evenhand.queries import Query
 from evenhand.rules import BatchRule, Rule
 from evenhand.step import Released
@@ -25,7 +24,7 @@ from evenhand.streams import Domain, Stream
 from evenhand.summation import Summation
 from evenhand.testing.subjects import public
 from evenhand.testing.weighing import by_row, taken, weights
-from evenhand.types import Batch, Pass, State, Stats
+from evenhand.types import Batch, Commit, Pass, State, Stats
 
 Vector = NDArray[np.float64]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evenhand.privacy.ledger import Commit
 from evenhand.rules import Clip
 from evenhand.streams import Domain, Stream
 from evenhand.testing.reference import ReferenceStep, Vector
 from evenhand.testing.subjects import BATCH, Subject
 from evenhand.testing.wrongs import Wrong, wrong_step
+from evenhand.types import Commit
 
 
 @dataclass(frozen=True)
