@@ -26,8 +26,8 @@ _PUBLIC = {
     "State": "evenhand.types",
 }
 _MODULES = (
-    *("augmenting", "averaging", "data", "density", "errors", "features", "gradients", "losses", "models", "privacy"),
-    *("queries", "reporting", "rules", "schedules", "testing"),
+    *("accounting", "augmenting", "averaging", "data", "density", "errors", "features", "gradients", "losses"),
+    *("models", "privacy", "queries", "reporting", "rules", "schedules", "testing"),
 )
 
 __version__ = "0.1.0"

@@ -85,7 +85,7 @@ def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
     """The plan that ``train`` would follow under this promise, for gradient methods and for densities.
 
     Examples:
-      >>> from evenhand.accounting.budgets import Privacy
+      >>> from evenhand import Privacy
       >>> facts = Facts(1000, (("all", 1000),), labels=("a", "b"))
       >>> planned(Config(method="moment_density"), facts, Privacy(1.0)).steps
       2

@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 
 from evenhand import _validate, registry
-from evenhand.accounting import accountant, calibration
+from evenhand.accounting import calibration
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
+from evenhand.accounting.events import merged_noise
 from evenhand.accounting.many_owners import FEW
 from evenhand.accounting.plan import Plan, PlannedLevel, default_delta
 from evenhand.errors import UsageError
@@ -160,7 +161,7 @@ def _calibrated(
         return privacy.noise, *alike
     promised = [float(epsilon) for epsilon in budgets if epsilon is not None]
     sizes = [count for _, count in facts.owners]
-    side = accountant.merged(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
+    side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
     if chosen.sampling == "owner":
         scale, rates = calibration.owner_rates(sizes, promised, batch, shape, delta, query_noise=side)
         return scale, tuple(rates), alike[1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from evenhand import _validate
 from evenhand.accounting import accountant, calibration, rdp, zcdp
+from evenhand.accounting.events import merged_noise
 from evenhand.errors import UsageError
 from evenhand.schedules import Constant, Linear, Phases, Schedule, Step, Time
 from evenhand.types import Event
@@ -173,7 +174,7 @@ def dpsgd_f(setting: Setting, noise: float, query_noise: float = 10.0) -> tuple[
       (6.55, None)
     """
     events = setting.events(Constant(), noise)
-    together = setting.events(Constant(), accountant.merged(noise, [query_noise]))
+    together = setting.events(Constant(), merged_noise(noise, [query_noise]))
     claimed = rdp.epsilon(events, setting.delta, conversion="old")
     why = "one Gaussian of gradient and side query, which share a sample; C_k in [C0, 5 C0], max over all groups"
     return (

@@ -2,7 +2,7 @@
 
 Run from the repository root (ten minutes on one core; dp-accounting is needed, evenhand only picks the noise):
 
-    python tests/privacy/make_fixtures.py
+    python tests/accounting/make_fixtures.py
 
 Every case stores the recipe of its events, delta and relation, and two bounds that do not depend on evenhand:
 ``upper`` from the pessimistic connect-the-dots PLD and ``lower`` from the optimistic privacy-buckets PLD. Compositions

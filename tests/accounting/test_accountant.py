@@ -12,8 +12,8 @@ import pytest
 from scipy.integrate import dblquad
 from scipy.special import ndtr
 
-from evenhand.accounting.accountant import compose, curve, delta, epsilon, merged
-from evenhand.accounting.events import dp_event
+from evenhand.accounting.accountant import compose, curve, delta, epsilon
+from evenhand.accounting.events import dp_event, merged_noise
 from evenhand.errors import UsageError
 from evenhand.privacy import lower
 
@@ -89,14 +89,14 @@ def test_merged_side_queries_are_one_gaussian() -> None:
         return base * max(0.0, ratio - math.exp(eps))
 
     brute, _ = dblquad(gap, -8, 9, -8, 9, epsabs=1e-7, epsrel=1e-6)
-    assert delta([(q, merged(grad, [query]), 1)], eps) == pytest.approx(brute, rel=1e-4)
+    assert delta([(q, merged_noise(grad, [query]), 1)], eps) == pytest.approx(brute, rel=1e-4)
 
 
 def test_merged_edge_cases() -> None:
-    assert merged(1.0, []) == 1.0
-    assert merged(math.inf, []) == math.inf
-    assert merged(1.0, [0.0]) == 0.0
-    assert merged(1.0, [math.inf]) == 1.0
+    assert merged_noise(1.0, []) == 1.0
+    assert merged_noise(math.inf, []) == math.inf
+    assert merged_noise(1.0, [0.0]) == 0.0
+    assert merged_noise(1.0, [math.inf]) == 1.0
 
 
 def test_mu_covers_the_profile_and_is_exact_for_a_gaussian() -> None:
@@ -178,7 +178,22 @@ def test_other_refusals() -> None:
     with pytest.raises(UsageError, match="points"):
         curve([(0.1, 1.0, 1)], 1e-5, points=0)
     with pytest.raises(UsageError, match="noise"):
-        merged(-1.0, [])
+        merged_noise(-1.0, [])
+
+
+def test_export_without_dp_accounting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(UsageError, match=r"pip install 'evenhand\[dp-accounting\]'"):
+        dp_event([(0.01, 1.0, 10)])
+
+
+def test_public_names_are_the_same_in_accounting_and_in_privacy() -> None:
+    import evenhand
+    from evenhand import accounting, privacy
+
+    for name in accounting.__all__:
+        assert getattr(privacy, name) is getattr(accounting, name)
+        assert getattr(evenhand, name, getattr(accounting, name)) is getattr(accounting, name)
 
 
 def test_export_to_dp_accounting_means_the_same() -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import comb, logsumexp
 
 from evenhand.accounting import accountant, rdp
-from evenhand.accounting.zcdp import Truncated, gaussian_rho, tcdp_subsampled, tcdp_sum, zcdp_epsilon, zcdp_rho
+from evenhand.accounting.zcdp import TruncatedCDP, gaussian_rho, tcdp_subsampled, tcdp_sum, zcdp_epsilon, zcdp_rho
 from evenhand.errors import UsageError
 
 
@@ -59,9 +59,9 @@ def test_concentrated() -> None:
     assert gaussian_rho(0.0) == math.inf
     assert zcdp_epsilon(0.0206, 1e-5) == pytest.approx(0.0206 + 2 * math.sqrt(0.0206 * math.log(1e5)))
     assert zcdp_rho(1.0, 1e-5) == pytest.approx(0.0208, abs=1e-4)
-    assert tcdp_sum([]) == Truncated(0, math.inf)
-    assert Truncated(0.1, 1.0).epsilon(1e-5) == math.inf
-    assert Truncated(0.1, 3.0).epsilon(1e-5) == pytest.approx(0.3 + math.log(1e5) / 2)
+    assert tcdp_sum([]) == TruncatedCDP(0, math.inf)
+    assert TruncatedCDP(0.1, 1.0).epsilon(1e-5) == math.inf
+    assert TruncatedCDP(0.1, 3.0).epsilon(1e-5) == pytest.approx(0.3 + math.log(1e5) / 2)
     for noise in (0.5, 3.0):
         assert accountant.epsilon([(1.0, noise, 1)], 1e-5) <= zcdp_epsilon(gaussian_rho(noise), 1e-5)
 

@@ -1,30 +1,50 @@
-"""Noise, rates and bounds that spend a promised epsilon: never more, and hardly less."""
+"""Noise, rates and bounds that spend a promised epsilon: never more, and hardly less.
+
+Searches run over a *point*: the log of a noise scale or minus the log of a rate, so that the spend falls with it. One
+budget is met by a safeguarded secant, many by knots, interpolation between them, and a certificate for each owner.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from evenhand._validate import any_delta, real
 from evenhand.accounting.accountant import Composition
-from evenhand.accounting.events import check_events, merged
+from evenhand.accounting.events import check_events, merged_noise
 from evenhand.accounting.gaussian_profile import Array, Relation
-from evenhand.accounting.many_owners import FEW, certify, mixture_share, pchip
+from evenhand.accounting.many_owners import FEW, certified_deltas, mixture_share, pchip
 from evenhand.errors import CalibrationError, UsageError
 from evenhand.types import Event
 
 Shape: TypeAlias = Sequence[tuple[float, int]]
+"""(relative noise, count) of each stretch of a schedule."""
 Spend: TypeAlias = Callable[[float, float, float], float]
 """(point, relative accuracy of the grid, about what to expect) -> epsilon."""
 
 COARSE, FINE = 2e-3, 1e-4
 _SPAN = 18.0  # how far (in logs) from its start a search may wander
-MARGIN = 1.4e-3  # what interpolation aims below many budgets: more than a certificate loses between two knots
+_MARGIN = 1.4e-3  # what interpolation aims below many budgets: more than a certificate loses between two knots
 _BLOCK = 4e-4  # budgets this close (relative) share one certificate
+
+
+class _SearchStage(NamedTuple):
+    """How exactly a stage of a search computes spends (``rel``) and where, relative to the target, it may end.
+
+    It ends with a spend between ``1 - tolerance`` and ``1 - margin`` of the target, and aims at ``exp(-aim)`` of it.
+    """
+
+    rel: float
+    tolerance: float
+    aim: float
+    margin: float
+
+
+_STAGES = _SearchStage(COARSE, 0.01, 0.003, 0.0), _SearchStage(FINE, 4.5e-4, 2e-4, 6e-5)
 
 
 def _check_target(epsilon: object, delta: object) -> tuple[float, float]:
@@ -51,7 +71,7 @@ def calibrate(
     query_noise: float = math.inf,
     relation: Relation = "add_remove",
 ) -> float:
-    """Scale such that the events with noise ``scale * relative noise`` spend at most ``epsilon``.
+    """Return the scale such that the events with noise ``scale * relative noise`` spend at most ``epsilon``.
 
     Guarantee: the epsilon of the returned scale was computed and is at most ``epsilon``, and within 0.05 % of it.
 
@@ -59,7 +79,7 @@ def calibrate(
         events: (rate, relative noise, count): the shape of a schedule.
         epsilon: what may be spent, positive.
         delta: strictly between 0 and 1.
-        query_noise: fixed noise multiplier of side queries on the same samples (several: ``merged`` them first).
+        query_noise: fixed noise multiplier of side queries on the same samples (several: ``merged_noise`` of them).
         relation: neighbouring relation.
 
     Raises:
@@ -81,10 +101,10 @@ def calibrate(
             )
 
     def spend(x: float, rel: float, near: float) -> float:
-        scaled = [(q, merged(math.exp(x) * s, [query_noise]), n) for q, s, n in shape]
+        scaled = [(q, merged_noise(math.exp(x) * s, [query_noise]), n) for q, s, n in shape]
         return Composition(scaled, relation, rel=rel).epsilon(delta, near=near if rel < COARSE else None)
 
-    return math.exp(solve(spend, target, -math.log(min(s for _, s, _ in shape))))
+    return math.exp(find_point(spend, target, -math.log(min(s for _, s, _ in shape))))
 
 
 def _check_owners(sizes: Sequence[int], epsilons: Sequence[float], levels: Shape) -> tuple[Array, Array, list[Event]]:
@@ -108,7 +128,7 @@ def owner_bounds(
     *,
     query_noise: float = math.inf,
 ) -> tuple[float, list[float]]:
-    """IDP Scale: one noise, and a clip bound per owner, so that every owner spends its own epsilon.
+    """Compute one noise and a clip bound per owner (IDP Scale), so that every owner spends its own epsilon.
 
     Owner k sees noise multiplier ``scale * relative / c_k`` (merged with ``query_noise``). The scale is the harmonic
     mean over records, so the bounds average to 1 over records.
@@ -137,15 +157,15 @@ def owner_bounds(
     unique, index = np.unique(budget, return_inverse=True)
 
     def events(x: float) -> list[Event]:
-        return [(rate, merged(math.exp(x) * s, [query_noise]), n) for _, s, n in shape]
+        return [(rate, merged_noise(math.exp(x) * s, [query_noise]), n) for _, s, n in shape]
 
     def spend(x: float, rel: float, near: float) -> float:
         return Composition(events(x), rel=rel).epsilon(delta, near=near if rel < COARSE else None)
 
     start = math.log(calibrate([(rate, s, n) for _, s, n in shape], float(unique[0]), delta, query_noise=query_noise))
-    own = np.exp(settle(spend, events, unique, delta, start, by_rate=False))[index]
-    scale = float(count.sum() / np.sum(count / own))
-    return scale, (scale / own).tolist()
+    noises = np.exp(_certified_points(spend, events, unique, delta, start, by_rate=False))[index]
+    scale = float(count.sum() / np.sum(count / noises))
+    return scale, (scale / noises).tolist()
 
 
 def owner_rates(
@@ -157,7 +177,7 @@ def owner_rates(
     *,
     query_noise: float = math.inf,
 ) -> tuple[float, list[float]]:
-    """IDP Sample: one noise, and a sampling rate per owner, so that every owner spends its own epsilon.
+    """Compute one noise and a sampling rate per owner (IDP Sample), so that every owner spends its own epsilon.
 
     Guarantee: every owner spends at most its epsilon and within 0.3 % of it, every owner is certified, and
     ``sum_k sizes[k] * rates[k] == expected_batch``.
@@ -169,6 +189,9 @@ def owner_rates(
         relative_levels: (relative noise, count): the shape of the schedule.
         delta: the same for all.
         query_noise: fixed noise multiplier of side queries on the same samples.
+
+    Returns:
+        The scale of the noise and the rates, in the order given.
 
     Raises:
         CalibrationError: if some owner would need a rate above 1; names the largest expected batch that works.
@@ -183,28 +206,29 @@ def owner_rates(
     if not 0 < batch <= count.sum():
         raise CalibrationError(f"expected_batch must lie in (0, {count.sum():g}] (all records), got {batch:g}.")
     unique, index = np.unique(budget, return_inverse=True)
-    held = np.bincount(index, weights=count)
+    records = np.bincount(index, weights=count)
 
     def rates_at(scale: float, fine: bool, certified: bool = False) -> Array:
         def events(x: float) -> list[Event]:
-            return [(math.exp(-x), merged(scale * s, [query_noise]), n) for _, s, n in shape]
+            return [(math.exp(-x), merged_noise(scale * s, [query_noise]), n) for _, s, n in shape]
 
         def spend(x: float, rel: float, near: float) -> float:
             return Composition(events(x), rel=rel).epsilon(delta, near=near if rel < COARSE else None)
 
         start = -math.log(batch / float(count.sum()))
         if certified or (fine and unique.size <= FEW):
-            return np.exp(-settle(spend, events, unique, delta, start, by_rate=True, floor=0.0))
+            return np.exp(-_certified_points(spend, events, unique, delta, start, by_rate=True, floor=0.0))
         if unique.size <= FEW:
-            return np.exp([-solve(spend, float(e), start, floor=0.0, fine=False) for e in unique])
-        return np.exp(-spread(spend, unique * (1 - MARGIN) if fine else unique, start, fine, 0.0)[0])
+            return np.exp([-find_point(spend, float(e), start, floor=0.0, fine=False) for e in unique])
+        targets = unique * (1 - _MARGIN) if fine else unique
+        return np.exp(-_interpolated_points(spend, targets, start, fine, 0.0)[0])
 
     full = [(1.0, s, n) for _, s, n in shape]
     try:
         top = calibrate(full, float(unique[-1]), delta, query_noise=query_noise)
     except CalibrationError:  # the queries alone keep every rate below 1, so the noise has no upper end
         top = math.inf
-    most = float(held @ rates_at(top, False)) if unique.size > 1 or top == math.inf else float(count.sum())
+    most = float(records @ rates_at(top, False)) if unique.size > 1 or top == math.inf else float(count.sum())
     if batch > most:
         raise CalibrationError(
             f"An expected batch of {batch:g} is out of reach: even with the most noise the owners with epsilon "
@@ -212,15 +236,15 @@ def owner_rates(
             f"these budgets is about {most * 0.99:.4g}. Bring the budgets closer together, take fewer steps, give side "
             "queries more noise, or use owner bounds (Scale)."
         )
-    mean = float(held @ np.log(unique) / held.sum())
+    mean = float(records @ np.log(unique) / records.sum())
     scale = min(top, calibrate([(batch / float(count.sum()), s, n) for _, s, n in shape], math.exp(mean), delta))
     fine, power, previous = False, 1.0, None
     for _ in range(24):
         rates = rates_at(scale, fine)
-        total = float(held @ rates)
+        total = float(records @ rates)
         if fine and unique.size > FEW and 1 <= total / batch <= 1 + 1e-3:
             rates = rates_at(scale, True, certified=True)
-            total = float(held @ rates)
+            total = float(records @ rates)
         if fine and 1 <= total / batch <= 1 + 1e-3:
             return scale, (rates * (batch / total))[index].tolist()
         gap = math.log(total / batch)
@@ -232,15 +256,24 @@ def owner_rates(
     raise CalibrationError(f"No common noise makes the rates add up to an expected batch of {batch:g}; try another.")
 
 
-def solve(spend: Spend, target: float, x: float, *, floor: float = -math.inf, fine: bool = True) -> float:
-    """Point ``x >= floor`` whose spend lies 0.006 to 0.045 % below the target; ``spend`` falls with ``x``.
+def find_point(spend: Spend, target: float, x: float, *, floor: float = -math.inf, fine: bool = True) -> float:
+    """Find a point whose spend lies 0.006 to 0.045 % below the target.
 
-    Secant steps on log epsilon, on a coarse grid first (alone if not ``fine``: within 1 %). Only a point whose spend
-    was computed is returned; the margin keeps it within the target when it is computed again on another grid.
+    Takes secant steps on log epsilon, on a coarse grid first. Only a point whose spend was computed is returned; the
+    margin keeps it within the target when it is computed again on another grid.
+
+    Args:
+        spend: gives the epsilon of a point; falls with the point.
+        target: epsilon that may be spent.
+        x: where to start.
+        floor: least point that may be returned.
+        fine: whether the search goes on after the coarse grid; without, the spend lies within 1 % of the target.
+
+    Raises:
+        CalibrationError: if no point spends the target; says what is nearest.
     """
     slope, origin = -1.0, x
-    stages = ((COARSE, 0.01, 0.003, 0.0), (FINE, 4.5e-4, 2e-4, 6e-5))
-    for rel, tolerance, aim, margin in stages if fine else stages[:1]:
+    for rel, tolerance, aim, margin in _STAGES if fine else _STAGES[:1]:
         low, high, step = -math.inf, math.inf, 1.0
         previous: tuple[float, float] | None = None
         for _ in range(60):
@@ -270,28 +303,28 @@ def solve(spend: Spend, target: float, x: float, *, floor: float = -math.inf, fi
     return x
 
 
-def spread(spend: Spend, budgets: Array, x: float, fine: bool, floor: float) -> tuple[Array, Array, Array]:
-    """Points for sorted budgets by interpolation between knots; also the knots (falling) and their epsilons."""
+def _interpolated_points(spend: Spend, budgets: Array, x: float, fine: bool, floor: float) -> tuple[Array, Array]:
+    """Return points for sorted budgets by interpolation between knots, and the knots (falling)."""
     rel = FINE if fine else COARSE
     if not fine and budgets[-1] < 1.05 * budgets[0]:  # closer together than a coarse solution tells apart
-        x = solve(spend, float(budgets[0]), x, floor=floor, fine=False)
-        return np.full(budgets.size, x), np.array([x]), budgets[:1]
+        x = find_point(spend, float(budgets[0]), x, floor=floor, fine=False)
+        return np.full(budgets.size, x), np.array([x])
     ends = []
     for target in (float(budgets[0]), float(budgets[-1])):
-        x = solve(spend, target, x, floor=floor, fine=fine)
+        x = find_point(spend, target, x, floor=floor, fine=fine)
         ends.append(x)
     count = max(6, math.ceil(math.log(budgets[-1] / budgets[0]) / (0.04 if fine else 0.3)))
     knots = np.linspace(ends[0], ends[1], count)
     guess = np.geomspace(budgets[0], budgets[-1], count)
     spent = np.array([spend(float(k), rel, float(g)) for k, g in zip(knots, guess, strict=True)])
     spent = np.maximum.accumulate(spent * (1 + 1e-12 * np.arange(count)))
-    return pchip(np.log(spent), knots, np.log(budgets)), knots, spent
+    return pchip(np.log(spent), knots, np.log(budgets)), knots
 
 
-def _certified(
+def _move_until_certified(
     points: Array, knots: Array, budgets: Array, delta: float, events: Callable[[float], list[Event]], by_rate: bool
 ) -> Array:
-    """Move points up (cheaper) until every owner's certificate holds; owners in one block share it.
+    """Move points up (cheaper) until every owner's certificate holds, and return them; owners in one block share it.
 
     Spend is monotone in the point, so the block's dearest point with the block's smallest budget covers all of it.
     """
@@ -312,7 +345,7 @@ def _certified(
             cheap, costly = events(ends[0]), events(ends[1])
             owner = [events(float(x)) for x in points[last[rows]]]
             share = np.array([list(map(mixture_share, cheap, costly, e, repeat(by_rate))) for e in owner])
-            bound = certify(cheap, costly, share, budgets[first[rows]], delta)
+            bound = certified_deltas(cheap, costly, share, budgets[first[rows]], delta)
             failed += rows[~(bound <= delta)].tolist()
         if not failed:
             return points
@@ -322,7 +355,7 @@ def _certified(
     raise CalibrationError("Some owners could not be certified; bring the budgets closer together or use fewer levels.")
 
 
-def settle(
+def _certified_points(
     spend: Spend,
     events: Callable[[float], list[Event]],
     budgets: Array,
@@ -332,14 +365,17 @@ def settle(
     by_rate: bool,
     floor: float = -math.inf,
 ) -> Array:
-    """A certified point for every budget (sorted): one by one when they are few, else by knots and certificates."""
+    """Return a certified point for every budget (sorted): one by one if they are few, else by knots and certificates.
+
+    ``events`` gives what an owner at a point is exposed to, ``spend`` its epsilon; ``x`` is where to start.
+    """
     if budgets.size <= FEW:
         single = []
         for target in budgets:
-            x = solve(spend, float(target), x, floor=floor)
+            x = find_point(spend, float(target), x, floor=floor)
             single.append(x)
         return np.array(single)
     if budgets[-1] < 1.002 * budgets[0]:  # the smallest budget's point serves all within 0.3 %
-        return np.full(budgets.size, solve(spend, float(budgets[0]), x, floor=floor))
-    points, knots, _ = spread(spend, budgets * (1 - MARGIN), x, True, floor)
-    return _certified(np.minimum.accumulate(points), knots, budgets, delta, events, by_rate)
+        return np.full(budgets.size, find_point(spend, float(budgets[0]), x, floor=floor))
+    points, knots = _interpolated_points(spend, budgets * (1 - _MARGIN), x, True, floor)
+    return _move_until_certified(np.minimum.accumulate(points), knots, budgets, delta, events, by_rate)

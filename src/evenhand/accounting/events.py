@@ -1,4 +1,4 @@
-"""Checking events, and writing them in the vocabulary of dp-accounting.
+"""Events: what a composition is made of, their checks, and their export to dp-accounting.
 
 An event is ``(rate, noise, count)``: ``count`` Gaussian releases with noise multiplier ``noise``, each on a Poisson
 sample of rate ``rate``.
@@ -46,14 +46,14 @@ def check_events(events: Iterable[Event]) -> list[Event]:
     return checked
 
 
-def merged(grad_noise: float, query_noises: Sequence[float]) -> float:
-    """Noise multiplier of one Gaussian that costs what a gradient and its side queries cost on the same sample.
+def merged_noise(grad_noise: float, query_noises: Sequence[float]) -> float:
+    """Return the noise multiplier of one Gaussian that costs what a gradient and its side queries cost together.
 
     All of them read the same Poisson sample, so together they are one subsampled Gaussian in more dimensions.
     Accounting them as separate samples gives an epsilon that is too small.
 
     Example:
-        >>> round(merged(1.0, [2.0]), 4)
+        >>> round(merged_noise(1.0, [2.0]), 4)
         0.8944
     """
     noises = [real(value, "noise") for value in (grad_noise, *query_noises)]
@@ -68,16 +68,23 @@ def merged(grad_noise: float, query_noises: Sequence[float]) -> float:
 
 
 def dp_event(events: Iterable[Event]) -> Any:
-    """The same composition as a ``dp_accounting.DpEvent``, for cross-checks and other tools.
+    """Return the composition as a ``dp_accounting.DpEvent``, for cross-checks and other tools.
 
-    Imports dp-accounting when called; nothing else in this package does.
+    Needs the extra ``dp-accounting``; nothing else in this package does.
+
+    Raises:
+        UsageError: if dp-accounting is not installed; says what to type.
 
     Example:
         >>> dp_event([(1.0, 2.0, 1)])  # doctest: +ELLIPSIS
         ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=1)])
     """
-    import dp_accounting as dpa
-
+    try:
+        import dp_accounting as dpa
+    except ImportError:
+        raise UsageError(
+            "Exporting events needs dp-accounting, which is not installed: pip install 'evenhand[dp-accounting]'."
+        ) from None
     composed = []
     for rate, noise, count in check_events(events):
         release: Any = dpa.GaussianDpEvent(noise)

@@ -1,32 +1,52 @@
-"""Certifying many owners at once: everyone between two knots is dominated by a mixture of the two knots.
+"""Epsilons of many owners: exact for a few, certified for tens of thousands.
 
-Between two knots an owner's release is dominated by a mixture of the knots' releases (convexity in the rate, or in the
-total variation of the noise). Its spectrum is the same mixture of two spectra, of which only a few dozen frequencies
-matter, and delta at the owner's own epsilon is a linear functional of it: certifying 50,000 owners costs two
-transforms per knot and level, and a small sum for each owner.
+Owners differ in one number, their sampling rate or their relative bound, in which the spend rises. Between two knots
+an owner's release is dominated by a mixture of the knots' releases (convexity in the rate, or in the total variation
+of the noise). Its spectrum is the same mixture of two spectra, of which only a few dozen frequencies matter, and delta
+at the owner's own epsilon is a linear functional of it: certifying 50,000 owners costs two transforms per knot and
+level, and a small sum for each owner.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from evenhand.accounting.accountant import epsilon
 from evenhand.accounting.gaussian_profile import Array, Relation, directions, total_variation_gap
-from evenhand.accounting.loss_distribution import Complex, Grid, Transform, plan, transform
-from evenhand.accounting.noise_levels import Levels
+from evenhand.accounting.loss_distribution import (
+    LOG_FLOOR,
+    UNIT,
+    Complex,
+    Grid,
+    ReleaseSpectrum,
+    choose_grid,
+    relative_error,
+    transform_release,
+)
+from evenhand.accounting.noise_levels import NoiseLevels
 from evenhand.types import Event
 
 FEW = 8
 """Distinct budgets or owners that are solved one by one."""
-_UNIT = 2.0**-53
-_FLOOR = -50.0
-_REL = 2e-4
+_REL = 2e-4  # relative accuracy of the grids on which owners are certified
+_CELL = 0.02  # distance of knots, in logs of epsilon
+_BLOCK = 2e-4  # owners whose rates or bounds are this close (relative) share one certificate
+_RAISE = 5e-4  # by how much a guess is raised that could not be certified
 
 
-def certify(
+class _KnotPair(NamedTuple):
+    """One level at two neighbouring knots: the cheaper and the dearer release, and how many of them are composed."""
+
+    low: ReleaseSpectrum
+    high: ReleaseSpectrum
+    releases: float
+
+
+def certified_deltas(
     low: Sequence[Event],
     high: Sequence[Event],
     share: Array,
@@ -34,7 +54,7 @@ def certify(
     delta: float,
     relation: Relation = "add_remove",
 ) -> Array:
-    """Upper bound on every owner's delta at its own epsilon.
+    """Compute an upper bound on every owner's delta at its own epsilon.
 
     Args:
         low: the events of the cheaper knot.
@@ -44,83 +64,91 @@ def certify(
         delta: what they are going to be compared with; only centres the grid.
         relation: neighbouring relation.
 
+    Returns:
+        One bound per owner; an owner whose bound is at most ``delta`` is certified.
+
     Example:
-        >>> bound = certify([(0.01, 1.0, 1000)], [(0.011, 1.0, 1000)], np.array([[0.0]]), np.array([1.829]), 1e-5)
+        >>> knots = [(0.01, 1.0, 1000)], [(0.011, 1.0, 1000)]
+        >>> bound = certified_deltas(*knots, np.array([[0.0]]), np.array([1.829]), 1e-5)
         >>> bool(bound[0] <= 1e-5)
         True
     """
-    levels = Levels.of(high, relation)
+    levels = NoiseLevels.of(high, relation)
     centre = float(np.mean(epsilons))
     worst = np.zeros_like(epsilons)
     for direction in directions(relation):
         near = None if direction == "add" else centre
-        grid = plan(levels, direction, delta=delta, loss=near, rel=_REL)
+        grid = choose_grid(levels, direction, delta=delta, loss=near, rel=_REL)
         pairs = [
-            (transform(a[0], a[1], direction, grid), transform(b[0], b[1], direction, grid), float(b[2]))
+            _KnotPair(
+                transform_release(*a[:2], direction, grid), transform_release(*b[:2], direction, grid), float(b[2])
+            )
             for a, b in zip(low, high, strict=True)
         ]
-        ceiling = sum(n * np.log(np.maximum(_size(a), _size(b))) for a, b, n in pairs)
-        active = int(np.flatnonzero(np.asarray(ceiling) > _FLOOR)[-1]) + 1
+        ceiling = sum(n * np.log(np.maximum(_magnitude(a), _magnitude(b))) for a, b, n in pairs)
+        active = int(np.flatnonzero(np.asarray(ceiling) > LOG_FLOOR)[-1]) + 1
         for rows in np.array_split(np.arange(epsilons.size), max(1, epsilons.size * active // 2**19)):
             if rows.size:
-                bound = _bound(pairs, share[rows], epsilons[rows], grid, active)
+                bound = _deltas(pairs, share[rows], epsilons[rows], grid, active)
                 worst[rows] = np.maximum(worst[rows], bound)
     return worst
 
 
-def _size(knot: Transform) -> Array:
+def _magnitude(knot: ReleaseSpectrum) -> Array:
     return np.abs(knot.spectrum) + knot.error
 
 
-def _bound(
-    pairs: Sequence[tuple[Transform, Transform, float]], share: Array, epsilons: Array, grid: Grid, active: int
-) -> Array:
-    """Delta of one direction for a block of owners."""
-    log_k, log_tail, infinite = (np.zeros(epsilons.size) for _ in range(3))
-    log_g: Complex = np.zeros((epsilons.size, active), dtype=np.complex128)
+def _deltas(pairs: Sequence[_KnotPair], share: Array, epsilons: Array, grid: Grid, active: int) -> Array:
+    """Compute the bounds of one direction for a block of owners; ``active`` is how many frequencies matter."""
+    log_moment, log_tail, infinite = (np.zeros(epsilons.size) for _ in range(3))
+    log_spectrum: Complex = np.zeros((epsilons.size, active), dtype=np.complex128)
     log_error = np.zeros((epsilons.size, active))
     for level, (a, b, n) in enumerate(pairs):
         w = share[:, min(level, share.shape[1] - 1)]
         top, tail = max(a.log_moment, b.log_moment), max(a.log_tail, b.log_tail)
         part_a, part_b = (1 - w) * math.exp(a.log_moment - top), w * math.exp(b.log_moment - top)
-        log_k += n * (np.log(part_a + part_b) + top + 8 * _UNIT)
-        rest = (1 - w) * math.exp(a.log_tail - tail) + w * math.exp(b.log_tail - tail)
-        log_tail += n * (np.log(rest) + tail + 8 * _UNIT)
+        log_moment += n * (np.log(part_a + part_b) + top + 8 * UNIT)
+        mixed_tail = (1 - w) * math.exp(a.log_tail - tail) + w * math.exp(b.log_tail - tail)
+        log_tail += n * (np.log(mixed_tail) + tail + 8 * UNIT)
         infinite += n * ((1 - w) * a.infinite + w * b.infinite)
         mixed = (part_b / (part_a + part_b))[:, None]
         spectrum = (1 - mixed) * a.spectrum[:active] + mixed * b.spectrum[:active]
-        error = max(a.error, b.error) + 8 * _UNIT
+        error = max(a.error, b.error) + 8 * UNIT
         size = np.abs(spectrum)
         part = n * np.log(np.where(size > error, spectrum, error))
-        log_g += part
-        vague = np.where(size > error, error / np.maximum(size, error), 2.0)
-        log_error += n * vague + 4 * _UNIT * np.abs(part)
-    product = np.exp(np.minimum(log_g.real, 0.0) + 1j * log_g.imag)
+        log_spectrum += part
+        log_error += n * relative_error(size, error) + 4 * UNIT * np.abs(part)
+    product = np.exp(np.minimum(log_spectrum.real, 0.0) + 1j * log_spectrum.imag)
     twice = np.where((np.arange(active) == 0) | (2 * np.arange(active) == grid.size), 1.0, 2.0)
-    lost = np.abs(product) * np.expm1(np.minimum(log_error + 4 * _UNIT * np.abs(log_g.imag), 50.0))
-    floor = (lost * twice).sum(axis=1) / grid.size + math.exp(_FLOOR)
+    lost = np.abs(product) * np.expm1(np.minimum(log_error + 4 * UNIT * np.abs(log_spectrum.imag), 50.0))
+    floor = (lost * twice).sum(axis=1) / grid.size + math.exp(LOG_FLOOR)
     end, start = math.floor(grid.top / grid.width), np.floor(epsilons / grid.width) + 1
     below = epsilons - start * grid.width
     angle = 2 * math.pi / grid.size * np.arange(active)
     turn = np.exp(1j * np.outer(start, angle))
 
     def ladder(order: float) -> Complex:
-        """``sum_j exp(-order * (j - start) * width + i angle j)`` over the window from ``start`` to its end."""
+        """Return ``sum_j exp(-order * (j - start) * width + i angle j)`` over the window from ``start`` to its end."""
         step = -order * grid.width + 1j * angle
         rungs = np.maximum(end + 1 - start, 0.0)
         return np.asarray(turn * np.expm1(np.outer(rungs, step)) / np.expm1(step))
 
     payoff = ladder(grid.tilt) - np.exp(below)[:, None] * ladder(grid.tilt + 1)
     value = ((product * payoff).real * twice).sum(axis=1) / grid.size
-    rounding = 64 * _UNIT * (grid.size + active) * (np.abs(product * payoff) * twice).sum(axis=1) / grid.size
+    rounding = 64 * UNIT * (grid.size + active) * (np.abs(product * payoff) * twice).sum(axis=1) / grid.size
     slack = rounding + floor * payoff[:, 0].real
-    scale = np.exp(log_k - grid.tilt * (start * grid.width))
-    upper = np.exp(np.minimum(log_tail - grid.tail_order * end * grid.width, 0.0))
-    return np.asarray(np.minimum(1.0, scale * (np.maximum(value, 0.0) + slack) + infinite + upper))
+    scale = np.exp(log_moment - grid.tilt * (start * grid.width))
+    beyond = np.exp(np.minimum(log_tail - grid.tail_order * end * grid.width, 0.0))
+    return np.asarray(np.minimum(1.0, scale * (np.maximum(value, 0.0) + slack) + infinite + beyond))
 
 
 def pchip(x: Array, y: Array, at: Array) -> Array:
-    """Monotone cubic interpolation (Fritsch and Carlson) of increasing ``x``; ends are extended linearly.
+    """Interpolate by monotone cubics (Fritsch and Carlson) at ``at``; the ends are extended linearly.
+
+    Args:
+        x: increasing points.
+        y: a value at each of them.
+        at: where to interpolate.
 
     Example:
         >>> pchip(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 2.0]), np.array([0.5])).tolist()
@@ -146,7 +174,10 @@ def pchip(x: Array, y: Array, at: Array) -> Array:
 
 
 def mixture_share(cheap: Event, costly: Event, owner: Event, by_rate: bool) -> float:
-    """Weight on the costly knot of the mixture that dominates the owner's release."""
+    """Return the weight on the costly knot of the mixture of both knots that dominates the owner's release.
+
+    Owners differ in their rate if ``by_rate``, else in their noise.
+    """
     if by_rate:
         whole, part = costly[0] - cheap[0], owner[0] - cheap[0]
     else:
@@ -156,27 +187,23 @@ def mixture_share(cheap: Event, costly: Event, owner: Event, by_rate: bool) -> f
     return min(1.0, max(0.0, part / whole + 1e-11)) if whole > 0 else 1.0  # 1e-11: far above the rounding error
 
 
-_CELL = 0.02
-_BLOCK = 2e-4
-_STEP = 5e-4
-
-
 def owner_epsilons(
     points: Sequence[float],
     events: Callable[[float], list[Event]],
     delta: float,
     *,
     by_rate: bool,
-    tries: Sequence[float | None] = (),
+    candidates: Sequence[float | None] = (),
 ) -> list[float]:
-    """Epsilon of every owner: an upper bound, at most about 0.2 % above the exact value.
+    """Compute the epsilon of every owner: an upper bound, at most about 0.2 % above the exact value.
 
     Args:
         points: the rate (``by_rate``) or the relative bound of each owner, positive.
         events: what an owner with this rate or bound is exposed to; spends more for a larger point.
         delta: the same for all.
         by_rate: whether points are rates.
-        tries: values to try first, such as budgets: one that is certified and lower than our own guess is returned.
+        candidates: an epsilon to try first for each owner, such as its budget: it is returned if it is certified and
+            lower than the guess between knots.
 
     Example:
         >>> spent = owner_epsilons([0.01, 0.02], lambda rate: [(rate, 1.0, 100)], 1e-5, by_rate=True)
@@ -184,40 +211,40 @@ def owner_epsilons(
         True
     """
     unique, index = np.unique(np.asarray(points, dtype=float), return_inverse=True)
-    tried = np.full(unique.size, math.inf)
-    np.minimum.at(tried, index, [math.inf if value is None else value for value in tries] or math.inf)
+    least = np.full(unique.size, math.inf)
+    np.minimum.at(least, index, [math.inf if value is None else value for value in candidates] or math.inf)
     if unique.size <= FEW:
-        found = np.array([epsilon(events(float(point)), delta) for point in unique])
+        epsilons = np.array([epsilon(events(float(point)), delta) for point in unique])
     else:
-        found = _certified(unique, tried, events, delta, by_rate)
-    return [float(value) for value in found[index]]
+        epsilons = _certified_epsilons(unique, least, events, delta, by_rate)
+    return [float(value) for value in epsilons[index]]
 
 
-def _certified(
-    unique: Array, tried: Array, events: Callable[[float], list[Event]], delta: float, by_rate: bool
+def _certified_epsilons(
+    unique: Array, candidates: Array, events: Callable[[float], list[Event]], delta: float, by_rate: bool
 ) -> Array:
     """Group owners closer than ``_BLOCK`` with the dearest of them, guess between knots, certify, raise what fails."""
     blocks = np.floor(np.log(unique) / _BLOCK)
     last = np.append(np.flatnonzero(np.diff(blocks)), unique.size - 1)
     sizes = np.diff(np.append(-1, last))
     dear = unique[last]
-    least = np.minimum.reduceat(tried, last - sizes + 1)
+    least = np.minimum.reduceat(candidates, last - sizes + 1)
     ends = [epsilon(events(float(dear[place])), delta) for place in (0, -1)]
     count = max(8, math.ceil(math.log(max(ends[1] / ends[0], 1.1)) / _CELL))
     knots = np.geomspace(dear[0], dear[-1], count)
     knots[0], knots[-1] = dear[0], dear[-1]
     spent = np.maximum.accumulate([epsilon(events(float(knot)), delta) for knot in knots])
-    guess = np.minimum(least, np.exp(pchip(np.log(knots), np.log(spent), np.log(dear))) * (1 + _STEP))
+    guess = np.minimum(least, np.exp(pchip(np.log(knots), np.log(spent), np.log(dear))) * (1 + _RAISE))
     cell = np.clip(np.searchsorted(knots, dear, side="left"), 1, count - 1)
     for place in range(1, count):
         rows = cell == place
         if rows.any():
             pair = float(knots[place - 1]), float(knots[place])
-            guess[rows] = _cell(dear[rows], guess[rows], pair, float(spent[place]), events, delta, by_rate)
+            guess[rows] = _certify_cell(dear[rows], guess[rows], pair, float(spent[place]), events, delta, by_rate)
     return np.repeat(guess, sizes)
 
 
-def _cell(
+def _certify_cell(
     points: Array,
     guess: Array,
     knots: tuple[float, float],
@@ -227,7 +254,7 @@ def _cell(
     by_rate: bool,
     halvings: int = 3,
 ) -> Array:
-    """Certified epsilons of the owners between two knots.
+    """Return certified epsilons of the owners between two knots.
 
     A guess that fails is tried again between nearer knots, whose mixture is closer to the owner; then it is raised. The
     dearer knot's own epsilon always holds.
@@ -240,20 +267,21 @@ def _cell(
         ]
     )
     result = np.minimum(guess, ceiling)
-    failed = ~(certify(*pair, share, result, delta) <= delta) & (result < ceiling)
+    failed = ~(certified_deltas(*pair, share, result, delta) <= delta) & (result < ceiling)
     if halvings and failed.any():
         middle = math.sqrt(knots[0] * knots[1])
         for half, ends in ((points <= middle, (knots[0], middle)), (points > middle, (middle, knots[1]))):
             rows = failed & half
             if rows.any():
-                result[rows] = _cell(points[rows], result[rows], ends, ceiling, events, delta, by_rate, halvings - 1)
+                nearer = _certify_cell(points[rows], result[rows], ends, ceiling, events, delta, by_rate, halvings - 1)
+                result[rows] = nearer
         return result
     pending = np.flatnonzero(failed)
     for _ in range(6):
         if not pending.size:
             return result
-        result[pending] = np.minimum(result[pending] * (1 + _STEP), ceiling)
-        failed = ~(certify(*pair, share[pending], result[pending], delta) <= delta)
+        result[pending] = np.minimum(result[pending] * (1 + _RAISE), ceiling)
+        failed = ~(certified_deltas(*pair, share[pending], result[pending], delta) <= delta)
         pending = pending[failed & (result[pending] < ceiling)]
     result[pending] = ceiling
     return result

@@ -1,4 +1,7 @@
-"""A plan: every number that decides privacy, frozen, printable, hashed. Nothing here needs torch or data."""
+"""The frozen Plan: every number that decides privacy, printable and hashed. Nothing here needs torch or data.
+
+A plan has stages: steps that share rates and relative bounds. A change of budgets begins a new stage.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ import numpy as np
 
 from evenhand import untrusted
 from evenhand.accounting import accountant
+from evenhand.accounting.events import merged_noise
 from evenhand.accounting.many_owners import FEW, owner_epsilons
 from evenhand.errors import UsageError
 from evenhand.types import Event, Facts, Guarantee
 
-ONE_BY_ONE = 64
-"""Distinct owner classes whose spend is computed one by one where no single number orders them."""
+_ONE_BY_ONE = 64  # distinct owner classes whose spend is computed one by one where no single number orders them
 SCHEMA = 1
 _OWNERS_LISTED = 10  # owners that a warning lists one by one
 _LARGE = 1e12
@@ -48,7 +51,7 @@ _SHAPE: untrusted.Shape = {
     "unit": str,
     "adjacency": str,
 }
-"""What plan.json holds; see ``untrusted.fits``."""
+"""Keys of plan.json and the kinds of their values; see ``untrusted.fits``."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class PlannedLevel:
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps under the same budgets: rate and relative bound per owner class, then the levels in order.
+    """Steps under equal budgets: rate and relative bound per owner class, then the levels in order.
 
     ``plan`` is the digest of the plan that fixed them, for stages that are over. A rate of 0 means that the class was
     left out.
@@ -76,23 +79,23 @@ class Stage:
 
     @property
     def steps(self) -> int:
-        """Number of its steps."""
+        """Return the number of its steps."""
         return sum(level.count for level in self.levels)
 
     def first(self, steps: int) -> Stage:
-        """Its first ``steps`` steps."""
-        return replace(self, levels=cut(self.levels, 0, steps))
+        """Return its first ``steps`` steps."""
+        return replace(self, levels=cut_levels(self.levels, 0, steps))
 
     def events(self, rate: float, scale: float) -> list[Event]:
-        """What a record with this rate and relative bound is exposed to."""
+        """Return the events that a record with this rate and relative bound is exposed to."""
         if rate == 0:
             return []
-        return [(rate, accountant.merged(level.noise / scale, level.queries), level.count) for level in self.levels]
+        return [(rate, merged_noise(level.noise / scale, level.queries), level.count) for level in self.levels]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done and what it costs. Columns follow ``facts.owners``: one entry per budget class.
+    """Everything that will be done, and its cost. Columns follow ``facts.owners``: one entry per budget class.
 
     ``scales`` multiplies the clip bound per class; ``budgets`` is what was promised (None: nothing was), ``epsilons``
     what the whole plan spends (None: no finite epsilon is established). ``rates``, ``scales`` and ``levels`` hold for
@@ -120,29 +123,29 @@ class Plan:
 
     @property
     def certified(self) -> bool:
-        """Whether a finite epsilon may be printed for this plan."""
+        """Return whether a finite epsilon may be printed for this plan."""
         return self.guarantee in ("by construction", "proved and tested")
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the whole plan. Speed settings are not part of a plan, so they cannot change it (law 3)."""
+        """Return the hash of the whole plan; speed settings are no part of it and cannot change it (law 3)."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def from_here(self) -> Plan:
-        """The steps after the last change of budgets alone, as a plan of their own."""
+        """Return the steps after the last change of budgets alone, as a plan of their own."""
         if not self.earlier:
             return self
         alone = dataclasses.replace(self, earlier=(), steps=sum(level.count for level in self.levels))
         return dataclasses.replace(alone, epsilons=alone.spent_by_owner())
 
     def level_at(self, position: int) -> PlannedLevel:
-        """The level of step ``position`` (from 0)."""
+        """Return the level of step ``position`` (from 0)."""
         if not 0 <= position < self.steps:
             raise IndexError(f"the plan has {self.steps} steps")
         return self._levels[bisect.bisect_right(self._ends, position)]
 
     def scales_at(self, position: int) -> tuple[float, ...]:
-        """The relative bounds per class that held at step ``position``."""
+        """Return the relative bounds per class that hold at step ``position``."""
         for stage in self._stages:
             position -= stage.steps
             if position < 0:
@@ -162,43 +165,43 @@ class Plan:
         return list(itertools.accumulate(level.count for level in self._levels))
 
     def noise_seen(self, level: PlannedLevel, owner: int) -> float:
-        """Noise multiplier of a whole step for a record of this class, side queries merged in (law 6)."""
-        return accountant.merged(level.noise / self.scales[owner], level.queries)
+        """Return the noise multiplier of a whole step for a record of this class, side queries merged in (law 6)."""
+        return merged_noise(level.noise / self.scales[owner], level.queries)
 
     def events(self, owner: int = 0, steps: int | None = None) -> list[Event]:
-        """What a record of this class is exposed to in the first ``steps`` steps (all of them by default)."""
-        parts = self._stages if steps is None else until(self._stages, steps)
+        """Return what a record of this class is exposed to in the first ``steps`` steps (all of them by default)."""
+        parts = self._stages if steps is None else _first_steps(self._stages, steps)
         return [event for part in parts for event in part.events(part.rates[owner], part.scales[owner])]
 
     def spent(self, steps: int, owner: int = 0) -> float | None:
-        """Epsilon after ``steps`` steps for a record of this class; None if none is established."""
+        """Return epsilon after ``steps`` steps for a record of this class; None if none is established."""
         return accountant.epsilon(self.events(owner, steps), self.delta) if self.certified else None
 
     def spent_by_owner(self, steps: int | None = None) -> tuple[float | None, ...]:
-        """``spent`` for every class: exact for a few distinct ones, certified upper bounds for tens of thousands."""
+        """Return ``spent`` of every class: exact for a few distinct ones, certified upper bounds for many thousands."""
         if not self.certified:
             return (None,) * len(self.rates)
-        parts = until(self._stages, self.steps if steps is None else steps)
-        return spent(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
+        parts = _first_steps(self._stages, self.steps if steps is None else steps)
+        return _epsilon_by_class(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
 
     def spending(self, owner: int = 0, points: int = 64) -> list[tuple[int, float]]:
-        """(steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""
+        """Return (steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""
         return accountant.curve(self.events(owner), self.delta, points=points) if self.certified else []
 
     def warnings(self) -> list[str]:
-        """What a privacy engineer should look at before signing."""
-        found = []
+        """Return what a privacy engineer should look at before signing."""
+        warnings = []
         if self.facts.derived:
-            found.append(
+            warnings.append(
                 f"{' and '.join(self.facts.derived)} were read off the data and are printed as public facts: declare "
                 "them (labels=, group_names=) if they are not public knowledge."
             )
-        found += delta_warnings(self.delta, self.facts.records) if self.certified else []
+        warnings += delta_warnings(self.delta, self.facts.records) if self.certified else []
         if self.certified and min(level.noise for level in self.levels) < 0.3:
-            found.append("a noise multiplier below 0.3 protects single steps hardly at all.")
+            warnings.append("a noise multiplier below 0.3 protects single steps hardly at all.")
         if any(epsilon is not None and epsilon > 20 for epsilon in self.epsilons):
-            found.append("an epsilon above 20 promises next to nothing.")
-        return found
+            warnings.append("an epsilon above 20 promises next to nothing.")
+        return warnings
 
     def replacement_warnings(self, steps: int) -> list[str]:
         """Return the epsilon for REPLACING a record, of a method that releases every record in a row of its own.
@@ -231,13 +234,17 @@ class Plan:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for plan.json. Meanings never change; a new meaning gets a new key and schema number."""
+        """Return plain data for plan.json. Meanings never change; a new meaning gets a new key and schema number."""
         plain = json.loads(json.dumps(self, default=_fields))
         return {"schema": SCHEMA, **{key: value for key, value in plain.items() if key != "earlier" or value}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The plan that ``to_json`` wrote; unknown or missing keys are errors."""
+        """Return the plan that ``to_json`` wrote.
+
+        Raises:
+            UsageError: on unknown or missing keys, or on a value that no plan can have.
+        """
         fields = {f.name for f in dataclasses.fields(cls)}
         if data.get("schema") != SCHEMA or set(data) | {"earlier"} != fields | {"schema"}:
             raise UsageError("plan.json was not written by this version of evenhand, or was edited.")
@@ -260,13 +267,13 @@ class Plan:
             Stage(tuple(stage["rates"]), tuple(stage["scales"]), _levels(stage["levels"]), str(stage["plan"]))
             for stage in data.get("earlier", ())
         )
-        made = cls(**values)
-        if not made._possible():
+        plan = cls(**values)
+        if not plan._possible():
             raise UsageError("plan.json holds a number that no plan can have: it was damaged or edited.")
-        return made
+        return plan
 
     def _possible(self) -> bool:
-        """Whether the accountant can be asked about this plan: columns of one length, numbers inside their ranges."""
+        """Return whether the accountant can be asked about this plan: equally long columns, numbers in their ranges."""
         owners = len(self.facts.owners)
         columns = (
             self.budgets,
@@ -291,36 +298,36 @@ class Plan:
         return describe(self)
 
 
-def cut(levels: Sequence[PlannedLevel], begin: int, end: int) -> tuple[PlannedLevel, ...]:
-    """The levels of steps ``begin .. end - 1``.
+def cut_levels(levels: Sequence[PlannedLevel], begin: int, end: int) -> tuple[PlannedLevel, ...]:
+    """Return the levels of steps ``begin .. end - 1``.
 
     Examples:
-      >>> cut([PlannedLevel(3, 1.0, 1.0), PlannedLevel(3, 2.0, 1.0)], 2, 5)
+      >>> cut_levels([PlannedLevel(3, 1.0, 1.0), PlannedLevel(3, 2.0, 1.0)], 2, 5)
       (PlannedLevel(count=1, noise=1.0, bound=1.0, queries=()), PlannedLevel(count=2, noise=2.0, bound=1.0, queries=()))
     """
-    found, position = [], 0
+    parts, position = [], 0
     for level in levels:
         count = min(position + level.count, end) - max(position, begin)
         if count > 0:
-            found.append(replace(level, count=count))
+            parts.append(replace(level, count=count))
         position += level.count
-    return tuple(found)
+    return tuple(parts)
 
 
-def until(stages: Sequence[Stage], steps: int) -> tuple[Stage, ...]:
-    """The first ``steps`` steps of stages that follow each other."""
-    found = []
+def _first_steps(stages: Sequence[Stage], steps: int) -> tuple[Stage, ...]:
+    """Return the first ``steps`` steps of stages that follow each other."""
+    parts = []
     for stage in stages:
         part = stage.first(steps)
         steps -= part.steps
         if part.levels:
-            found.append(part)
-    return tuple(found)
+            parts.append(part)
+    return tuple(parts)
 
 
 @lru_cache(maxsize=16)
-def spent(stages: tuple[Stage, ...], delta: float, tries: tuple[float | None, ...]) -> tuple[float, ...]:
-    """Epsilon of every owner class after all these stages, composed step by step: an upper bound.
+def _epsilon_by_class(stages: tuple[Stage, ...], delta: float, budgets: tuple[float | None, ...]) -> tuple[float, ...]:
+    """Compute the epsilon of every owner class after all these stages, composed step by step: an upper bound.
 
     Exact for a few distinct classes. For many, classes must be ordered: who is exposed more in one stage is exposed at
     least as much in every other; then one number along that order certifies them all (see ``owner_epsilons``).
@@ -328,7 +335,7 @@ def spent(stages: tuple[Stage, ...], delta: float, tries: tuple[float | None, ..
     Examples:
       >>> level = PlannedLevel(100, 1.0, 1.0)
       >>> one = Stage((0.01, 0.02), (1.0, 1.0), (level,))
-      >>> once, twice = (spent((one,) * n, 1e-5, (None, None)) for n in (1, 2))
+      >>> once, twice = (_epsilon_by_class((one,) * n, 1e-5, (None, None)) for n in (1, 2))
       >>> twice[0] == accountant.epsilon([(0.01, 1.0, 200)], 1e-5) > once[0]
       True
     """
@@ -346,21 +353,23 @@ def spent(stages: tuple[Stage, ...], delta: float, tries: tuple[float | None, ..
         ]
 
     ordered = bool((np.diff(rows, axis=0) >= 0).all() and (rows > 0).all())
-    if len(rows) <= FEW or (not ordered and len(rows) <= ONE_BY_ONE):
-        found = [accountant.epsilon(events(row.tolist()), delta) for row in rows]
-        return tuple(found[index] for index in place.reshape(-1).tolist())
+    if len(rows) <= FEW or (not ordered and len(rows) <= _ONE_BY_ONE):
+        epsilons = [accountant.epsilon(events(row.tolist()), delta) for row in rows]
+        return tuple(epsilons[index] for index in place.reshape(-1).tolist())
     if not ordered:
         raise UsageError(
             f"The budgets of {len(rows)} owner classes changed in different orders, which cannot be certified. "
-            f"Keep their order (who had more has at least as much), or use at most {ONE_BY_ONE} classes."
+            f"Keep their order (who had more has at least as much), or use at most {_ONE_BY_ONE} classes."
         )
     along = np.exp(np.log(rows).mean(axis=1)) if len(stages) > 1 else rows[:, 0]
     points = along[place.reshape(-1)].tolist()
-    return tuple(owner_epsilons(points, lambda t: events(_at(t, along, rows)), delta, by_rate=by_rate, tries=tries))
+    return tuple(
+        owner_epsilons(points, lambda t: events(_row_at(t, along, rows)), delta, by_rate=by_rate, candidates=budgets)
+    )
 
 
-def _at(point: float, along: np.ndarray, rows: np.ndarray) -> list[float]:
-    """The class at a point of the order, between two classes the mixture of both in every stage."""
+def _row_at(point: float, along: np.ndarray, rows: np.ndarray) -> list[float]:
+    """Return the class at a point of the order: between two classes the mixture of both in every stage."""
     return [float(np.interp(point, along, column)) for column in rows.T] if rows.shape[1] > 1 else [point]
 
 
@@ -375,7 +384,7 @@ def default_delta(records: int) -> float:
 
 
 def delta_warnings(delta: float, records: int) -> list[str]:
-    """Say what a delta above 1/(10 N) allows, and which one to take; nothing up to there.
+    """Return what a delta above 1/(10 N) allows, and which one to take; nothing up to there.
 
     Examples:
       >>> delta_warnings(1e-4, 1000)
@@ -393,7 +402,7 @@ def delta_warnings(delta: float, records: int) -> list[str]:
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    """A dataclass as plain data; unlike ``asdict`` it copies nothing, which counts with tens of thousands of owners."""
+    """Return a dataclass as plain data, without the copies of ``asdict``: these cost time with many thousand owners."""
     return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
 
 

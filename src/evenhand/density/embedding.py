@@ -45,7 +45,7 @@ def stricter(plan: Plan, factor: float) -> Plan:
     Examples:
       >>> from evenhand.density.promises import replaced
       >>> from evenhand.density.summing import plan_of
-      >>> from evenhand.accounting.budgets import Privacy
+      >>> from evenhand import Privacy
       >>> from evenhand.types import Facts
       >>> plan = plan_of("rows", {}, [query(0.0, 1)], Privacy(1.0, 1e-5), Facts(100, (("all", 100),)))
       >>> 2.1 < replaced(plan, 2.0)[0] < 2.3, replaced(stricter(plan, 2.0), 2.0)[0] <= 1

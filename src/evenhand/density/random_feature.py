@@ -135,7 +135,7 @@ def total_noise(plan: Plan, owner: int = 0) -> float:
     """The noise multiplier of the one Gaussian release that all releases of a plan amount to, for an owner class.
 
     Examples:
-      >>> from evenhand.accounting.budgets import FixedNoise
+      >>> from evenhand import FixedNoise
       >>> plan = RandomFeatureDensity().plan(Facts(10, (("all", 10),)), FixedNoise(2.0, 1e-5))
       >>> round(total_noise(plan), 9)
       2.0

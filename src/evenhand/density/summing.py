@@ -49,7 +49,7 @@ def plan_of(
     Owners with budgets of their own get their own bound, a multiple of each query's, as idp_scale does.
 
     Examples:
-      >>> from evenhand.accounting.budgets import Privacy
+      >>> from evenhand import Privacy
       >>> facts = Facts(1000, (("all", 1000),))
       >>> made = plan_of("sums", {}, [Query("a", 0.5, 1.0), Query("b", 0.5, 2.0)], Privacy(1.0, 1e-5), facts)
       >>> made.steps, made.rates, 0.999 < made.epsilons[0] <= 1
