@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from evenhand import methods
 from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.accounting.plan import Plan
-from evenhand.composition import Method
 from evenhand.config import Config
 from evenhand.configured import planned
-from evenhand.densities import DENSITIES
 from evenhand.density import PublishedSmoothing
+from evenhand.methods import catalogue
+from evenhand.methods.composition import Method
+from evenhand.methods.density_methods import DENSITIES
 from evenhand.planning import plan
 from evenhand.reporting.svg import lines
 from evenhand.types import Facts, Public, State, Stats
@@ -58,10 +58,10 @@ def contribution(
     name: str, variants: Mapping[str, Mapping[str, Any]] | None = None, settings: Mapping[str, Any] | None = None
 ) -> Plot:
     """How long a record's weighted gradient is, by the length of its gradient; DP-SGD beside it."""
-    method = methods.method(name, settings)
+    method = catalogue.method(name, settings)
     series = {words: _lengths(method, **dict(state)) for words, state in (variants or {name: {}}).items()}
     if name not in ("dpsgd", "sgd"):
-        series["dpsgd"] = _lengths(methods.method("dpsgd"))
+        series["dpsgd"] = _lengths(catalogue.method("dpsgd"))
     title = f"What a record adds to the sum under {name}, by the length of its gradient (clip bound 1)"
     return Plot(title, "length of the record's gradient", "length of what it adds", series, next(iter(series)))
 
@@ -79,7 +79,7 @@ def _lengths(method: Method, group: int = 0, epoch: int = 0, **memory: float) ->
 
 def importance(name: str) -> Plot:
     """The weight of a record by its place in the order of losses, for records that are all clipped to the bound."""
-    method = methods.method(name)
+    method = catalogue.method(name)
     count = 100
     zero = torch.zeros(count, dtype=torch.long)
     norm = torch.full((count,), 4.0, dtype=torch.float64)
@@ -101,8 +101,8 @@ def importance(name: str) -> Plot:
 def by_budget(name: str, what: str, column: Callable[[Plan], Sequence[float]]) -> Plot:
     """What an owner with a larger budget gets, from a plan for eight owners of equal size."""
     budgets = Budgets({owner: float(k) for k, owner in enumerate(OWNED.owner_names, 1)}, DELTA)
-    made = plan(methods.method(name), budgets, data=OWNED, epochs=EPOCHS, batch_size=BATCH)
-    alike = plan(methods.method("dpsgd"), budgets, data=OWNED, epochs=EPOCHS, batch_size=BATCH)
+    made = plan(catalogue.method(name), budgets, data=OWNED, epochs=EPOCHS, batch_size=BATCH)
+    alike = plan(catalogue.method("dpsgd"), budgets, data=OWNED, epochs=EPOCHS, batch_size=BATCH)
     series = {
         words: [(float(k), value) for k, value in enumerate(column(found), 1)]
         for words, found in ((name, made), ("dpsgd", alike))
@@ -113,7 +113,7 @@ def by_budget(name: str, what: str, column: Callable[[Plan], Sequence[float]]) -
 
 def over_time(name: str, what: str = "noise multiplier") -> Plot:
     """The noise of every step when the whole schedule spends epsilon 3; the constant noise of DP-SGD beside it."""
-    series = {words: _noise(methods.method(words)) for words in (name, "dpsgd")}
+    series = {words: _noise(catalogue.method(words)) for words in (name, "dpsgd")}
     title = f"Noise of {name} over the training at epsilon {EPSILON:g}, delta {DELTA:g}, unit one record, add/remove"
     return Plot(title, "epoch", what, series, name)
 

@@ -32,7 +32,7 @@ import evenhand as eh
 from evenhand.data import sources
 from evenhand.density import MomentDensity, NoisyEmbeddingDensity, PublishedSmoothing, RandomFeatureDensity
 from evenhand.density.classes import auc_by_class
-from evenhand.features.extracting import extract
+from evenhand.models.features import extract
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SOURCES = dict(zip(density_page.DATA, ("mnist", "unbalanced-mnist", "cifar10-subset", "ham10000"), strict=True))

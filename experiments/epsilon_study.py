@@ -16,10 +16,10 @@ from pathlib import Path
 import plotting
 
 from evenhand.accounting import accountant
+from evenhand.methods.schedules import Constant
 from evenhand.published import Setting, dpsgd_f
 from evenhand.reporting.svg import lines
 from evenhand.reporting.text import bound
-from evenhand.schedules import Constant
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 COUNTS = 10.0

@@ -22,14 +22,15 @@ from following import DIGITS, command, curve, drawn, followed, table, words
 from torch import Tensor, nn
 
 import evenhand as eh
-from evenhand import methods, models, registry
+from evenhand import models
 from evenhand.comparison import grid
 from evenhand.data import Data, load
 from evenhand.gradients import per_sample
+from evenhand.methods import catalogue, registry
+from evenhand.methods.rules import GroupClip
 from evenhand.private import Private
 from evenhand.reporting.frames import Estimate
 from evenhand.reporting.intervals import over_seeds
-from evenhand.rules import GroupClip
 from evenhand.types import Facts, State
 
 HERE = Path(__file__).parent
@@ -81,7 +82,7 @@ def trained(name: str, train: Data, test: Data, settings: Settings, seed: int) -
     """One training; a row after each epoch: loss, gradient norm and clip bound by group."""
     torch.manual_seed(seed)
     model = models.build("logistic", train.facts)
-    method = methods.method(name, {"bound": settings.bound})
+    method = catalogue.method(name, {"bound": settings.bound})
     if name == "dpsgd_f":
         registry.register(Remembering)
         method = dataclasses.replace(method, rule=Remembering())

@@ -8,7 +8,8 @@ import torch
 
 from evenhand import coupling
 from evenhand.accounting.budgets import Privacy
-from evenhand.data import Data, digits, wrap
+from evenhand.data import Data, wrap
+from evenhand.data.sources import digits
 from evenhand.planning import Plan, plan
 
 torch.set_num_threads(1)

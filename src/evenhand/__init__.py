@@ -14,8 +14,8 @@ _PUBLIC = {
     "load": "evenhand.loading",
     "plan": "evenhand.planning",
     "Plan": "evenhand.planning",
-    "Method": "evenhand.methods",
-    "method": "evenhand.methods",
+    "Method": "evenhand.methods.catalogue",
+    "method": "evenhand.methods.catalogue",
     "Privacy": "evenhand.accounting.budgets",
     "Budgets": "evenhand.accounting.budgets",
     "FixedNoise": "evenhand.accounting.budgets",
@@ -25,10 +25,25 @@ _PUBLIC = {
     "Stats": "evenhand.types",
     "State": "evenhand.types",
 }
-_MODULES = (
-    *("accounting", "augmenting", "averaging", "data", "density", "errors", "features", "gradients", "losses"),
-    *("models", "privacy", "queries", "reporting", "rules", "schedules", "testing"),
-)
+_MODULES = {
+    "accounting": "evenhand.accounting",
+    "augmenting": "evenhand.augmenting",
+    "averaging": "evenhand.averaging",
+    "data": "evenhand.data",
+    "density": "evenhand.density",
+    "errors": "evenhand.errors",
+    "features": "evenhand.models.features",
+    "gradients": "evenhand.gradients",
+    "losses": "evenhand.losses",
+    "methods": "evenhand.methods",
+    "models": "evenhand.models",
+    "privacy": "evenhand.privacy",
+    "queries": "evenhand.methods.queries",
+    "reporting": "evenhand.reporting",
+    "rules": "evenhand.methods.rules",
+    "schedules": "evenhand.methods.schedules",
+    "testing": "evenhand.testing",
+}
 
 __version__ = "0.1.0"
 __all__ = [*_PUBLIC, *_MODULES]
@@ -41,7 +56,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name in _MODULES:
-        return importlib.import_module(f"evenhand.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'evenhand' has no attribute {name!r}")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenhand import checkpoints, guards, registry
+from evenhand import checkpoints, guards
 from evenhand.accounting.plan import Plan
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.coupling import Coupling
@@ -18,6 +18,7 @@ from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute
 from evenhand.losses import Loss
 from evenhand.mechanism import Mechanism
+from evenhand.methods import registry
 from evenhand.privacy.ledger import Ledger
 from evenhand.private import Kept, Private
 from evenhand.run_files import digests, mend

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from evenhand.data import Data, Declaration
-    from evenhand.data.owning import Roles
+    from evenhand.data.owners_and_groups import Roles
     from evenhand.types import Facts
 
 __all__ = ["PYTHON", "Config", "absolute", "from_toml", "key", "literal", "merged", "of_run", "to_toml"]
@@ -104,7 +104,7 @@ class Config:
     @property
     def roles(self) -> tuple[Roles, Roles]:
         """Where owners, groups and budgets by record come from: columns of the user's own file, and what is beside."""
-        from evenhand.data.owning import Roles
+        from evenhand.data.owners_and_groups import Roles
 
         asked = Roles(self.owners, self.groups, self.record_budgets)
         return asked.of_table(self.label, self.columns) if self.own_data else (Roles(), asked)
@@ -146,8 +146,8 @@ class Config:
         train, test = self._records()
         if self.features is None:
             return train, test
-        from evenhand.data.featured import featured
-        from evenhand.features import extract
+        from evenhand.data.feature_cache import featured
+        from evenhand.models.features import extract
 
         keep = not self.own_data and not usercode.is_own(self.features)
         train = featured(train, self.features, extract, keep=keep)
@@ -156,7 +156,7 @@ class Config:
     def _records(self) -> tuple[Data, Data | None]:
         """The records before features are made of them. Without classes nothing held out can be evaluated."""
         from evenhand.data import load, read
-        from evenhand.data.owning import assigned
+        from evenhand.data.owners_and_groups import assigned
         from evenhand.data.tables import split
 
         beside = self.roles[1]

@@ -12,11 +12,11 @@ from evenhand.accounting.budgets import Budgets, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.config import Config, to_toml
 from evenhand.data import Data
-from evenhand.data.overlap import refuse_training_records
-from evenhand.data.survey import survey
+from evenhand.data.row_digests import survey
+from evenhand.data.training_overlap import refuse_training_records
 from evenhand.guards import Compute
 from evenhand.integrations.loggers import Broadcast, Logger, released
-from evenhand.methods import method
+from evenhand.methods.catalogue import method
 from evenhand.planning import plan
 from evenhand.results import Run
 from evenhand.runs import Folder, write_durably, write_json

@@ -11,10 +11,10 @@ import secrets
 from dataclasses import dataclass, field
 
 from evenhand.accounting.plan import Plan
-from evenhand.data import copies
+from evenhand.data import duplicate_rows
+from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import identity
-from evenhand.data.survey import survey
-from evenhand.data.wrapping import Data
+from evenhand.data.row_digests import survey
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import PlanMismatchError
 from evenhand.runs import Folder, write_durably, write_json
@@ -61,7 +61,7 @@ class Counting:
             return
         run, before = hold(self.folder, data), self.folder.composition()
         if not self.folder.ledger().reserved:
-            copies.tell(data)
+            duplicate_rows.tell(data)
         if before is None and not self.compose:
             before = {"runs": None}
             write_json(self.folder.composition_file, before)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.errors import CoupledError, EvenhandError, UnsupportedModelError
 from evenhand.gradients.company import Company, Finding, Rows
 from evenhand.gradients.footprint import out_of_memory

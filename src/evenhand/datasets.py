@@ -19,8 +19,8 @@ from filelock import FileLock, Timeout
 
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan, Stage
+from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import assignment, fingerprint
-from evenhand.data.wrapping import Data
 from evenhand.errors import EvenhandError, UsageError
 from evenhand.privacy.ledger import Reading
 from evenhand.privacy.statement_warnings import insecure

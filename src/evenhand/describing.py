@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand.accounting import owner_classes
-from evenhand.densities import DENSITIES
+from evenhand.methods.density_methods import DENSITIES
 from evenhand.privacy.statement import rounded_up
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.errors import DataError
 from evenhand.reporting.frames import GroupFrame, accuracy_by_group
 from evenhand.reporting.measures import Measures, measure

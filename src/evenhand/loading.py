@@ -107,7 +107,7 @@ def predict(path: str | Path, table: Table | Any, *, model: nn.Module | str | No
     import torch
 
     from evenhand.data import Table, from_frame
-    from evenhand.features import extract
+    from evenhand.models.features import extract
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evenhand import evaluation
 from evenhand.averaging import Average
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.integrations.loggers import Broadcast, released
 from evenhand.interrupting import Interrupted, signals
 from evenhand.optimizing import Schedule

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
+from evenhand.methods.queries import Count, Query
+from evenhand.methods.rules import Rule, SampleRule
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
-from evenhand.queries import Count, Query
 from evenhand.releasing import Ahead
-from evenhand.rules import Rule, SampleRule
 from evenhand.streams import Stream
 from evenhand.summation import Summation, ratio_of
 from evenhand.types import Public

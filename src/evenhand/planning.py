@@ -9,15 +9,16 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from evenhand import _validate, registry
+from evenhand import _validate
 from evenhand.accounting import calibration
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.accounting.events import merged_noise
 from evenhand.accounting.many_owners import FEW
 from evenhand.accounting.plan import Plan, PlannedLevel, default_delta
 from evenhand.errors import UsageError
-from evenhand.methods import Method
-from evenhand.methods import method as find_method
+from evenhand.methods import registry
+from evenhand.methods.catalogue import Method
+from evenhand.methods.catalogue import method as find_method
 from evenhand.types import Facts, Level
 
 __all__ = ["Plan", "PlannedLevel", "default_batch", "default_delta", "plan"]

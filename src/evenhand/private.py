@@ -18,10 +18,10 @@ from evenhand.augmenting import Handed
 from evenhand.averaging import Average
 from evenhand.counting import Counting
 from evenhand.coupling import Coupling
-from evenhand.data.finite import LeftOut, check_finite
+from evenhand.data.dataset import Data, wrap
+from evenhand.data.not_finite import LeftOut, check_finite
+from evenhand.data.row_digests import survey
 from evenhand.data.sampling import PoissonSampler, draw
-from evenhand.data.survey import survey
-from evenhand.data.wrapping import Data, wrap
 from evenhand.errors import BatchReuseError, CoupledError, PlanMismatchError
 from evenhand.gradients import randomness
 from evenhand.gradients.blocks import Blocks

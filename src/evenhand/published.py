@@ -15,7 +15,7 @@ from evenhand import _validate
 from evenhand.accounting import accountant, calibration, rdp, zcdp
 from evenhand.accounting.events import merged_noise
 from evenhand.errors import UsageError
-from evenhand.schedules import Constant, Linear, Phases, Schedule, Step, Time
+from evenhand.methods.schedules import Constant, Linear, Phases, Schedule, Step, Time
 from evenhand.types import Event
 
 LEAST_NOISE = 1e-4

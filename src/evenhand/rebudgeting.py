@@ -16,7 +16,7 @@ from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.accounting.plan import Plan
 from evenhand.config import of_run
 from evenhand.counting import hold
-from evenhand.data.wrapping import wrap
+from evenhand.data.dataset import wrap
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
 from evenhand.privacy.ledger import Ledger, refuse_blocked, refuse_withdrawn

@@ -6,14 +6,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from evenhand import _validate, registry
+from evenhand import _validate
 from evenhand.accounting import remaining_budget
 from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.accounting.events import merged_noise
 from evenhand.accounting.plan import Plan, PlannedLevel, Stage, cut_levels
-from evenhand.composition import Method
 from evenhand.errors import CalibrationError, UsageError
-from evenhand.methods import method as find_method
+from evenhand.methods import registry
+from evenhand.methods.catalogue import method as find_method
+from evenhand.methods.composition import Method
 from evenhand.planning import budgets_of, level_of, stretches_of
 from evenhand.privacy.statement import rounded_up
 

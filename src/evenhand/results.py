@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
-    from evenhand.data.wrapping import Data
+    from evenhand.data.dataset import Data
     from evenhand.planning import Plan
 
 
@@ -136,7 +136,7 @@ class Run:
         if test is None:
             frame = _recorded(recorded)
         else:
-            from evenhand.data.wrapping import wrap
+            from evenhand.data.dataset import wrap
             from evenhand.evaluation import evaluate
 
             data = wrap(test, groups=groups) if groups is not None else wrap(test)
@@ -147,8 +147,8 @@ class Run:
 
     def _refuse_training_records(self, data: Data) -> None:
         """Compare with the digests that training left; where they are gone, say that nothing was compared."""
-        from evenhand.data.overlap import refuse_training_records
-        from evenhand.data.survey import Survey
+        from evenhand.data.row_digests import Survey
+        from evenhand.data.training_overlap import refuse_training_records
 
         if self.folder.rows_file.exists():
             refuse_training_records(Survey.from_bytes(self.folder.rows_file.read_bytes()), data)

@@ -20,10 +20,10 @@ from evenhand.errors import UnsupportedModelError
 from evenhand.gradients.loops import is_column, loops
 from evenhand.gradients.measuring import LARGEST, numbers
 from evenhand.mechanism import Mechanism
+from evenhand.methods.rules import SampleRule
 from evenhand.planning import PlannedLevel
 from evenhand.privacy import noise
 from evenhand.releasing import release_few, release_parts
-from evenhand.rules import SampleRule
 from evenhand.streams import Stream
 from evenhand.types import Batch, Commit, Pass, State, Stats
 from evenhand.weighing import total_of, weights_of

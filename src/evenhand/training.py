@@ -16,10 +16,10 @@ from evenhand.attachment import start
 from evenhand.augmenting import Augment, views_of
 from evenhand.averaging import EMA, Average
 from evenhand.config import PYTHON, Config, of_run, to_toml
-from evenhand.data.overlap import refuse_training_records
-from evenhand.data.owning import by_record
-from evenhand.data.survey import survey
-from evenhand.data.wrapping import Data, wrap
+from evenhand.data.dataset import Data, wrap
+from evenhand.data.owners_and_groups import by_record
+from evenhand.data.row_digests import survey
+from evenhand.data.training_overlap import refuse_training_records
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.gradients.wrapped import refuse_wrapped
@@ -27,8 +27,8 @@ from evenhand.guards import Compute, seen
 from evenhand.integrations.loggers import Broadcast, Logger
 from evenhand.looping import Aside, run
 from evenhand.losses import Loss, default_loss
-from evenhand.methods import Method
-from evenhand.methods import method as find_method
+from evenhand.methods.catalogue import Method
+from evenhand.methods.catalogue import method as find_method
 from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
 from evenhand.planning import Plan
 from evenhand.planning import plan as make_plan

@@ -12,11 +12,11 @@ from torch.func import vmap
 
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients.measuring import numbers
-from evenhand.queries import Count, Query
-from evenhand.rules import BatchRule, Rule, SampleRule
+from evenhand.methods.queries import Count, Query
+from evenhand.methods.rules import BatchRule, Rule, SampleRule
 from evenhand.types import State, Stats
 
-_OURS = ("evenhand.rules.", "evenhand.queries.")
+_OURS = ("evenhand.methods.rules.", "evenhand.methods.queries.")
 
 
 def weights_of(rule: Rule, stats: Stats, state: State) -> Tensor:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.errors import UsageError
-from evenhand.schedules import Constant, Linear, Phases, Schedule, Step, Table, Time
+from evenhand.methods.schedules import Constant, Linear, Phases, Schedule, Step, Table, Time
 
 SHAPES: list[tuple[Schedule, object]] = [
     (Constant(bound=2.0), lambda epoch: 1.0),

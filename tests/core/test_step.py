@@ -14,11 +14,11 @@ from evenhand.accounting.budgets import Privacy
 from evenhand.data import wrap
 from evenhand.gradients import per_sample
 from evenhand.mechanism import Mechanism
-from evenhand.methods import Method
+from evenhand.methods.catalogue import Method
+from evenhand.methods.rules import Clip, Identity, Ordered
+from evenhand.methods.schedules import Constant
 from evenhand.planning import plan
 from evenhand.privacy import noise as noises
-from evenhand.rules import Clip, Identity, Ordered
-from evenhand.schedules import Constant
 from evenhand.step import private_gradient
 from evenhand.streams import Stream
 from evenhand.summation import Summation

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evenhand import step
-from evenhand.rules import BatchRule, SampleRule
+from evenhand.methods.rules import BatchRule, SampleRule
 from evenhand.types import Public, State, Stats
 from evenhand.weighing import by_row, weights_of
 

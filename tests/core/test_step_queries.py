@@ -14,12 +14,12 @@ from torch import Tensor
 from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UnsupportedModelError
 from evenhand.mechanism import Mechanism
-from evenhand.methods import Method
+from evenhand.methods.catalogue import Method
+from evenhand.methods.queries import Count, GroupSizes, Query
+from evenhand.methods.rules import Clip
 from evenhand.planning import Plan, plan
 from evenhand.privacy import noise
-from evenhand.queries import Count, GroupSizes, Query
 from evenhand.releasing import Ahead, release_few
-from evenhand.rules import Clip
 from evenhand.step import Released, private_gradient, rehearse
 from evenhand.streams import Stream
 from evenhand.types import Facts, State, Stats

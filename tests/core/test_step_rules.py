@@ -15,10 +15,10 @@ from torch import Tensor
 from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UnsupportedModelError
 from evenhand.mechanism import Mechanism
-from evenhand.methods import Method
+from evenhand.methods.catalogue import Method
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import BatchRule, Clip, SampleRule
 from evenhand.planning import plan
-from evenhand.queries import Query
-from evenhand.rules import BatchRule, Clip, SampleRule
 from evenhand.step import bounded, private_gradient, rehearse
 from evenhand.streams import Stream
 from evenhand.types import Facts, State, Stats

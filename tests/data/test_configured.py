@@ -13,7 +13,7 @@ from made_up import chexpert, fashion, save
 from commands import evenhand, result
 from evenhand.config import Config, from_toml, of_run, to_toml
 from evenhand.data import Data
-from evenhand.data.featured import featured
+from evenhand.data.feature_cache import featured
 from evenhand.data.fingerprint import fingerprint
 from evenhand.errors import UsageError
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from commands import evenhand, result
-from evenhand.data import fetching, load, sources
-from evenhand.data.places import Place, data_folder
-from evenhand.data.source import File, Source
+from evenhand.data import load, sources
+from evenhand.data.sources import download
+from evenhand.data.sources.base import File, Place, Source, data_folder
 from evenhand.errors import DataError, UsageError
 
 CONTENT = b"some published bytes" * 50_000
@@ -47,18 +47,18 @@ def source(base: str, digest: str = hashlib.sha256(CONTENT).hexdigest()) -> Sour
 
 def test_files_are_fetched_checked_and_not_fetched_twice(server: str, tmp_path: Path) -> None:
     place, seen = Place(tmp_path / "data" / "made-up"), []
-    written = fetching.fetch(source(server), place, lambda *told: seen.append(told))
+    written = download.fetch(source(server), place, lambda *told: seen.append(told))
     assert [file.name for file in written] == ["one.gz", "two"]
     assert (place.folder / "one.gz").read_bytes() == CONTENT
     assert seen[-2] == ("one.gz", len(CONTENT), len(CONTENT))
     assert len(seen) > 3, "progress is told while it goes on"
-    assert fetching.fetch(source("http://127.0.0.1:1"), place) == []
+    assert download.fetch(source("http://127.0.0.1:1"), place) == []
 
 
 def test_another_file_than_the_published_one_is_not_kept(server: str, tmp_path: Path) -> None:
     place = Place(tmp_path / "data")
     with pytest.raises(DataError, match="sha256 checksum differs, so nothing was kept"):
-        fetching.fetch(source(server, "0" * 64), place)
+        download.fetch(source(server, "0" * 64), place)
     assert list(place.folder.iterdir()) == []
 
 
@@ -67,7 +67,7 @@ def test_without_the_file_the_error_says_what_to_put_where(server: str, tmp_path
     (tmp_path / "served" / "one.gz").unlink()
     place = Place(tmp_path / "data")
     with pytest.raises(UsageError, match=r"one, two \(gzipped or not\) into .*data"):
-        fetching.fetch(source(server if base == "served" else base), place)
+        download.fetch(source(server if base == "served" else base), place)
     assert list(place.folder.iterdir()) == []
 
 
@@ -83,7 +83,7 @@ def test_a_download_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
         threading.Thread(target=running.serve_forever, args=(0.02,)).start()
         place = Place(tmp_path / "data")
         with pytest.raises(UsageError):
-            fetching.fetch(source(f"http://127.0.0.1:{running.server_address[1]}"), place)
+            download.fetch(source(f"http://127.0.0.1:{running.server_address[1]}"), place)
         running.shutdown()
     assert list(place.folder.iterdir()) == []
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenhand.data import files
+from evenhand.data import read_files
 from evenhand.errors import UsageError
 
 SECRET = "alice-secret-4711"
@@ -38,7 +38,7 @@ def told(folder: Path, suffix: str, data: bytes) -> str:
     """The messages of reading a file and its header; any other error than a refusal comes through."""
     file, messages = folder / f"data{suffix}", []
     file.write_bytes(data)
-    for reader in (files.read, files.header):
+    for reader in (read_files.read, read_files.header):
         try:
             reader(file)
         except UsageError as error:

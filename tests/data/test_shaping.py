@@ -7,8 +7,8 @@ import torch
 
 from evenhand.data import Data, load, wrap
 from evenhand.data.fingerprint import fingerprint
-from evenhand.data.owning import labels
-from evenhand.data.shaping import Shape
+from evenhand.data.owners_and_groups import labels
+from evenhand.data.sources.variants import Shape
 from evenhand.errors import UsageError
 
 

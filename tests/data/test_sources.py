@@ -10,7 +10,7 @@ import torch
 
 from evenhand.data import Data, load
 from evenhand.data.fingerprint import fingerprint
-from evenhand.data.owning import labels
+from evenhand.data.owners_and_groups import labels
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -95,7 +95,7 @@ def test_ham10000_keeps_every_lesion_on_one_side() -> None:
     train, test = real("ham10000")
     counts = {"nv": 6705, "mel": 1113, "bkl": 1099, "bcc": 514, "akiec": 327, "vasc": 142, "df": 115}
     assert by_group(train, test) == counts
-    from evenhand.data.source import held_out
+    from evenhand.data.sources.base import held_out
 
     lesions = files_of_ham()["lesion_id"].tolist()
     side = held_out(lesions, 0.2, seed=0)
@@ -108,9 +108,9 @@ def test_ham10000_keeps_every_lesion_on_one_side() -> None:
 
 
 def files_of_ham() -> dict:
-    from evenhand.data import files
+    from evenhand.data import read_files
 
-    return files.arrays(SHARED / "ham10000" / "ham10000_28x28_rgb.npz")
+    return read_files.arrays(SHARED / "ham10000" / "ham10000_28x28_rgb.npz")
 
 
 def test_the_subset_of_cifar10_is_balanced() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evenhand.accounting.budgets import Budgets, FixedNoise, Promise
 from evenhand.accounting.plan import Plan
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density.chunks import as_data
 from evenhand.density.summing import Query, Releases, plan_of
 from evenhand.streams import Stream

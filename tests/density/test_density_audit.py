@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density import embedding as rows
 from evenhand.density import fourier, moments
 from evenhand.density.moments import Embedding

@@ -12,7 +12,7 @@ import torch
 from density_exact import Exact, planned, wrapped
 from torch import Tensor
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density import MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity, fourier, moments
 from evenhand.density import embedding as rows
 from evenhand.density.chunks import CHUNK, chunks

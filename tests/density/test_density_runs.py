@@ -17,10 +17,10 @@ from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.config import Config
 from evenhand.configured import planned, train
 from evenhand.data import Data
-from evenhand.densities import DENSITIES
 from evenhand.density import METHODS, MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity
 from evenhand.density.rebuilding import rebuilt
 from evenhand.errors import UsageError
+from evenhand.methods.density_methods import DENSITIES
 from evenhand.privacy.statement import rounded_up
 from evenhand.types import Facts
 

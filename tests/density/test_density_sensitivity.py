@@ -13,7 +13,7 @@ from density_exact import Exact, two_owners, worst_move, wrapped
 from torch import Tensor
 
 from evenhand.accounting.plan import Plan
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density import embedding as rows
 from evenhand.density import fourier, moments
 from evenhand.density.moments import Embedding

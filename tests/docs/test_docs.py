@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pages import DOCS, ROOT, Block, blocks, text, with_examples, written
 
-from evenhand import registry
 from evenhand.cli import main
+from evenhand.methods import registry
 
 ADULT = ROOT.parent / "shared" / "data" / "adult"
 SITE = re.compile(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(?:https?:)?//', re.IGNORECASE)
@@ -44,7 +44,7 @@ def test_no_page_loads_anything_from_the_network(built: Path) -> None:
 def test_the_reference_names_every_command_method_and_error(built: Path) -> None:
     from evenhand import errors
     from evenhand.cli import app
-    from evenhand.methods import catalogue
+    from evenhand.methods.catalogue import catalogue
 
     reference = {page.stem: page.read_text() for page in (built / "reference").glob("*.html")}
     for command in app.registered_commands:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenhand import methods
-from evenhand.densities import DENSITIES
+from evenhand.methods import catalogue
+from evenhand.methods.density_methods import DENSITIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 NUMBER = re.compile(r"-?\d+\.?\d*")
@@ -24,7 +24,7 @@ def plots(monkeypatch: pytest.MonkeyPatch) -> dict:
 
 
 def test_every_method_has_a_picture_on_its_page(plots: dict) -> None:
-    names = [*(recipe.name for recipe in methods.catalogue()), *DENSITIES]
+    names = [*(recipe.name for recipe in catalogue.catalogue()), *DENSITIES]
     assert sorted(set(names) & set(plots)) == sorted(
         name for name in names if (DOCS / "methods" / f"{name}.md").exists()
     )

@@ -9,7 +9,7 @@ from torch import nn
 
 import evenhand as eh
 from evenhand.attachment import Private
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 
 RECORDS, STEPS = 200, 20
 

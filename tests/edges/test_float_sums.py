@@ -18,8 +18,8 @@ from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.bookkeeping import Bookkeeping
 from evenhand.gradients.microbatches import MicroBatches
 from evenhand.gradients.rooms import Room
+from evenhand.methods.rules import Clip
 from evenhand.privacy import noise
-from evenhand.rules import Clip
 from evenhand.summation import MOST_ROWS, Summation, joint_rows, levels
 from evenhand.testing import check as check_rule
 

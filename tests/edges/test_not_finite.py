@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 import evenhand as eh
 from commands import evenhand
 from evenhand.config import Config, from_toml, to_toml
-from evenhand.data import survey as looking
+from evenhand.data import row_digests as looking
 from evenhand.data import wrap
-from evenhand.data.survey import survey
+from evenhand.data.row_digests import survey
 from evenhand.density import MomentDensity
 from evenhand.errors import DataError
 

@@ -56,9 +56,10 @@ def test_a_variant_is_named_by_what_can_be_typed() -> None:
 
 
 def test_every_packaged_study_names_methods_that_can_be_typed() -> None:
-    from evenhand import density, methods
+    from evenhand import density
+    from evenhand.methods import catalogue
 
-    known = {recipe.name for recipe in methods.catalogue()} | set(density.METHODS)
+    known = {recipe.name for recipe in catalogue.catalogue()} | set(density.METHODS)
     for found in recommending.table()["studies"]:
         assert {line["settings"]["method"] for line in found["methods"].values()} <= known
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import evenhand as eh
-from evenhand import registry
 from evenhand.comparison.grid import Cell
 from evenhand.config import Config
 from evenhand.errors import UsageError
+from evenhand.methods import registry
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PRINTED = {"Adult": 3.1, "Dutch": 2.66, "MNIST": 6.55}

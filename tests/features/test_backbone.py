@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from evenhand.errors import UnsupportedModelError, UsageError
-from evenhand.features import extract, names
+from evenhand.models.features import extract, names
 
 NETS = """
 import torch

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from evenhand.errors import UsageError
-from evenhand.features import extract
-from evenhand.features.scattering import CACHED, CHANNELS, coefficients, padded, scattering
+from evenhand.models.features import extract
+from evenhand.models.scattering import CACHED, CHANNELS, coefficients, padded, scattering
 
 
 def drawn(*shape: int) -> Tensor:

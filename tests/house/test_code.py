@@ -39,8 +39,8 @@ def test_no_file_is_longer_than_450_lines() -> None:
     assert {name: lines for name, lines in long.items() if lines > 450} == {}
 
 
-def test_folders_are_at_most_two_deep() -> None:
-    deep = [file for file in (ROOT / "src" / "evenhand").rglob("*.py") if len(file.relative_to(ROOT).parts) > 4]
+def test_folders_are_at_most_three_deep() -> None:
+    deep = [file for file in (ROOT / "src" / "evenhand").rglob("*.py") if len(file.relative_to(ROOT).parts) > 5]
     assert deep == []
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import evenhand as eh
-from evenhand import registry
 from evenhand.cli import main
 from evenhand.cli.methods import rows, table
 from evenhand.data import Data
-from evenhand.methods import catalogue
+from evenhand.methods import registry
+from evenhand.methods.catalogue import catalogue
 from evenhand.planning import plan
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from commands import evenhand, result
 from evenhand.data import Data
-from evenhand.data.owning import Roles, assigned
+from evenhand.data.owners_and_groups import Roles, assigned
 from evenhand.errors import EvenhandError
 
 SECRET = "alice-secret-4711"

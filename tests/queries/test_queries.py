@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from evenhand import queries as package
 from evenhand.errors import UnsupportedModelError, UsageError
-from evenhand.queries import Count, Exceedance, GroupCounts, GroupSizes, Query
+from evenhand.methods import queries as package
+from evenhand.methods.queries import Count, Exceedance, GroupCounts, GroupSizes, Query
 from evenhand.types import Facts, Public, State, Stats
 from evenhand.weighing import total_of
 

@@ -13,17 +13,16 @@ import torch
 from evenhand.accounting import rdp
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy
 from evenhand.accounting.plan import Plan
-from evenhand.catalogue import RECIPES
 from evenhand.cli.methods import rows
-from evenhand.densities import DENSITIES
 from evenhand.density import PublishedSmoothing
 from evenhand.errors import UsageError
 from evenhand.mechanism import Mechanism
-from evenhand.methods import Method, catalogue, method
+from evenhand.methods.catalogue import RECIPES, Method, catalogue, method
+from evenhand.methods.density_methods import DENSITIES
+from evenhand.methods.queries import Exceedance, GroupCounts, GroupSizes
+from evenhand.methods.rules import Clip, GlobalAdapt, GroupClip, Ordered, Psac
+from evenhand.methods.schedules import Linear, Phases, Step, Table
 from evenhand.planning import plan
-from evenhand.queries import Exceedance, GroupCounts, GroupSizes
-from evenhand.rules import Clip, GlobalAdapt, GroupClip, Ordered, Psac
-from evenhand.schedules import Linear, Phases, Step, Table
 from evenhand.step import private_gradient, rehearse
 from evenhand.streams import Stream
 from evenhand.types import Batch, Facts, Pass

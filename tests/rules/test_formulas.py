@@ -13,7 +13,7 @@ from rows import column, rows, state
 from torch.func import vmap
 
 from evenhand.errors import UsageError
-from evenhand.rules import AutoS, Clip, Global, GlobalAdapt, GlobalAdaptV2, Nsgd, Psac, SampleRule
+from evenhand.methods.rules import AutoS, Clip, Global, GlobalAdapt, GlobalAdaptV2, Nsgd, Psac, SampleRule
 from evenhand.types import Public, State, Stats
 
 NORMS = [0.0, 1e-300, 1e-9, 0.01, 0.3, 0.7499, 0.75, 0.7501, 1.0, 2.9, 3.0, 3.1, 49.0, 50.0, 51.0, 1e9, 1e200]
@@ -97,7 +97,7 @@ def test_the_threshold_of_v2_decays_by_epochs(shape: str, slow: Callable[[int], 
 
 
 def test_epochs_of_rules_are_those_of_schedules() -> None:
-    from evenhand.schedules import Linear
+    from evenhand.methods.schedules import Linear
 
     for per_epoch in (0.7, 1.0, 2.3, 7.0, 31.3):
         noises = [level.noise for count, level in Linear(decay=0.5).segments(200, per_epoch) for _ in range(count)]

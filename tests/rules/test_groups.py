@@ -12,7 +12,7 @@ from rows import rows, state
 from torch.func import vmap
 
 from evenhand.errors import UsageError
-from evenhand.rules import GroupClip, GroupReweight
+from evenhand.methods.rules import GroupClip, GroupReweight
 from evenhand.types import Facts, State, Stats
 
 ANY = st.floats(-1e12, 1e12) | st.sampled_from([0.0, -0.0, 1.0, 0.5, 1e-300, -1e-300])

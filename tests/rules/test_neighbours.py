@@ -8,9 +8,9 @@ import torch
 from rows import column, rows, state
 from torch import Tensor
 
-from evenhand.rules import Ordered, ordered_sum
-from evenhand.rules.ordering import scores
-from evenhand.rules.tails import Beta, Heights
+from evenhand.methods.rules import Ordered, ordered_sum
+from evenhand.methods.rules.ordered import scores
+from evenhand.methods.rules.tails import Beta, Heights
 from evenhand.types import State, Stats
 
 BOUNDS = (0.3, 1.0, 2.5)

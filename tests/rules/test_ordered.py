@@ -14,11 +14,11 @@ from scipy.integrate import quad
 from scipy.special import betainc
 from torch import Tensor
 
-from evenhand import registry
 from evenhand.errors import UsageError
-from evenhand.rules import BatchRule, Clip, Identity, Ordered, Psac, ordered_sum
-from evenhand.rules.ordering import scores, shuffled
-from evenhand.rules.tails import Beta, Heights, Tail, heights
+from evenhand.methods import registry
+from evenhand.methods.rules import BatchRule, Clip, Identity, Ordered, Psac, ordered_sum
+from evenhand.methods.rules.ordered import scores, shuffled
+from evenhand.methods.rules.tails import Beta, Heights, Tail, heights
 from evenhand.types import State, Stats
 
 Function = Callable[[float], float]

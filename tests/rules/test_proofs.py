@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evenhand import registry
-from evenhand.rules import BatchRule
+from evenhand.methods import registry
+from evenhand.methods.rules import BatchRule
 
 ROOT = Path(__file__).parents[2]
 PROOFS = ROOT / "docs" / "proofs"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from commands import evenhand
-from evenhand import registry
+from evenhand.methods import registry
 
 RULE = '''
 from dataclasses import dataclass
 
-from evenhand.rules import SampleRule, register
+from evenhand.methods.rules import SampleRule, register
 
 
 @register
@@ -34,7 +34,7 @@ class Mine(SampleRule):
 QUERY = '''
 from dataclasses import dataclass
 
-from evenhand.queries import Query, register
+from evenhand.methods.queries import Query, register
 
 
 @register

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from evenhand.queries import GroupCounts
-from evenhand.rules import Clip, Ordered, Psac, SampleRule
+from evenhand.methods.queries import GroupCounts
+from evenhand.methods.rules import Clip, Ordered, Psac, SampleRule
 from evenhand.testing import CHECKS, Finding, Findings, ReferenceStep, Subject, assert_conforms, check, registered
-from evenhand.testing.zoo_batches import Clipping
-from evenhand.testing.zoo_orders import Tail
 from evenhand.types import State, Stats
+from wrong_mechanisms.batch_rules import Clipping
+from wrong_mechanisms.ordered_rules import Tail
 
 OF_RULES = ["form", "sensitivity", "isolation", "order", "purity", "memory", "round_trip"]
 

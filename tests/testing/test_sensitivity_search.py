@@ -8,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings, target
 from hypothesis import strategies as st
 
-from evenhand.rules import SampleRule
-from evenhand.testing import ZOO, Subject, registered
-from evenhand.testing.cases import ANSWERS, BATCHES, BOUNDS, LAST, LOSSES, NORMS, SCALES, Case, Row
-from evenhand.testing.weighing import movements
+from evenhand.methods.rules import SampleRule
+from evenhand.testing import Subject, registered
+from evenhand.testing.made_up_batches import ANSWERS, BATCHES, BOUNDS, LAST, LOSSES, NORMS, SCALES, Case, Row
+from evenhand.testing.sensitivity_search import movements
+from wrong_mechanisms import ZOO
 
 ROWS = st.builds(
     Row,

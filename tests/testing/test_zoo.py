@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from evenhand import registry
-from evenhand.rules import Clip
-from evenhand.testing import CHECKS, ZOO, Wrong, assert_conforms, check
+from evenhand.methods import registry
+from evenhand.methods.rules import Clip
+from evenhand.testing import CHECKS, assert_conforms, check
+from wrong_mechanisms import ZOO
+from wrong_mechanisms.base import Wrong
 
 
 @pytest.mark.parametrize("wrong", ZOO, ids=[f"{wrong.name}-{wrong.caught_by}" for wrong in ZOO])

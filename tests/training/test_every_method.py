@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import evenhand as eh
-from evenhand.methods import catalogue
+from evenhand.methods.catalogue import catalogue
 
 NAMES = [recipe.name for recipe in catalogue()]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ways import CANARY, HEADER, TOML, evenhand, people, spent, train, write
 
-from evenhand.data import files
+from evenhand.data import read_files
 
 Case = tuple[Callable[[Path], None], str]
 CASES: dict[str, Case] = {}
@@ -240,7 +240,7 @@ def test_there_are_more_than_forty() -> None:
 
 
 def test_a_true_bomb_is_refused_by_its_declared_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LIMIT", 2**20)
+    monkeypatch.setattr(read_files, "LIMIT", 2**20)
     write(tmp_path, toml=TOML.replace("people.csv", "people.npz"))
     (tmp_path / "people.npz").write_bytes(archive({"age.npy": npy(np.zeros(2**20))}))
     assert (tmp_path / "people.npz").stat().st_size < 2**14

@@ -21,8 +21,8 @@ def run(
 
     Passing is no proof: it means that nothing was found.
     """
-    from evenhand.testing.files import subjects_in
-    from evenhand.testing.kit import check
+    from evenhand.testing.conformance import check
+    from evenhand.testing.subjects import subjects_in
 
     found = [check(subject) for subject in subjects_in(file)]
     ok = all(each.ok for each in found)

@@ -11,7 +11,7 @@ from evenhand.cli import options, schedules
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
-    from evenhand.schedules import Schedule
+    from evenhand.methods.schedules import Schedule
 
 NAME = "epsilon"
 EXAMPLE = "evenhand epsilon --rate 0.01 --noise 1 --steps 1000 --delta 1e-5"

@@ -67,7 +67,7 @@ def run(
 
     In a terminal it asks for what the flags leave open.
     """
-    from evenhand.data.own import header
+    from evenhand.data.own_data import header
 
     target = out or source.with_name(source.stem + ".toml")
     if target.exists() and not force:

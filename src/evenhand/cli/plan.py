@@ -15,8 +15,8 @@ from evenhand.errors import UsageError
 if TYPE_CHECKING:
     from evenhand.accounting.budgets import Promise
     from evenhand.accounting.plan import Plan
-    from evenhand.densities import Density
-    from evenhand.schedules import Schedule
+    from evenhand.methods.density_methods import Density
+    from evenhand.methods.schedules import Schedule
     from evenhand.types import Facts
 
 NAME = "plan"
@@ -51,8 +51,8 @@ def run(
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
     from evenhand import owner_tables
     from evenhand.accounting.owner_classes import chosen_few, rows
-    from evenhand.densities import DENSITIES
     from evenhand.describing import warnings
+    from evenhand.methods.density_methods import DENSITIES
 
     name = method or "dpsgd"
     shape = None if schedule is None else partial(schedules.built, schedule, decay, every, phases)
@@ -82,8 +82,8 @@ def _planner(
     batch_size: float | None,
 ) -> Callable[[Facts, Promise | None], Plan]:
     """What plans the method called ``name``; names are checked here, before data are loaded."""
-    from evenhand import methods
-    from evenhand.densities import DENSITIES
+    from evenhand.methods import catalogue
+    from evenhand.methods.density_methods import DENSITIES
     from evenhand.planning import plan
 
     if name in DENSITIES:
@@ -93,7 +93,7 @@ def _planner(
         if shape is not None:
             raise UsageError(f"{name!r} takes no steps that could follow a schedule: leave out --schedule.")
         return partial(planned, Config(method=name, settings=settings))
-    chosen = methods.method(name, settings)
+    chosen = catalogue.method(name, settings)
     if shape is not None:
         chosen = dataclasses.replace(chosen, schedule=shape(bound=getattr(chosen.schedule, "bound", None)))
     return lambda facts, promise: plan(chosen, promise, data=facts, epochs=epochs, batch_size=batch_size)

@@ -35,7 +35,7 @@ def run(
     Cells that a spreadsheet would run as a formula are written with a leading apostrophe.
     """
     from evenhand.data.columns import text
-    from evenhand.data.own import read_table
+    from evenhand.data.own_data import read_table
     from evenhand.data.tables import guarded
     from evenhand.loading import predict, preprocessing
 

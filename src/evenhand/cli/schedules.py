@@ -11,7 +11,7 @@ import typer
 from evenhand.cli import options
 
 if TYPE_CHECKING:
-    from evenhand.schedules import Schedule
+    from evenhand.methods.schedules import Schedule
 
 Name = Annotated[str | None, typer.Option("--schedule", help="constant, linear, time, step or phases.")]
 Decay = Annotated[float | None, typer.Option("--decay", help="R of linear, time and step decay.")]
@@ -22,7 +22,7 @@ Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="D
 
 def built(name: str | None, decay: float | None, every: int | None, phases: int | None, **more: Any) -> Schedule:
     """The schedule that the flags describe; a flag that it does not have is an error."""
-    from evenhand import registry
+    from evenhand.methods import registry
 
     chosen = registry.build("schedule", name or "constant", options.given(decay=decay, every=every, n=phases, **more))
     return chosen  # type: ignore[no-any-return]

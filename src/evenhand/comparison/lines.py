@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenhand import _validate, density, methods
+from evenhand import _validate, density
 from evenhand.errors import UsageError
+from evenhand.methods import catalogue
 
 OWN = (
     *("model", "features", "epochs", "batch_size", "loss", "optimizer", "lr", "lr_schedule"),
@@ -43,14 +44,14 @@ class Line:
         """Whether the method keeps a promise."""
         if not self.steps:
             return True
-        return methods.method(self.method, self.settings).rule.guarantee != "not private"
+        return catalogue.method(self.method, self.settings).rule.guarantee != "not private"
 
     @property
     def known(self) -> Mapping[str, Any]:
         """The settings that the method has, with their defaults."""
         if not self.steps:
             return density.settings(self.method)
-        return {recipe.name: recipe.defaults for recipe in methods.catalogue()}.get(self.method, {})
+        return {recipe.name: recipe.defaults for recipe in catalogue.catalogue()}.get(self.method, {})
 
 
 def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], own: Mapping[str, Any]) -> Line:
@@ -83,7 +84,7 @@ def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], own:
         for key in settings:
             _validate.known(key, found.known, f"setting of {found.method}")
     else:
-        methods.method(found.method, settings)
+        catalogue.method(found.method, settings)
     return Line(name, found.method, settings, found.config, found.budgets)
 
 

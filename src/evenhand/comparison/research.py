@@ -14,7 +14,7 @@ from evenhand.runs import Folder, write_json
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from evenhand.data.wrapping import Data
+    from evenhand.data.dataset import Data
 
 RECORDS, CHUNK = 5000, 250
 """Training records that are looked at, evenly spaced, and how many at once."""

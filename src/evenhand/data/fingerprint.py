@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.errors import DataError
 
 ROWS = 512

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data import files
+from evenhand.data import read_files
 from evenhand.data.columns import Image
 from evenhand.data.tables import Table
 from evenhand.errors import DataError, UsageError
@@ -51,7 +51,7 @@ def read(path: Path, declared: Image) -> Table:
     found = listed(path)
     if not found:
         raise DataError(f"{path} holds no pictures: put the pictures of each class into its sub-folder.")
-    files.limited(len(found) * int(np.prod(declared.shape)) * 4, path)
+    read_files.limited(len(found) * int(np.prod(declared.shape)) * 4, path)
     pixels = np.empty((len(found), *declared.shape), dtype=np.uint8)
     place: dict[str, int] = {}
     for row, (folder, file) in enumerate(found):

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.data.drawing import seeds
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
+from evenhand.data.record_seeds import seeds
 from evenhand.summation import KEY_BITS, levels
 from evenhand.types import Batch
 

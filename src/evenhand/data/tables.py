@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evenhand import _validate
 from evenhand.data.columns import WHY, Category, Cells, Column, as_table, declared, names, text
-from evenhand.data.wrapping import Data, wrap
+from evenhand.data.dataset import Data, wrap
 from evenhand.errors import DataError, UsageError
 
 SCHEMA = 1

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.wrapping import Data, wrap
+from evenhand.data.dataset import Data, wrap
 from evenhand.errors import DataError
 
 CHUNK = 2048

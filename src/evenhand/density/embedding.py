@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from evenhand.accounting.plan import Plan
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density.chunks import chunks
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query, Releases

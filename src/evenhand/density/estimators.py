@@ -14,10 +14,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.accounting.plan import Plan
-from evenhand.data.finite import check_finite
-from evenhand.data.owning import by_record, owned
-from evenhand.data.survey import survey
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
+from evenhand.data.not_finite import check_finite
+from evenhand.data.owners_and_groups import by_record, owned
+from evenhand.data.row_digests import survey
 from evenhand.density.chunks import as_data, as_rows
 from evenhand.density.models import DensityModel
 from evenhand.density.promises import Promise as Promised

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density.chunks import Chunk, chunks
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query, Releases, total

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density.chunks import Chunk, chunks
 from evenhand.density.contrastive import orthogonal
 from evenhand.density.summing import Query, Releases, total

@@ -12,7 +12,7 @@ import torch
 from evenhand import _validate
 from evenhand.accounting.budgets import FixedNoise, Promise
 from evenhand.accounting.plan import Plan
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density import embedding as rows
 from evenhand.density import moments
 from evenhand.density.chunks import chunks

@@ -10,7 +10,7 @@ from typing import Any
 from evenhand import _validate
 from evenhand.accounting.budgets import Promise
 from evenhand.accounting.plan import Plan
-from evenhand.data.wrapping import Data
+from evenhand.data.dataset import Data
 from evenhand.density import fourier, moments
 from evenhand.density.chunks import chunks
 from evenhand.density.estimators import PrivateDensity

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from evenhand.accounting.plan import Plan
-from evenhand.data import copies
-from evenhand.data.survey import survey
-from evenhand.data.wrapping import Data
+from evenhand.data import duplicate_rows
+from evenhand.data.dataset import Data
+from evenhand.data.row_digests import survey
 from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
 from evenhand.privacy.ledger import Ledger
@@ -63,5 +63,5 @@ def made(
 
 
 def _counted(plan: Plan, data: Data, compose: bool, stream: Stream) -> dict[str, Any]:
-    copies.tell(data)
+    duplicate_rows.tell(data)
     return DatasetLedger.of(data).enter(plan, seeded=stream.public) if compose else {"runs": None}

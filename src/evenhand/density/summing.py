@@ -19,14 +19,14 @@ from torch import Tensor
 from evenhand import _validate
 from evenhand.accounting.budgets import Budgets, Promise
 from evenhand.accounting.plan import Plan
-from evenhand.composition import Method
 from evenhand.errors import UsageError
+from evenhand.methods.composition import Method
+from evenhand.methods.rules import Clip
+from evenhand.methods.schedules import Table
 from evenhand.planning import plan as make_plan
 from evenhand.privacy import noise
 from evenhand.privacy.ledger import Ledger
 from evenhand.releasing import release
-from evenhand.rules import Clip
-from evenhand.schedules.table import Table
 from evenhand.step import noise_std
 from evenhand.streams import Stream
 from evenhand.types import Commit, Facts

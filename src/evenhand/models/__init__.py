@@ -1,5 +1,5 @@
 """The papers' networks and small ones to start with; every one trains with exact per-record gradients."""
 
-from evenhand.models.building import build, names
+from evenhand.models.build import build, names
 
 __all__ = ["build", "names"]

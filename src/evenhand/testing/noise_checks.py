@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from evenhand.streams import Stream
-from evenhand.testing.cases import SCALES, Case, Row
-from evenhand.testing.stepping import Recorder, Wide, as_pass, batch_of, pass_over
+from evenhand.testing.made_up_batches import SCALES, Case, Row
+from evenhand.testing.reference_step import Recorder, Wide, as_pass, batch_of, pass_over
 from evenhand.testing.subjects import FACTS, Sampler, Subject
 
 Vector = NDArray[np.float64]

@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = [part for mark in metafunc.definition.iter_markers("conformance") for part in mark.args]
     if not marked:
         raise pytest.UsageError("conformance needs @pytest.mark.conformance(MyRule(), ...) above the test.")
-    from evenhand.testing.kit import CHECKS, assert_conforms
+    from evenhand.testing.conformance import CHECKS, assert_conforms
     from evenhand.testing.subjects import Subject
 
     parts = [Subject.of(part) for part in marked]
@@ -43,6 +43,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def conforms() -> Callable[..., None]:
     """``evenhand.testing.assert_conforms``."""
-    from evenhand.testing.kit import assert_conforms
+    from evenhand.testing.conformance import assert_conforms
 
     return assert_conforms

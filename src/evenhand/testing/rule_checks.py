@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evenhand.rules import SampleRule
-from evenhand.testing.cases import SCALES, Case, cases
-from evenhand.testing.search import search
+from evenhand.methods.rules import SampleRule
+from evenhand.testing.made_up_batches import SCALES, Case, cases
+from evenhand.testing.sensitivity_search import Reading, by_row, columns, movements, same, search, taken, weights
 from evenhand.testing.subjects import FACTS, Subject
-from evenhand.testing.weighing import Reading, by_row, columns, movements, same, taken, weights
 from evenhand.types import State, Stats
 
 _SLACK = 1e-9

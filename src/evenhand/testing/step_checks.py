@@ -8,15 +8,14 @@ from functools import cache
 import torch
 
 from evenhand.accounting import accountant
-from evenhand.privacy import lower, noise
+from evenhand.privacy import noise
 from evenhand.step import Released
-from evenhand.testing.cases import BOUNDS, LAST, SCALES, Case, cases
-from evenhand.testing.reference import ReferenceStep
+from evenhand.testing import epsilon_lower_bound
+from evenhand.testing.made_up_batches import BOUNDS, LAST, SCALES, Case, cases
+from evenhand.testing.reference_step import ReferenceStep, answers_of, as_pass, batch_of
 from evenhand.testing.rule_checks import TRIED
-from evenhand.testing.search import search
-from evenhand.testing.stepping import answers_of, as_pass, batch_of
+from evenhand.testing.sensitivity_search import same, search
 from evenhand.testing.subjects import DELTA, Subject, public
-from evenhand.testing.weighing import same
 from evenhand.types import State
 
 _SLACK = 1e-9
@@ -109,4 +108,4 @@ def accounting(subject: Subject) -> tuple[bool, str]:
 
 @cache
 def _lower(events: tuple[tuple[float, float, int], ...]) -> float:
-    return lower.epsilon(events, DELTA)
+    return epsilon_lower_bound.epsilon(events, DELTA)

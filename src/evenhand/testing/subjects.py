@@ -1,29 +1,51 @@
-"""What is put to the test: a rule and its queries, with the step, noise, sampler and accounting that carry them."""
+"""A user's file: run it, and take what it registers."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from evenhand import registry
+from evenhand import usercode
 from evenhand.accounting.budgets import FixedNoise
-from evenhand.catalogue import RECIPES
-from evenhand.composition import Method
 from evenhand.data.sampling import PoissonSampler
 from evenhand.errors import UsageError
 from evenhand.mechanism import Mechanism
+from evenhand.methods import registry
+from evenhand.methods.catalogue import RECIPES
+from evenhand.methods.composition import Method
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import Clip, Rule
+from evenhand.methods.schedules import Phases
 from evenhand.planning import Plan, plan
-from evenhand.queries import Query
-from evenhand.rules import Clip, Rule
-from evenhand.schedules import Phases
 from evenhand.step import Released, private_gradient
 from evenhand.streams import Stream
 from evenhand.types import Batch, Event, Facts, Pass, Public
+
+
+def subjects_in(path: Path) -> tuple[Subject, ...]:
+    """Every rule and query that the file registers, with default settings. The file is executed: use your own only."""
+    module = usercode.executed(path, "rule")
+    rules, queries = (_registered(kind, module.__name__) for kind in ("rule", "query"))
+    if not rules and not queries:
+        raise UsageError(
+            f"{path.name} registers no rule and no query: derive a frozen dataclass from SampleRule, BatchRule or "
+            "Query and write @register above it."
+        )
+    subjects = [Subject.of(made(cls)) for cls in rules]
+    seen = {query.name for subject in subjects for query in subject.queries}
+    return (*subjects, *(Subject.of(made(cls)) for cls in queries if cls.name not in seen))
+
+
+def _registered(kind: str, module: str) -> list[Any]:
+    found = [registry.part(kind, name) for name in registry.names(kind)]
+    return [cls for cls in found if cls.__module__ == module]
+
 
 Step: TypeAlias = Callable[[Mechanism, Pass, Batch, Mapping[str, Any]], Released]
 

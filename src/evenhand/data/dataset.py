@@ -1,0 +1,271 @@
+"""``wrap``: arrays, DataFrames or a torch Dataset, with groups, owners and the facts declared public."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import Sampler as TorchSampler
+
+from evenhand.data.record_seeds import Guarded, Quiet, guarded
+from evenhand.errors import DataError, ForeignLoaderError
+from evenhand.types import Facts
+
+if TYPE_CHECKING:
+    from evenhand.data.tables import Declaration
+
+UNDECLARED = 100
+"""More labels or groups than this must be declared: so many are hardly public knowledge."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows that can be fetched by number, with one group and one owner class per row.
+
+    ``facts`` is what may be printed. ``fetch(rows)`` gives (inputs, targets) for exactly these rows, in this order,
+    also for none; whatever it draws comes from a seed for each record, see ``drawing``. ``declared`` says how inputs
+    were encoded from a table; a run keeps it for new records. ``origin`` is the fingerprint of the records that these
+    were made from, or computes it, so that runs on either add up; it is a secret. ``tuned`` says that settings were
+    chosen by trials scored on some of these records; a statement repeats it.
+    """
+
+    facts: Facts
+    group: Tensor
+    owner: Tensor
+    fetch: Callable[[Tensor], tuple[Any, Any]]
+    declared: Declaration | None = None
+    origin: str | Callable[[], str] | None = field(default=None, repr=False)
+    tuned: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fetch", guarded(self.fetch))
+
+    def __len__(self) -> int:
+        return self.facts.records
+
+    def group_names(self) -> list[str]:
+        """The group name of every row, for reports on held-out data."""
+        return [self.facts.groups[index] for index in self.group.tolist()]
+
+    def take(self, rows: Tensor) -> Data:
+        """Only these rows, in this order; owner classes without a row are gone. Runs on them add up with the whole."""
+        counts = torch.bincount(self.owner[rows], minlength=len(self.facts.owners))
+        present = counts.nonzero().squeeze(1)
+        code = torch.zeros_like(counts).index_put((present,), torch.arange(len(present)))
+        owners = tuple((self.facts.owner_names[index], int(counts[index])) for index in present.tolist())
+        facts = replace(self.facts, records=len(rows), owners=owners)
+        return replace(
+            self,
+            facts=facts,
+            group=self.group[rows],
+            owner=code[self.owner[rows]],
+            fetch=Quiet(lambda r: self.fetch(rows[r])),
+            origin=self.origin or self._whole,
+        )
+
+    def _whole(self) -> str:
+        """Computed where a run needs it: it fetches hundreds of records."""
+        from evenhand.data.fingerprint import fingerprint
+
+        return fingerprint(self)
+
+    def on(self, device: torch.device) -> Data:
+        """The same rows, fetched onto another device."""
+        if device.type == "cpu":
+            return self
+        moved = Quiet(lambda rows: tree_map_only(Tensor, lambda leaf: leaf.to(device), self.fetch(rows)))
+        return replace(self, fetch=moved)
+
+
+def wrap(
+    data: Any,
+    targets: Any = None,
+    *,
+    groups: Iterable[Any] | None = None,
+    owners: Iterable[Any] | None = None,
+    labels: Sequence[Any] | None = None,
+    group_names: Sequence[Any] | None = None,
+) -> Data:
+    """Make any map-style data usable: ``wrap(X, y)``, ``wrap(frame, y)`` or ``wrap(dataset)``.
+
+    Args:
+      data: array, tensor or DataFrame (with ``targets``), a pair (X, y), or a torch Dataset of (input, target);
+        an input may be a tensor, a tuple (the model's arguments) or a dict (its keyword arguments).
+      targets: one target per row when ``data`` holds inputs only; or, for a Dataset that yields dicts, the key of
+        the target.
+      groups: one name per row: who is reported, and what group rules see.
+      owners: one name per row: the budget class of the record. Default: one class called "all".
+      labels: the label values, declared public. Default: those in the data, which the plan then prints as a fact.
+      group_names: the group names, declared public. Default: those in the data, printed likewise.
+
+    Examples:
+      >>> import numpy as np
+      >>> made = wrap(np.zeros((4, 2)), [0, 1, 0, 1], groups=["a", "a", "b", "b"])
+      >>> made.facts.records, made.facts.groups
+      (4, ('a', 'b'))
+    """
+    if isinstance(data, Data):
+        if targets is not None or groups is not None or owners is not None:
+            raise DataError("These data are wrapped already: pass groups and owners to the first wrap.")
+        return data
+    refuse_foreign(data)
+    if targets is None and isinstance(data, tuple | list) and len(data) == 2:
+        data, targets = data
+    if targets is None or isinstance(targets, str):
+        count, fetch, names, shape = _from_dataset(data, targets)
+    else:
+        count, fetch, names, shape = _from_arrays(data, targets, labels)
+    group, group_list = coded(groups, group_names, count, "groups")
+    owner, owner_list = coded(owners, None, count, "owners")
+    sizes = torch.bincount(owner, minlength=len(owner_list)).tolist()
+    read_off = {"labels": bool(names) and labels is None, "groups": groups is not None and group_names is None}
+    facts = Facts(
+        records=count,
+        owners=tuple(zip(owner_list, sizes, strict=True)),
+        groups=group_list,
+        labels=names,
+        inputs=shape,
+        derived=tuple(name for name, undeclared in read_off.items() if undeclared),
+    )
+    return Data(facts=facts, group=group, owner=owner, fetch=fetch)
+
+
+def refuse_foreign(data: Any) -> None:
+    """Refuse what draws rows itself: only our Poisson sampler draws the rows that the accountant counts (law 7)."""
+    if isinstance(data, DataLoader):
+        raise ForeignLoaderError(
+            f"A DataLoader draws rows by its own {type(data.sampler).__name__}, whose batches the accountant does not "
+            "describe (shuffling accounted as Poisson claimed 0.49 where 4.57 was true). Pass loader.dataset; the "
+            "batch size goes into batch_size=."
+        )
+    if isinstance(data, TorchSampler):
+        raise ForeignLoaderError("Samplers cannot be passed: rows are drawn by Poisson sampling. Pass the dataset.")
+    if isinstance(data, IterableDataset):
+        raise ForeignLoaderError(
+            "An IterableDataset has no rows to sample from: give a map-style Dataset with a length."
+        )
+
+
+def _from_arrays(inputs: Any, targets: Any, labels: Sequence[Any] | None) -> tuple[int, Any, tuple[str, ...], str]:
+    features = _tensor(inputs, "inputs")
+    if features.dtype in (torch.float64, torch.float16, torch.bfloat16):
+        features = features.float()
+    codes, names = _targets(targets, labels)
+    if features.ndim == 0 or features.shape[0] == 0:
+        raise DataError("There are no records: pass at least one row.")
+    if features.shape[0] != codes.shape[0]:
+        raise DataError(f"There are {features.shape[0]} inputs but {codes.shape[0]} targets: pass one target per row.")
+
+    def fetch(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return features[rows], codes[rows]
+
+    kind = str(features.dtype).removeprefix("torch.")
+    return features.shape[0], Quiet(fetch), names, f"{tuple(features.shape[1:])} {kind}"
+
+
+def _from_dataset(dataset: Any, key: str | None) -> tuple[int, Any, tuple[str, ...], str]:
+    if not isinstance(dataset, Dataset) and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise DataError(
+            f"{type(dataset).__name__} cannot be read as data: pass (X, y), a DataFrame with targets, or a "
+            "map-style torch Dataset that yields (input, target)."
+        )
+    if len(dataset) == 0:
+        raise DataError("There are no records: the dataset has length 0.")
+
+    def nothing() -> tuple[Any, Any]:
+        return empty[0], empty[1]
+
+    fetch = Guarded(lambda index: _pair(dataset[index], key), _collated, nothing)
+    empty = tuple(_empty(part) for part in fetch(torch.arange(1)))
+    return len(dataset), fetch, (), f"items of {type(dataset).__name__}"
+
+
+def _pair(item: Any, key: str | None) -> tuple[Any, Any]:
+    if key is not None and isinstance(item, dict) and key in item:
+        return {name: value for name, value in item.items() if name != key}, item[key]
+    if key is not None or not isinstance(item, tuple | list) or len(item) != 2:
+        raise DataError(
+            "The dataset must yield pairs (input, target), or dicts whose target is named: wrap(dataset, 'labels'). "
+            "This one yields something else."
+        )
+    return item[0], item[1]
+
+
+def _collated(pairs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    inputs, targets = default_collate(pairs)
+    return (tuple(inputs) if isinstance(inputs, list) else inputs), targets
+
+
+def _empty(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {key: _empty(value) for key, value in part.items()}
+    if isinstance(part, tuple | list):
+        return tuple(_empty(value) for value in part)
+    return part[:0]
+
+
+def _tensor(values: Any, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind not in "fiub":
+        raise DataError(
+            f"The {name} contain something that is not a number (or rows of different length): give a "
+            "rectangular numeric array; encode text columns first."
+        )
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _targets(targets: Any, labels: Sequence[Any] | None) -> tuple[Tensor, tuple[str, ...]]:
+    """Class codes 0..K-1 for whole numbers and names; floats stay as they are (regression)."""
+    values = targets.detach().cpu().numpy() if isinstance(targets, Tensor) else np.asarray(targets)
+    if values.dtype.kind == "f":
+        if labels is not None:
+            raise DataError(
+                "Targets are real numbers but labels were declared: pass whole numbers or names as targets."
+            )
+        return torch.from_numpy(values.astype(np.float32)), ()
+    if values.ndim != 1:
+        raise DataError("Targets must be one column: one class per record.")
+    codes, names = coded(values.tolist(), labels, values.shape[0], "targets")
+    return codes, names
+
+
+def coded(
+    values: Iterable[Any] | None, declared: Sequence[Any] | None, count: int, what: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Codes 0..K-1 of one name per record, and the names, in the declared order or sorted."""
+    if values is None:
+        return torch.zeros(count, dtype=torch.long), ("all",)
+    column = values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)
+    if len(column) != count:
+        raise DataError(f"There are {count} records but {len(column)} {what}: pass one per record.")
+    if any(value is None or value != value for value in column):
+        raise DataError(f"Some {what} are missing: give every record one, for example the name 'unknown'.")
+    names = tuple(sorted(set(column), key=_order) if declared is None else declared)
+    if declared is None and what != "owners" and len(names) > UNDECLARED:
+        raise DataError(
+            f"There are more than {UNDECLARED} different {what}, and their values would be printed as public facts: "
+            "declare them with labels= or group_names=, or pass real numbers (floats) as targets for regression."
+        )
+    index = {str(name): position for position, name in enumerate(names)}
+    try:
+        codes = [index[str(value)] for value in column]
+    except KeyError:
+        raise DataError(
+            f"Some {what} are not among the declared ones: declare all of them, or correct the data."
+        ) from None
+    return torch.tensor(codes, dtype=torch.long), tuple(map(str, names))
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))

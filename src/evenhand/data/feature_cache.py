@@ -1,0 +1,98 @@
+"""Records whose inputs are replaced by features of them, made once before training and kept for the next run."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from evenhand.data.dataset import Data
+from evenhand.data.fingerprint import fingerprint
+from evenhand.data.record_seeds import Quiet
+from evenhand.data.sources.base import cache_folder
+from evenhand.errors import DataError
+
+Extract: TypeAlias = Callable[[str, Tensor], Tensor]
+
+
+def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> Data:
+    """The same records with ``extract(name, inputs)`` as inputs; targets, groups and owners stay.
+
+    The features of a record must depend on that record and on nothing private besides; then the guarantee is that of
+    training on them. The fingerprint stays that of the raw records, so runs on other features of them add up.
+
+    Args:
+      data: records with one tensor of inputs.
+      name: of the features.
+      extract: makes one row of features per row of inputs.
+      keep: keep the features in the user's cache, where only the user may read them: they are as private as the data.
+
+    Examples:
+      >>> from evenhand.data.dataset import wrap
+      >>> raw = wrap(torch.ones(3, 2), [0, 1, 1])
+      >>> made = featured(raw, "sum", lambda name, inputs: inputs.sum(1, keepdim=True))
+      >>> made.facts.inputs, made.fetch(torch.arange(2))[0].tolist(), fingerprint(made) == fingerprint(raw)
+      ('(1,) float32', [[2.0], [2.0]], True)
+    """
+    inputs, targets = data.fetch(torch.arange(len(data)))
+    if not isinstance(inputs, Tensor):
+        raise DataError("Features need one tensor of inputs per record: these data have several or none.")
+    file = _file(inputs, name, extract) if keep else None
+    made = _kept(file) if file is not None else None
+    if made is None or len(made) != len(data):
+        made = extract(name, inputs).detach().to("cpu", torch.float32).contiguous()
+        if len(made) != len(data):
+            raise DataError(
+                f"The features {name!r} have {len(made)} rows for {len(data)} records: give one per record."
+            )
+        if file is not None:
+            _keep(file, made)
+    rows = made
+    return replace(
+        data,
+        facts=replace(data.facts, inputs=f"{tuple(rows.shape[1:])} float32"),
+        fetch=Quiet(lambda some: (rows[some], targets[some])),
+        origin=fingerprint(data),
+    )
+
+
+def _file(inputs: Tensor, name: str, extract: Extract) -> Path:
+    """Named after all inputs, the features' name, and the code that makes them."""
+    digest = hashlib.sha256(f"{name} {tuple(inputs.shape)} {inputs.dtype}".encode())
+    digest.update(inputs.contiguous().view(torch.uint8).numpy().data)
+    for code in sorted(Path(inspect.getfile(extract)).parent.glob("*.py")):
+        digest.update(code.read_bytes())
+    return cache_folder() / "features" / f"{digest.hexdigest()}.safetensors"
+
+
+def _kept(file: Path) -> Tensor | None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file).get("features")
+    except (OSError, SafetensorError):
+        return None
+
+
+def _keep(file: Path, features: Tensor) -> None:
+    """Written aside and renamed; a cache that cannot be written is done without."""
+    from safetensors.torch import save_file
+
+    aside = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.parent.chmod(0o700)
+        aside.touch(mode=0o600)
+        save_file({"features": features}, aside)
+        aside.chmod(0o600)
+        aside.replace(file)
+    except OSError:
+        aside.unlink(missing_ok=True)

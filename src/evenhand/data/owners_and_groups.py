@@ -1,0 +1,233 @@
+"""Who owns a record and which group it is in, where no column of the data says so: the label, or a file beside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evenhand import _validate
+from evenhand.data import read_files
+from evenhand.data.columns import text
+from evenhand.data.dataset import Data, coded
+from evenhand.errors import DataError, UsageError
+
+LABEL = "label"
+"""Stands for the class of the record, wherever a column may be named."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Where owners, groups and budgets by record come from: ``"label"`` or a file with one entry per record.
+
+    Examples:
+      >>> Roles(owners="label").owners
+      'label'
+    """
+
+    owners: str | None = None
+    groups: str | None = None
+    budgets: str | None = None
+
+    def of_table(self, label: str | None, columns: Container[str]) -> tuple[Roles, Roles]:
+        """Which of them columns of a user's own table give, and which files beside it do.
+
+        Examples:
+          >>> Roles(owners="consent", groups="label", budgets="epsilons.npy").of_table("ill", ["consent"])
+          (Roles(owners='consent', groups='ill', budgets=None), Roles(owners=None, groups=None, budgets='epsilons.npy'))
+        """
+        given = {name: getattr(self, name) for name in ("owners", "groups", "budgets")}
+        given = {name: label if role == LABEL and LABEL not in columns else role for name, role in given.items()}
+        beside = {
+            name: role
+            for name, role in given.items()
+            if role is not None and role != label and role not in columns and read_files.is_path(role)
+        }
+        return Roles(**{name: role for name, role in given.items() if name not in beside}), Roles(**beside)
+
+    def paths(self, base: Path) -> dict[str, str]:
+        """The files among them, resolved against ``base``, by the names of the settings.
+
+        Examples:
+          >>> Roles(owners="label", budgets="epsilons.npy").paths(Path("/data"))
+          {'record_budgets': '/data/epsilons.npy'}
+        """
+        named = {"owners": self.owners, "groups": self.groups, "record_budgets": self.budgets}
+        return {
+            name: os.path.abspath(base / role)
+            for name, role in named.items()
+            if role is not None and role != LABEL and read_files.is_path(role)
+        }
+
+
+def by_record(data: Data, names: Any, owners: Any) -> Data:
+    """The data with the owners that budgets by record make; refused where other ``owners`` were given too.
+
+    Examples:
+      >>> from evenhand.data.dataset import wrap
+      >>> by_record(wrap(torch.ones(2, 1), [0, 1]), ["epsilon 1", "epsilon 2"], None).facts.owner_names
+      ('epsilon 1', 'epsilon 2')
+    """
+    if owners is not None and [str(name) for name in owners] != [str(name) for name in names]:
+        raise UsageError("Give owners, or one budget per record: with both a record would have two budgets.")
+    return owned(data, names)
+
+
+def owned(data: Data, owners: Iterable[Any]) -> Data:
+    """The same records with one owner name each.
+
+    Examples:
+      >>> from evenhand.data.dataset import wrap
+      >>> owned(wrap(torch.zeros(3, 1), [0, 1, 1]), ["a", "b", "b"]).facts.owners
+      (('a', 1), ('b', 2))
+    """
+    code, names = coded(owners, None, len(data), "owners")
+    sizes = torch.bincount(code, minlength=len(names)).tolist()
+    return replace(data, owner=code, facts=replace(data.facts, owners=tuple(zip(names, sizes, strict=True))))
+
+
+def grouped(data: Data, groups: Iterable[Any], names: Sequence[str]) -> Data:
+    """The same records with one group name each, of those declared.
+
+    Examples:
+      >>> from evenhand.data.dataset import wrap
+      >>> grouped(wrap(torch.zeros(3, 1), [0, 1, 1]), ["a", "b", "b"], ["a", "b"]).facts.groups
+      ('a', 'b')
+    """
+    code, found = coded(groups, names, len(data), "groups")
+    derived = tuple(fact for fact in data.facts.derived if fact != "groups")
+    return replace(data, group=code, facts=replace(data.facts, groups=found, derived=derived))
+
+
+def assigned(train: Data, test: Data | None, roles: Roles) -> tuple[Data, Data | None]:
+    """Training and held-out data with owners and groups from the label or from files.
+
+    A file has one entry per training record, or per training and then per held-out record. With the short form nobody
+    knows who owns the held-out records, so nothing is reported per owner.
+
+    Examples:
+      >>> from evenhand.data.sources.digits import digits
+      >>> assigned(*digits(), Roles(owners="label"))[0].facts.owner_names[:3]
+      ('0', '1', '2')
+    """
+    if roles.owners is not None and roles.budgets is not None:
+        raise UsageError("Give owners, or one budget per record: with both a record would have two budgets.")
+    if roles.owners == LABEL:
+        train, test = owned(train, labels(train)), None if test is None else owned(test, labels(test))
+    elif roles.owners is not None or roles.budgets is not None:
+        train, test = _with_owners(train, test, roles)
+    if roles.groups == LABEL:
+        train, test = _by_label(train), None if test is None else _by_label(test)
+    elif roles.groups is not None:
+        train, test = _with_groups(train, test, roles.groups)
+    return train, test
+
+
+def _with_owners(train: Data, test: Data | None, roles: Roles) -> tuple[Data, Data | None]:
+    if roles.budgets is not None:
+        every = _validate.epsilon_names(entries(_path(roles.budgets, "budgets")))
+    else:
+        every = _names(str(roles.owners), "owners")
+    first, second = _shared(every, train, test, "owners" if roles.budgets is None else "budgets")
+    return owned(train, first), owned(test, second) if test is not None and second else test
+
+
+def _by_label(data: Data) -> Data:
+    return grouped(data, labels(data), data.facts.labels)
+
+
+def _with_groups(train: Data, test: Data | None, source: str) -> tuple[Data, Data | None]:
+    every = _names(source, "groups")
+    first, second = _shared(every, train, test, "groups")
+    names = sorted(set(every))
+    train, derived = grouped(train, first, names), (*train.facts.derived, "groups")
+    train = replace(train, facts=replace(train.facts, derived=tuple(dict.fromkeys(derived))))
+    return train, grouped(test, second, names) if test is not None and second else test
+
+
+def labels(data: Data) -> list[str]:
+    """The class of every record by name.
+
+    Examples:
+      >>> from evenhand.data.dataset import wrap
+      >>> labels(wrap(torch.zeros(3, 1), ["no", "yes", "no"]))
+      ['no', 'yes', 'no']
+    """
+    if not data.facts.labels:
+        raise DataError("These data have no named classes, so the label cannot say who owns a record: give a file.")
+    parts: list[Tensor] = [data.fetch(rows)[1] for rows in torch.split(torch.arange(len(data)), 4096)]
+    return [data.facts.labels[code] for code in torch.cat(parts).tolist()]
+
+
+def entries(path: Path) -> list[Any]:
+    r"""One entry per record, in order: a line of a .txt file, a row of a one-column .csv (with a header), a .npy array.
+
+    Examples:
+      >>> import tempfile
+      >>> file = Path(tempfile.mkdtemp()) / "owners.txt"
+      >>> _ = file.write_text("strict\nopen\n")
+      >>> entries(file)
+      ['strict', 'open']
+    """
+    if path.suffix.lower() == ".npy":
+        return _array(path)
+    if path.suffix.lower() == ".txt":
+        return [line.strip() for line in read_files.lines(path)]
+    table = read_files.read(path)
+    if len(table.columns) != 1:
+        raise DataError(f"{path.name} has {len(table.columns)} columns: keep the one with an entry for every record.")
+    return list(next(iter(table.columns.values())))
+
+
+def _array(path: Path) -> list[Any]:
+    try:
+        read_files.limited(path.stat().st_size, path)
+        found = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror or 'not a .npy file'}).") from None
+    except (ValueError, EOFError):
+        raise DataError(
+            f"{path.name} is not a plain .npy array (Python objects are never loaded). Write it with np.save."
+        ) from None
+    if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "fiubU":
+        raise DataError(f"{path.name} must hold one column: a plain array with one number or name per record.")
+    return list(found.tolist())
+
+
+def _names(source: str, what: str) -> list[str]:
+    found = [text(cell) for cell in entries(_path(source, what))]
+    empty = found.count("")
+    if empty:
+        raise DataError(
+            f"{Path(source).name}: {empty} record(s), the first being record {found.index('') + 1}, have no name. Give "
+            "every record one, for example 'unknown'."
+        )
+    return found
+
+
+def _path(source: str, what: str) -> Path:
+    if not read_files.is_path(source):
+        raise UsageError(
+            f"--{what} {source} is neither a column of these data nor a file: pass 'label' for the record's class, "
+            f"a declared column of your own file, or a file with one entry per record such as {what}.txt"
+            + (" (or NAME=NUMBER,NAME=NUMBER)." if what == "budgets" else ".")
+        )
+    return Path(source)
+
+
+def _shared(found: list[str], train: Data, test: Data | None, what: str) -> tuple[list[str], list[str]]:
+    """Entries of the training records, and of the held-out ones if there are as many."""
+    held_out = 0 if test is None else len(test)
+    if len(found) not in (len(train), len(train) + held_out):
+        both = f", or {len(train) + held_out} with the held-out records after them" if held_out else ""
+        raise DataError(
+            f"The file of {what} has {len(found)} entries for {len(train)} training records: give one per record, in "
+            f"the order of the data{both}. The first line of a .csv file is its header; a .txt file has none."
+        )
+    return found[: len(train)], found[len(train) :]

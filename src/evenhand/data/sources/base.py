@@ -1,0 +1,230 @@
+"""Where the files of named data lie: one folder per source, files under their official names, gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import inspect
+import os
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evenhand.data.dataset import Data, wrap
+from evenhand.data.read_files import LIMIT
+from evenhand.errors import DataError, UsageError
+
+VARIABLE = "EVENHAND_DATA"
+
+
+def cache_folder() -> Path:
+    """The user's cache of evenhand, as the platform has it."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given) / "evenhand"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "evenhand"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "evenhand" / "cache"
+    return Path.home() / ".cache" / "evenhand"
+
+
+def data_folder(given: str | Path | None = None) -> Path:
+    """The folder of all sources: what was given, EVENHAND_DATA, or ``data`` in the user's cache.
+
+    Examples:
+      >>> data_folder("mine")
+      PosixPath('mine')
+    """
+    if given:
+        return Path(given)
+    return Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else cache_folder() / "data"
+
+
+@dataclass(frozen=True)
+class Place:
+    r"""The folder of one source.
+
+    Examples:
+      >>> import tempfile
+      >>> place = Place(Path(tempfile.mkdtemp()))
+      >>> _ = (place.folder / "names.txt.gz").write_bytes(gzip.compress(b"one\ntwo"))
+      >>> place.text("names.txt").split(), place.find("other.txt")
+      (['one', 'two'], None)
+    """
+
+    folder: Path
+
+    def find(self, name: str) -> Path | None:
+        """The file or folder of this name, or the file with ``.gz`` behind it."""
+        for path in (self.folder / name, self.folder / f"{name}.gz"):
+            if path.exists():
+                return path
+        return None
+
+    def path(self, name: str) -> Path:
+        """The same, when it must be there."""
+        found = self.find(name)
+        if found is None:
+            raise UsageError(f"There is no file {self.folder / name}, gzipped or not.")
+        return found
+
+    def content(self, name: str) -> bytes:
+        """The content of a file, unpacked; a file that unpacks to more than the limit is refused."""
+        path = self.path(name)
+        try:
+            packed = path.suffix == ".gz" and not name.endswith(".gz")
+            with gzip.open(path, "rb") if packed else path.open("rb") as file:
+                found = file.read(LIMIT + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error):
+            raise DataError(f"{path} is damaged: it cannot be unpacked. Delete it and fetch it again.") from None
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
+        if len(found) > LIMIT:
+            raise DataError(f"{path} unpacks to more than {LIMIT / 2**30:.3g} GiB: it is not the official file.")
+        return found
+
+    def text(self, name: str) -> str:
+        """The content of a UTF-8 text file."""
+        try:
+            return self.content(name).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise damaged(self.path(name), "UTF-8 text") from None
+
+
+def damaged(path: Path, what: str) -> DataError:
+    """A file that is there but is not what its name says; nothing of its content is shown.
+
+    Examples:
+      >>> print(damaged(Path("mnist/t10k-labels-idx1-ubyte"), "an IDX file"))
+      mnist/t10k-labels-idx1-ubyte is not an IDX file as published: it is damaged or another file. Delete it and get it again.
+    """  # noqa: E501
+    return DataError(f"{path} is not {what} as published: it is damaged or another file. Delete it and get it again.")
+
+
+Loaded: TypeAlias = tuple[Data, Data | None]
+"""Training data, and what is held out."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file by its official name; ``url`` and ``digest`` are given where both are known, so that it can be fetched.
+
+    ``digest`` is ``sha256:...`` or ``md5:...`` of the file as it is downloaded.
+    """
+
+    name: str
+    url: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that ``--data`` takes by name.
+
+    Attributes:
+      name: what ``--data`` takes.
+      read: makes the data from the files; its keyword arguments are the options of the source.
+      records: training and held-out records, in words.
+      groups: who is reported on.
+      licence: what is known about the terms of use.
+      files: sets of files, any one of which is enough; ``evenhand data fetch`` gets the first.
+      folder: its folder inside the data folder; default: its name.
+      public: whether the records are published for anyone to see, so that nothing about them is secret. It goes by the
+        name: files of one's own in their place are not told apart.
+      hint: how to get files that are not downloaded.
+    """
+
+    name: str
+    read: Callable[..., Loaded]
+    records: str
+    groups: str
+    licence: str
+    files: Sequence[Sequence[File]] = ()
+    folder: str = ""
+    public: bool = True
+    hint: str = field(default="")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the keyword arguments of ``read``."""
+        return tuple(inspect.signature(self.read).parameters)[1:]
+
+    @property
+    def fetchable(self) -> bool:
+        """Whether every file of the first set can be downloaded and checked."""
+        return bool(self.files) and all(file.url and file.digest for file in self.files[0])
+
+    def present(self, place: Place) -> bool:
+        """Whether one whole set of files is there."""
+        return not self.files or any(all(place.find(file.name) for file in files) for files in self.files)
+
+    def absent(self, place: Place) -> UsageError:
+        """What to say when no set of files is there: which files, where, and the command that gets them."""
+        sets = [", ".join(file.name for file in files) for files in self.files]
+        told = f"The files of {self.name} are not in {place.folder}. Put there (gzipped or not): {'; or '.join(sets)}."
+        get = f" {self.hint}" if self.hint else ""
+        fetch = f" Or let evenhand get them: evenhand data fetch {self.name}" if self.fetchable else ""
+        return UsageError(f"{told}{get} Another folder: --data-dir or EVENHAND_DATA.{fetch}")
+
+
+def pixels(values: NDArray[np.uint8], *, low: float = -1.0) -> Tensor:
+    """Bytes as numbers from ``low`` to 1: a public range, so no other record has a say in it.
+
+    Examples:
+      >>> grey = np.array([[0, 255]], dtype=np.uint8)
+      >>> pixels(grey).tolist(), pixels(grey, low=0).tolist()
+      ([[-1.0, 1.0]], [[0.0, 1.0]])
+    """
+    scaled = torch.from_numpy(values.astype(np.float32, order="C")).div_(255)
+    return scaled if low == 0 else scaled.mul_(1 - low).add_(low)
+
+
+def classified(inputs: Tensor, codes: NDArray[Any], names: Sequence[str], groups: Sequence[str] | None = None) -> Data:
+    """Records with a class each, the classes being the groups too.
+
+    Examples:
+      >>> classified(torch.zeros(2, 1), np.array([1, 0]), ["a", "b"]).group_names()
+      ['b', 'a']
+    """
+    shown = list(names if groups is None else groups)
+    return wrap(
+        inputs,
+        [names[code] for code in codes.tolist()],
+        labels=names,
+        groups=[shown[code] for code in codes.tolist()],
+        group_names=shown,
+    )
+
+
+def held_out(keys: Sequence[str], share: float, seed: int) -> NDArray[np.bool_]:
+    """Which records are held out, by a hash of a key of their own: equal keys are on the same side.
+
+    Examples:
+      >>> side = held_out(["a", "b", "a"], 0.5, seed=0)
+      >>> bool(side[0] == side[2])
+      True
+    """
+    limit = share * 2.0**64
+    sides = {key: int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest()[:8], "big") < limit for key in keys}
+    return np.array([sides[key] for key in keys])
+
+
+def divided(data: Data, held: NDArray[np.bool_]) -> tuple[Data, Data]:
+    """Training and held-out records."""
+    return data.take(torch.from_numpy(np.flatnonzero(~held))), data.take(torch.from_numpy(np.flatnonzero(held)))
+
+
+def choice(value: Any, allowed: Mapping[str, Any] | Sequence[str], option: str) -> str:
+    """An option that takes one of a few words."""
+    if value not in tuple(allowed):
+        raise UsageError(f"The option {option} of the source takes one of: {', '.join(allowed)}.")
+    return str(value)

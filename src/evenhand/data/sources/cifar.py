@@ -1,0 +1,201 @@
+"""CIFAR-10 and CIFAR-100 from the official archives, python or binary version, and a balanced subset of CIFAR-10."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.data import read_files
+from evenhand.data.dataset import Data
+from evenhand.data.sources.base import File, Loaded, Place, Source, choice, classified, damaged, pixels
+from evenhand.errors import EvenhandError
+
+Batch: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
+"""Pixels and classes."""
+
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SUBSET = "cifar10_balanced_10k_2k.npz"
+SIZE = 3 * 32 * 32
+_BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
+_PYTHON10, _BINARY10 = "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz"
+_PYTHON100, _BINARY100 = "cifar-100-python.tar.gz", "cifar-100-binary.tar.gz"
+
+
+def cifar10(place: Place) -> Loaded:
+    """50,000 and 10,000 colour pictures, (3, 32, 32), from -1 to 1; groups are the ten classes.
+
+    Preprocessing: every byte scaled by the range 0-255. The archive of the python version holds pickles: they are read
+    by an unpickler that makes arrays, numbers and text only, so nothing in them is executed.
+    """
+    parts: list[list[Batch]]
+    if place.find(_PYTHON10):
+        with _intact(place, _PYTHON10) as path:
+            found = _pickled(path, ("data_batch_", "test_batch"))
+            parts = [[_arrays(found[name], b"labels") for name in part] for part in (_BATCHES, ["test_batch"])]
+            return _both(parts, NAMES)
+    with _intact(place, _BINARY10) as path:
+        raw = _members(path, ".bin")
+        parts = [[_records(raw[f"{name}.bin"], 1, 0) for name in part] for part in (_BATCHES, ["test_batch"])]
+        return _both(parts, NAMES)
+
+
+def cifar100(place: Place, classes: str = "fine") -> Loaded:
+    """50,000 and 10,000 colour pictures of 100 classes in 20 categories, encoded as CIFAR-10.
+
+    Args:
+      place: the folder.
+      classes: "fine" (100 classes) or "coarse" (the 20 categories).
+    """
+    coarse = choice(classes, ("fine", "coarse"), "classes") == "coarse"
+    key = "coarse_label" if coarse else "fine_label"
+    if place.find(_PYTHON100):
+        with _intact(place, _PYTHON100) as path:
+            found = _pickled(path, ("train", "test", "meta"))
+            names = [name.decode() for name in found["meta"][f"{key}_names".encode()]]
+            return _both([[_arrays(found[part], f"{key}s".encode())] for part in ("train", "test")], names)
+    with _intact(place, _BINARY100) as path:
+        raw = _members(path, ".bin", ".txt")
+        names = raw[f"{key}_names.txt"].decode().split()
+        return _both([[_records(raw[f"{part}.bin"], 2, 0 if coarse else 1)] for part in ("train", "test")], names)
+
+
+def subset(place: Place) -> Loaded:
+    """The first 1,000 training and 200 test pictures of every class of CIFAR-10, in the original order."""
+    cells = read_files.arrays(place.path(SUBSET))
+    wanted = ("x_train", "y_train", "x_test", "y_test")
+    if not set(wanted) <= set(cells) or any(cells[name].dtype.kind not in "iu" for name in wanted):
+        raise damaged(place.path(SUBSET), f"an NPZ file with the arrays {', '.join(wanted)}")
+    train, test = (
+        classified(pixels(cells[f"x_{part}"].transpose(0, 3, 1, 2)), cells[f"y_{part}"], NAMES)
+        for part in ("train", "test")
+    )
+    return train, test
+
+
+def _both(parts: Sequence[Sequence[Batch]], names: Sequence[str]) -> Loaded:
+    train, test = (_joined(part, names) for part in parts)
+    return train, test
+
+
+def _joined(batches: Sequence[Batch], names: Sequence[str]) -> Data:
+    images = np.concatenate([image for image, _ in batches]).reshape(-1, 3, 32, 32)
+    return classified(pixels(images), np.concatenate([code for _, code in batches]), names)
+
+
+def _arrays(batch: dict[bytes, Any], key: bytes) -> Batch:
+    return np.asarray(batch[b"data"], dtype=np.uint8), np.asarray(batch[key], dtype=np.int64)
+
+
+def _records(content: bytes, labels: int, place: int) -> Batch:
+    """The binary version: ``labels`` bytes of labels and 3,072 of pixels a record."""
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, labels + SIZE)
+    return rows[:, labels:], rows[:, place].astype(np.int64)
+
+
+@contextmanager
+def _intact(place: Place, archive: str) -> Iterator[Path]:
+    """The path of an archive; whatever goes wrong with its content is said in one way."""
+    path = place.path(archive)
+    try:
+        yield path
+    except (tarfile.TarError, pickle.UnpicklingError, zlib.error, EOFError, OSError, MemoryError):
+        raise damaged(path, "an archive of CIFAR") from None
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError, ImportError) as error:
+        if isinstance(error, EvenhandError):
+            raise
+        raise damaged(path, "an archive of CIFAR") from None
+
+
+def _members(path: Path, *endings: str) -> dict[str, bytes]:
+    """The ordinary files of the archive whose names end so, by their names without folders."""
+    with tarfile.open(path) as tar:
+        kept = [member for member in tar if member.isfile() and member.name.endswith(endings or ("",))]
+        read_files.limited(sum(member.size for member in kept), path)
+        opened = {member.name.rpartition("/")[2]: tar.extractfile(member) for member in kept}
+        return {name: stream.read() for name, stream in opened.items() if stream is not None}
+
+
+def _pickled(path: Path, starts: tuple[str, ...]) -> dict[str, Any]:
+    found = _members(path).items()
+    return {name: _Plain(io.BytesIO(raw)).load() for name, raw in found if name.startswith(starts)}
+
+
+class _Plain(pickle.Unpickler):
+    """An unpickler for dicts of arrays, numbers and text; whatever else a pickle asks for is refused."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, encoding="bytes")
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Only what an array is made of."""
+        made = {"ndarray": np.ndarray, "dtype": np.dtype}
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.empty(0).__reduce__()[0]
+        if module == "numpy" and name in made:
+            return made[name]
+        if (module, name) == ("_codecs", "encode"):
+            return _encode
+        raise pickle.UnpicklingError("not an array")
+
+
+def _encode(text: str | bytes, encoding: str | bytes) -> bytes:
+    """How Python 3 pickles bytes in protocol 2."""
+    return text if isinstance(text, bytes) else text.encode("latin-1")
+
+
+_KRIZ = "https://www.cs.toronto.edu/~kriz/"
+_LICENCE = "none stated (Krizhevsky 2009)"
+CIFAR10 = Source(
+    "cifar10",
+    cifar10,
+    "50,000 + 10,000",
+    "the ten classes",
+    _LICENCE,
+    (
+        (
+            File(
+                _PYTHON10,
+                f"{_KRIZ}{_PYTHON10}",
+                "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            ),
+        ),
+        (File(_BINARY10),),
+    ),
+)
+CIFAR100 = Source(
+    "cifar100",
+    cifar100,
+    "50,000 + 10,000",
+    "the hundred classes, or twenty categories",
+    _LICENCE,
+    (
+        (
+            File(
+                _PYTHON100,
+                f"{_KRIZ}{_PYTHON100}",
+                "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            ),
+        ),
+        (File(_BINARY100),),
+    ),
+)
+CIFAR10_SUBSET = Source(
+    "cifar10-subset",
+    subset,
+    "10,000 + 2,000",
+    "the ten classes",
+    _LICENCE,
+    ((File(SUBSET),),),
+    folder="cifar10",
+    hint="It holds x_train (10000, 32, 32, 3), y_train, x_test (2000, 32, 32, 3) and y_test: of every class the first "
+    "1,000 and 200 pictures of CIFAR-10.",
+)

@@ -1,0 +1,260 @@
+"""The catalogue: every published method as a recipe of sampling + rule + queries + schedule, with its reference.
+
+The arguments of a recipe are its settings (``--set key=value``). Defaults are the papers'; where a paper gives none,
+docs/methods says which number is ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evenhand import _validate
+from evenhand.errors import UsageError
+from evenhand.methods import references, registry, rules
+from evenhand.methods.composition import Method
+from evenhand.methods.density_methods import DENSITIES
+from evenhand.methods.queries import Exceedance, GroupCounts, GroupSizes
+from evenhand.methods.schedules import Constant, Linear, Phases, Schedule, Step, Time
+from evenhand.types import Guarantee
+
+__all__ = ["Method", "Recipe", "catalogue", "method"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a method is put together and where it comes from. ``defaults`` is what ``--set key=value`` may change."""
+
+    name: str
+    guarantee: Guarantee
+    reference: str
+    summary: str
+    defaults: Mapping[str, Any]
+    make: Callable[..., Method]
+    bibtex: str = ""
+
+
+RECIPES: dict[str, Recipe] = {}
+COVERED: set[str] = set()
+"""Rules that a recipe already offers; other registered rules are methods of their own name."""
+
+
+def _recipe(source: references.Reference | None = None) -> Callable[[Callable[..., Method]], Recipe]:
+    def add(function: Callable[..., Method]) -> Recipe:
+        name = function.__name__.rstrip("_")
+        defaults = {key: found.default for key, found in inspect.signature(function).parameters.items()}
+        rule = function(**defaults).rule
+        summary = (function.__doc__ or name).rstrip(".")
+        text, bibtex = (source.text, source.bibtex) if source else (rule.reference, "")
+        COVERED.add(rule.name)
+
+        def make(**settings: Any) -> Method:
+            return dataclasses.replace(function(**settings), name=name)
+
+        RECIPES[name] = Recipe(name, rule.guarantee, text, summary[0].lower() + summary[1:], defaults, make, bibtex)
+        return RECIPES[name]
+
+    return add
+
+
+def _asked(share: float, noise: float | None) -> dict[str, Any]:
+    """A fixed noise, when given, takes the place of the share."""
+    return {"share": share} if noise is None else {"noise": noise}
+
+
+def _decaying(kind: str, bound: float, rate: float | None) -> Schedule:
+    kinds: dict[str, Callable[..., Schedule]] = {"no": Constant, "linear": Linear, "time": Time, "step": Step}
+    settings = {} if rate is None else {"decay": rate}
+    if kind == "no" and settings:
+        raise UsageError("noise_decay is the rate of a decay: pass decay=linear, time or step with it.")
+    return kinds[_validate.known(kind, kinds, "decay of the noise")](bound=bound, **settings)
+
+
+@_recipe(references.ABADI)
+def dpsgd(bound: float = 1.0) -> Method:
+    """Clip every gradient to one bound."""
+    return Method(rules.Clip(), schedule=Constant(bound=bound))
+
+
+@_recipe(references.BU_2023)
+def auto_s(bound: float = 1.0, gamma: float = 0.01) -> Method:
+    """Normalise every gradient to about the bound."""
+    return Method(rules.AutoS(gamma=gamma), schedule=Constant(bound=bound))
+
+
+@_recipe(references.YANG)
+def nsgd(bound: float = 1.0, gamma: float = 0.01) -> Method:
+    """Normalise every gradient to about the bound, as auto_s does."""
+    return Method(rules.Nsgd(gamma=gamma), schedule=Constant(bound=bound))
+
+
+@_recipe(references.XIA)
+def psac(bound: float = 1.0, r: float = 0.1) -> Method:
+    """Normalise large gradients, keep small ones small."""
+    return Method(rules.Psac(r=r), schedule=Constant(bound=bound))
+
+
+@_recipe(references.BU_2021)
+def global_(bound: float = 1.0, threshold: float = 100.0) -> Method:
+    """One factor for all gradients up to a threshold, nothing beyond."""
+    return Method(rules.Global(threshold=threshold), schedule=Constant(bound=bound))
+
+
+@_recipe(references.ESIPOVA)
+def global_adapt(
+    bound: float = 1.0,
+    threshold: float = 50.0,
+    rate: float = 0.1,
+    factor: float = 0.7,
+    share: float = 0.01,
+    noise: float | None = None,
+) -> Method:
+    """One factor up to a threshold that follows a noisy count."""
+    query = Exceedance(factor=factor, **_asked(share, noise))
+    return Method(rules.GlobalAdapt(threshold=threshold, rate=rate), (query,), Constant(bound=bound))
+
+
+@_recipe(references.CHILUKOTI_2025)
+def global_adapt_v2(
+    bound: float = 1.0,
+    decay: str = "no",
+    noise_decay: float | None = None,
+    threshold: float = 3.0,
+    rate: float = 0.5,
+    every: int = 10,
+    shape: str = "step",
+    floor: float = 0.0,
+    r: float = 0.1,
+) -> Method:
+    """One factor up to a threshold that falls over the epochs."""
+    rule = rules.GlobalAdaptV2(threshold=threshold, rate=rate, every=every, shape=shape, floor=floor, r=r)
+    return Method(rule, schedule=_decaying(decay, bound, noise_decay))
+
+
+@_recipe(references.XU)
+def dpsgd_f(bound: float = 1.0, most: float = 5.0, share: float = 0.01, noise: float | None = None) -> Method:
+    """A clip bound per group, by how often it is clipped."""
+    return Method(rules.GroupClip(most=most), (GroupCounts(**_asked(share, noise)),), Constant(bound=bound))
+
+
+@_recipe(references.XU)
+def naive(bound: float = 1.0, most: float = 10.0, share: float = 0.01, noise: float | None = None) -> Method:
+    """A weight per group, by its noisy size."""
+    return Method(rules.GroupReweight(most=most), (GroupSizes(**_asked(share, noise)),), Constant(bound=bound))
+
+
+@_recipe(references.BOENISCH)
+def idp_sample(bound: float = 1.0) -> Method:
+    """A sampling rate per owner, for its own budget."""
+    return Method(rules.Clip(), schedule=Constant(bound=bound), sampling="owner")
+
+
+@_recipe(references.BOENISCH)
+def idp_scale(bound: float = 1.0) -> Method:
+    """A clip bound per owner, for its own budget."""
+    return Method(rules.Clip(), schedule=Constant(bound=bound), bounds="owner")
+
+
+@_recipe(references.TIAN)
+def ino_sample(
+    bound: float = 1.0,
+    tail: Any = "beta",
+    a: float = 1.0,
+    b: float = 1.0,
+    steps: int = 4,
+    length: float = 0.5,
+    order: str = "loss",
+    over: Any = "clip",
+) -> Method:
+    """Idp_sample in which records of low loss count less."""
+    rule = rules.Ordered(over=over, tail=tail, a=a, b=b, steps=steps, length=length, order=order)
+    return Method(rule, schedule=Constant(bound=bound), sampling="owner")
+
+
+@_recipe(references.TIAN)
+def ino_scale(
+    bound: float = 1.0,
+    tail: Any = "beta",
+    a: float = 1.0,
+    b: float = 1.0,
+    steps: int = 4,
+    length: float = 0.5,
+    order: str = "loss",
+    over: Any = "clip",
+) -> Method:
+    """Idp_scale in which records of low loss count less."""
+    rule = rules.Ordered(over=over, tail=tail, a=a, b=b, steps=steps, length=length, order=order)
+    return Method(rule, schedule=Constant(bound=bound), bounds="owner")
+
+
+@_recipe(references.CHILUKOTI_2023)
+def auto_dpsgd_l(bound: float = 1.0, gamma: float = 0.01, decay: float = 0.99) -> Method:
+    """Auto_s with noise that falls every epoch: a sound substitute."""
+    return Method(rules.AutoS(gamma=gamma), schedule=Linear(decay=decay, bound=bound))
+
+
+@_recipe(references.CHILUKOTI_2023)
+def auto_dpsgd_s(bound: float = 1.0, gamma: float = 0.01, decay: float = 0.5, every: int = 10) -> Method:
+    """Auto_s with noise that falls in steps: a sound substitute."""
+    return Method(rules.AutoS(gamma=gamma), schedule=Step(decay=decay, every=every, bound=bound))
+
+
+@_recipe(references.HUANG)
+def sad(bound: float = 1.0, n: int = 3, noise: float = 0.8, length: float = 0.9, growth: float = 1.2) -> Method:
+    """Phases of growing noise and falling clip bound."""
+    return Method(rules.Clip(), schedule=Phases(n=n, noise=noise, length=length, growth=growth, bound=bound))
+
+
+@_recipe(references.TIAN)
+def ino_psac(
+    bound: float = 1.0, r: float = 0.1, length: float = 0.5, n: int = 3, noise: float = 0.8, growth: float = 1.2
+) -> Method:
+    """A combination of ours: ino_sample over psac, in the phases of sad."""
+    schedule = Phases(n=n, noise=noise, growth=growth, bound=bound)
+    return Method(rules.Ordered(over=rules.Psac(r=r), length=length), schedule=schedule, sampling="owner")
+
+
+@_recipe()
+def sgd() -> Method:
+    """No clipping, no noise: for comparison."""
+    return Method(rules.Identity())
+
+
+def catalogue() -> tuple[Recipe, ...]:
+    """All methods that take gradient steps: the recipes, then every registered rule that no recipe covers."""
+    own = [_of_rule(name) for name in registry.names("rule") if name not in COVERED]
+    return (*RECIPES.values(), *own)
+
+
+def method(name: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
+    """The method called ``name`` with ``settings`` in place of its defaults; a registered rule is a method too.
+
+    Examples:
+      >>> method("dpsgd", {"bound": 0.5}).schedule
+      Constant(bound=0.5)
+    """
+    if isinstance(name, Method):
+        if settings:
+            raise UsageError("Settings go with a method's name; a Method object already carries them.")
+        return name
+    _validate.known(name, {*RECIPES, *registry.names("rule"), *DENSITIES}, "method")
+    if name in DENSITIES:
+        raise UsageError(DENSITIES[name].instead)
+    recipe = RECIPES.get(name) or _of_rule(name)
+    for key in settings or {}:
+        _validate.known(key, recipe.defaults, f"setting of {recipe.name}")
+    return recipe.make(**{**recipe.defaults, **(settings or {})})
+
+
+def _of_rule(name: str) -> Recipe:
+    rule = registry.part("rule", name)
+    defaults = {f.name: f.default for f in dataclasses.fields(rule) if f.default is not dataclasses.MISSING}
+
+    def make(bound: float, **settings: Any) -> Method:
+        return Method(registry.build("rule", name, settings), schedule=Constant(bound=bound))
+
+    summary = (rule.__doc__ or name).strip().split("\n")[0]
+    return Recipe(name, rule.guarantee, rule.reference, summary, {"bound": 1.0, **defaults}, make)

@@ -1,0 +1,163 @@
+"""Side queries: one bounded vector per record, summed over the gradient's own sample and released with noise."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from evenhand import _validate
+from evenhand.errors import UsageError
+from evenhand.methods.registry import register
+from evenhand.types import Facts, State, Stats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Count", "Exceedance", "GroupCounts", "GroupSizes", "Query", "register"]
+
+
+@dataclass(frozen=True)
+class Query(ABC):
+    """Sum over the sampled records of ``value(row)``, a vector of L2 norm at most ``sensitivity``, plus noise.
+
+    It shares the gradient's sample, so both are accounted as ONE subsampled Gaussian (law 6). Its noise is given
+    either as a ``share`` of the step's privacy (``z_query^-2 = share * z^-2``) or as a fixed multiplier ``noise``.
+
+    Formal guarantees:
+      The step scales every value down to norm ``sensitivity`` and drops non-finite rows: by construction.
+    """
+
+    share: float | None = None
+    noise: float | None = None
+
+    kind: ClassVar[str] = "query"
+    name: ClassVar[str]
+    sensitivity: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.share is None) == (self.noise is None):
+            raise UsageError(f"{self.name}: give either share= (of the step's privacy, e.g. 0.05) or noise= (e.g. 10).")
+        if self.share is not None:
+            _validate.number(self.share, "share", low=0, high=1)
+        if self.noise is not None:
+            _validate.number(self.noise, "noise", low=0)
+        _validate.number(self.sensitivity, "sensitivity", low=0)
+
+    @abstractmethod
+    def width(self, facts: Facts) -> int:
+        """Length of the answer, from public facts only: an empty batch has an answer of this length too."""
+
+    @abstractmethod
+    def value(self, rows: Stats, state: State) -> Tensor:
+        """One vector of length ``width`` per row."""
+
+
+class Count(Query):
+    """A query that counts records by place: each adds 1 at the place it names, and nothing elsewhere.
+
+    Quicker than vectors, of which it makes none.
+
+    Formal guarantees:
+      The step adds 1 (or the declared sensitivity, if that is less) at no more than one place per record, whatever
+      ``place`` returns: sensitivity 1, by construction.
+    """
+
+    @abstractmethod
+    def places(self, groups: int) -> int:
+        """How many places there are for data with so many groups."""
+
+    @abstractmethod
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """One whole number per row, from 0 to ``places - 1``; a record with any other one is not counted."""
+
+    def width(self, facts: Facts) -> int:
+        """One count per place."""
+        return self.places(len(facts.groups))
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        """The same as vectors: 1 at the record's place."""
+        import torch
+
+        place = self.place(rows, state)
+        return (torch.arange(self.places(state.public.groups), device=place.device) == place.unsqueeze(-1)).double()
+
+
+@register
+@dataclass(frozen=True)
+class Exceedance(Count):
+    """How many sampled records have a gradient norm above ``factor`` times the rule's threshold.
+
+    The threshold is the rule's own, from its memory: already private. One record changes the count by 1.
+
+    Examples:
+      >>> from evenhand.types import Facts
+      >>> Exceedance(noise=10.0).width(Facts(10, (("all", 10),)))
+      1
+    """
+
+    factor: float = 0.7
+
+    name = "exceedance"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.number(self.factor, "factor", low=0)
+
+    def places(self, groups: int) -> int:
+        """One."""
+        return 1
+
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """0 if the norm exceeds factor * threshold, else 1, which is not counted."""
+        if "threshold" not in state.memory:
+            raise UsageError(
+                "The query 'exceedance' counts norms above a rule's threshold, and this rule keeps none: use it with "
+                "evenhand.methods.rules.GlobalAdapt(), or leave it out."
+            )
+        near: Tensor = rows.norm > self.factor * state.memory["threshold"]
+        return near.logical_not().long()
+
+
+@register
+@dataclass(frozen=True)
+class GroupSizes(Count):
+    """How many sampled records each group has: G counts, of which one record changes one by 1.
+
+    Examples:
+      >>> from evenhand.types import Facts
+      >>> GroupSizes(share=0.01).width(Facts(10, (("all", 10),), groups=("a", "b", "c")))
+      3
+    """
+
+    name = "group_sizes"
+
+    def places(self, groups: int) -> int:
+        """One per group."""
+        return groups
+
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """The record's group."""
+        return rows.group
+
+
+@register
+@dataclass(frozen=True)
+class GroupCounts(Count):
+    """How many records of each group have a gradient above the clip bound, then how many have not: 2 G counts.
+
+    Examples:
+      >>> from evenhand.types import Facts
+      >>> GroupCounts(share=0.01).width(Facts(10, (("all", 10),), groups=("a", "b", "c")))
+      6
+    """
+
+    name = "group_counts"
+
+    def places(self, groups: int) -> int:
+        """Two per group."""
+        return 2 * groups
+
+    def place(self, rows: Stats, state: State) -> Tensor:
+        """The record's group, in the half that says on which side of the bound its norm lies."""
+        return rows.group.long().add(rows.norm <= state.bound[rows.owner], alpha=state.public.groups)

@@ -1,0 +1,63 @@
+"""Where rules, queries and schedules make themselves known by name, ours and a user's alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from evenhand import _validate
+from evenhand.errors import UsageError
+
+Part = TypeVar("Part", bound=type)
+_parts: dict[str, dict[str, type]] = {"rule": {}, "query": {}, "schedule": {}}
+_packages = {
+    "rule": "evenhand.methods.rules",
+    "query": "evenhand.methods.queries",
+    "schedule": "evenhand.methods.schedules",
+}
+
+
+def register(cls: Part) -> Part:
+    """Class decorator: make a frozen dataclass with a ``name`` and a ``kind`` usable by that name everywhere."""
+    kind, name = getattr(cls, "kind", None), getattr(cls, "name", None)
+    if kind not in _parts or not isinstance(name, str):
+        raise UsageError(
+            f"{cls.__name__} cannot be registered: derive it from SampleRule, BatchRule, Query or Schedule"
+            " and give it a class attribute `name`."
+        )
+    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise UsageError(f"{cls.__name__} must be a frozen dataclass: write @register above @dataclass(frozen=True).")
+    taken = _parts[kind].get(name)
+    if taken is not None and taken.__qualname__ != cls.__qualname__:
+        raise UsageError(f"The {kind} name {name!r} is taken by {taken.__qualname__}: choose another.")
+    _parts[kind][name] = cls
+    return cls
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """All registered names of one kind, in order of registration."""
+    importlib.import_module(_packages[kind])
+    return tuple(_parts[kind])
+
+
+def part(kind: str, name: str) -> Any:
+    """The class registered as ``name``; an unknown name is an error that says the nearest one."""
+    return _parts[kind][_validate.known(name, names(kind), kind)]
+
+
+def build(kind: str, name: str, settings: Mapping[str, Any] | None = None) -> Any:
+    """Make the part called ``name`` with the given settings; unknown names and settings are errors with a hint."""
+    found = part(kind, name)
+    fields = {f.name for f in dataclasses.fields(found)}
+    for key in settings or {}:
+        _validate.known(key, fields, f"setting of {name}")
+    return found(**(settings or {}))
+
+
+def spec(made: Any) -> dict[str, Any]:
+    """The JSON form of a part: its name and settings. ``build(kind, **spec)`` makes an equal one."""
+    settings = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
+    return {"name": made.name, "settings": json.loads(json.dumps(settings))}

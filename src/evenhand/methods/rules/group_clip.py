@@ -1,0 +1,84 @@
+"""A clip bound per group (DPSGD-F): groups whose gradients are clipped more often get a larger bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from evenhand import _validate
+from evenhand.errors import UsageError
+from evenhand.methods import references
+from evenhand.methods.registry import register
+from evenhand.methods.rules.base import SampleRule
+from evenhand.types import Facts, State, Stats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@register
+@dataclass(frozen=True)
+class GroupClip(SampleRule):
+    """Clip to ``C0 (1 + (m_k / b_k) / (m / B))``, where m_k of the b_k sampled records of group k exceed C0.
+
+    The counts are the noisy answers of the query ``group_counts``; B is the EXPECTED batch size. Noisy ratios can be
+    negative or explode, so they are clamped, in this order: b_k to at least 1, m_k into [0, b_k], their sum m to at
+    least 1, and the bound into [C0, ``most`` C0].
+
+    Formal guarantees:
+      Unit one record, add/remove: ``min(1, C_k / n) n <= max_k C_k``, over ALL groups, not only those in the batch.
+
+    Examples:
+      >>> import torch
+      >>> from evenhand.types import Public, State
+      >>> answers = {"group_counts": torch.tensor([8.0, 2.0, 2.0, 8.0])}
+      >>> state = State(step=0, bound=torch.tensor([1.0]), answers=answers, public=Public(batch=20.0, groups=2))
+      >>> GroupClip().factors(state)
+      tensor([2.6000, 1.4000])
+    """
+
+    most: float = 5.0
+
+    name = "group_clip"
+    reference = references.XU.text
+
+    def __post_init__(self) -> None:
+        _validate.number(self.most, "most", low=1, open_low=False)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """How many records of each group lie above and below the base bound."""
+        return ("group_counts",)
+
+    def initial(self, facts: Facts) -> Mapping[str, Any]:
+        """Nothing to remember; data with a single group is refused."""
+        several(facts, self.name)
+        return {}
+
+    def factors(self, state: State) -> Tensor:
+        """C_k / C0 for every group, from the noisy counts alone."""
+        counts, groups = state.answers["group_counts"], state.public.groups
+        noisy = counts.tolist()  # so few numbers are handled with less ado outside torch
+        sizes = [max(1.0, over + under) for over, under in zip(noisy[:groups], noisy[groups:], strict=True)]
+        clipped = [max(0.0, min(over, size)) for over, size in zip(noisy, sizes, strict=False)]
+        share = max(1.0, sum(clipped)) / state.public.batch
+        found = [min(1.0 + over / size / share, self.most) for over, size in zip(clipped, sizes, strict=True)]
+        return counts.new_tensor(found)
+
+    def weight(self, row: Stats, state: State) -> Tensor:
+        """min(1, C_k / n) with the bound of the record's group."""
+        return (state.bound[row.owner] * self.factors(state)[row.group] / row.norm).clamp(max=1.0)
+
+    def sensitivity(self, state: State) -> Tensor:
+        """The largest bound of any group."""
+        return state.bound * self.factors(state).max()
+
+
+def several(facts: Facts, name: str) -> None:
+    """Refuse data with one group: there would be nothing to compare, and the side query would still be paid for."""
+    if len(facts.groups) < 2:
+        raise UsageError(
+            f"{name!r} treats groups differently, and this data has one group: pass groups= (one name per record), or "
+            "take the method 'dpsgd'. Nothing was spent."
+        )

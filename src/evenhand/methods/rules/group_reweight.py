@@ -1,0 +1,70 @@
+"""Reweighting by noisy group size: the naive baseline of the DPSGD-F paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from evenhand import _validate
+from evenhand.methods import references
+from evenhand.methods.registry import register
+from evenhand.methods.rules.base import SampleRule
+from evenhand.methods.rules.group_clip import several
+from evenhand.types import Facts, State, Stats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@register
+@dataclass(frozen=True)
+class GroupReweight(SampleRule):
+    """Clip to C, then multiply by ``theta_k = (B / K) / b_k``, so that each of K groups counts alike.
+
+    b_k is the noisy answer of the query ``group_sizes``, clamped to at least 1; B is the EXPECTED batch size; theta is
+    clamped into [1 / ``most``, ``most``].
+
+    Formal guarantees:
+      Unit one record, add/remove: ``theta_k min(1, C / n) n <= C max_k theta_k``, over ALL groups.
+
+    Examples:
+      >>> import torch
+      >>> from evenhand.types import Public, State
+      >>> answers = {"group_sizes": torch.tensor([15.0, 5.0])}
+      >>> state = State(step=0, bound=torch.tensor([1.0]), answers=answers, public=Public(batch=20.0, groups=2))
+      >>> GroupReweight().factors(state)
+      tensor([0.6667, 2.0000])
+    """
+
+    most: float = 10.0
+
+    name = "group_reweight"
+    reference = references.XU.text
+
+    def __post_init__(self) -> None:
+        _validate.number(self.most, "most", low=1, open_low=False)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """How many records of each group were sampled."""
+        return ("group_sizes",)
+
+    def initial(self, facts: Facts) -> Mapping[str, Any]:
+        """Nothing to remember; data with a single group is refused."""
+        several(facts, self.name)
+        return {}
+
+    def factors(self, state: State) -> Tensor:
+        """theta_k for every group, from the noisy sizes alone."""
+        usual, sizes = state.public.batch / state.public.groups, state.answers["group_sizes"]
+        found = [min(max(usual / max(1.0, size), 1.0 / self.most), self.most) for size in sizes.tolist()]
+        return sizes.new_tensor(found)  # so few numbers are handled with less ado outside torch
+
+    def weight(self, row: Stats, state: State) -> Tensor:
+        """theta_k min(1, C / n)."""
+        return self.factors(state)[row.group] * (state.bound[row.owner] / row.norm).clamp(max=1.0)
+
+    def sensitivity(self, state: State) -> Tensor:
+        """The clip bound times the largest factor of any group."""
+        return state.bound * self.factors(state).max()

@@ -1,0 +1,150 @@
+"""Models by name, sized from public facts only."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenhand import _validate, usercode
+from evenhand.errors import UsageError
+from evenhand.models.char_lstm import char_lstm
+from evenhand.models.layers import Shape
+from evenhand.models.resnet import resnet18
+from evenhand.models.shufflenet import shufflenet
+from evenhand.models.small_networks import cnn, linear, mlp, mnist_cnn_f, mnist_cnn_v2, tanh_cnn
+from evenhand.types import Facts
+from evenhand.usercode import described, is_own
+
+_MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "linear": linear,
+    "logistic": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "tanh_cnn": tanh_cnn,
+    "mnist_cnn_f": mnist_cnn_f,
+    "mnist_cnn_v2": mnist_cnn_v2,
+    "resnet18": resnet18,
+    "shufflenet": shufflenet,
+    "char_lstm": char_lstm,
+}
+_TOKENS = ("char_lstm",)
+"""Models whose inputs are whole numbers that name something."""
+
+
+def names() -> tuple[str, ...]:
+    """Names that ``--model`` takes."""
+    return tuple(_MODELS)
+
+
+def build(name: str, facts: Facts) -> nn.Module:
+    """The model called ``name``, or made by ``file.py:factory``, for data with these facts.
+
+    The last layer of a built-in model starts at zero; the others start as torch makes them.
+
+    Examples:
+      >>> from evenhand.types import Facts
+      >>> facts = Facts(9, (("all", 9),), labels=("0", "1"), inputs="(64,) float32")
+      >>> sum(parameter.numel() for parameter in build("linear", facts).parameters())
+      130
+    """
+    if is_own(name):
+        return load(name, facts)
+    made = _MODELS[_validate.known(name, _MODELS, "model")]
+    shape = declared_shape(facts)
+    if shape is None or len(facts.labels) < 2:
+        raise UsageError(
+            "A built-in model needs numeric inputs of one shape and at least two classes: these data have not."
+        )
+    model = made(shape, len(facts.labels))
+    whole = not declared_type(facts).is_floating_point
+    if whole != (name in _TOKENS):
+        raise UsageError(_wrong_type(name, whole))
+    return model
+
+
+def _wrong_type(name: str, whole: bool) -> str:
+    if whole:
+        return (
+            f"The {name} computes with its inputs, and these are whole numbers: give floats, or use --model char_lstm."
+        )
+    return f"The {name} looks its inputs up in a table, and these are floats: give whole numbers, 0 to 255."
+
+
+def parts(model: str) -> tuple[Path, str]:
+    """File and factory of ``file.py:factory``."""
+    return usercode.parts(model, "--model", "nets.py:small")
+
+
+def load(model: str, facts: Facts) -> nn.Module:
+    """Execute the file and call its factory with the public facts, or with nothing if it takes nothing."""
+    path, name = parts(model)
+    factory = getattr(usercode.executed(path, "model"), name, None)
+    if not callable(factory):
+        raise UsageError(f"{path.name} has no function {name!r}: write `def {name}(facts): return torch.nn....`")
+    try:
+        made = factory(facts) if _takes_facts(factory) else factory()
+    except Exception as error:
+        raise UsageError(f"{path.name}:{name} failed with {described(error)}. Nothing was spent.") from error
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"{path.name}:{name} returned {type(made).__name__}: it must return a torch.nn.Module.")
+    _try(made, facts, f"{path.name}:{name}")
+    return made
+
+
+def _try(model: nn.Module, facts: Facts, what: str) -> None:
+    """Two records of zeros of the declared shape: inputs must fit, and every label must have its output."""
+    shape = declared_shape(facts)
+    if shape is None:
+        return
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            outputs = model(torch.zeros(2, *shape, dtype=declared_type(facts)))
+    except Exception as error:
+        raise UsageError(f"{what} cannot take inputs of shape {shape}: {described(error)}") from error
+    finally:
+        model.train(was_training)
+    if facts.labels and isinstance(outputs, Tensor) and outputs.shape != (2, len(facts.labels)):
+        raise UsageError(
+            f"{what} gives outputs of shape {tuple(outputs.shape[1:])} a record, but there are {len(facts.labels)} "
+            "labels: give one output per label."
+        )
+
+
+def declared_shape(facts: Facts) -> tuple[int, ...] | None:
+    """The shape of one record's input, if all have the same.
+
+    Examples:
+      >>> declared_shape(Facts(9, (("all", 9),), inputs="(1, 8, 8) float32"))
+      (1, 8, 8)
+    """
+    found = re.match(r"\(([\d, ]*)\) \w+$", facts.inputs)
+    return None if found is None else tuple(int(size) for size in re.findall(r"\d+", found.group(1)))
+
+
+def declared_type(facts: Facts) -> torch.dtype:
+    """The type of the inputs, if they have one shape.
+
+    Examples:
+      >>> declared_type(Facts(9, (("all", 9),), inputs="(20,) int64"))
+      torch.int64
+    """
+    kind: torch.dtype = getattr(torch, facts.inputs.split()[-1])
+    return kind
+
+
+def _takes_facts(factory: Any) -> bool:
+    """Whether one argument is required, or the first one is called ``facts``."""
+    arguments = list(inspect.signature(factory).parameters.values())
+    first = arguments[0] if arguments else None
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return first is not None and (
+        first.name == "facts" or (first.kind in positional and first.default is inspect.Parameter.empty)
+    )

@@ -1,0 +1,216 @@
+"""The private step once more, slow and plain: one row after another, nothing shared with the fast one but its noise.
+
+The kit holds every step to it. Each piece is a method, so that the zoo can get exactly one of them wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evenhand.mechanism import Mechanism
+from evenhand.methods.queries import Query
+from evenhand.methods.rules import BatchRule, Clip, Rule
+from evenhand.planning import Plan, PlannedLevel
+from evenhand.privacy import noise
+from evenhand.step import Released
+from evenhand.streams import Domain, Stream
+from evenhand.summation import Summation
+from evenhand.testing.made_up_batches import Case
+from evenhand.testing.sensitivity_search import by_row, taken, weights
+from evenhand.testing.subjects import Subject, public
+from evenhand.types import Batch, Commit, Facts, Pass, State, Stats
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ReferenceStep:
+    """Callable like ``private_gradient``, and equal to it up to rounding.
+
+    Examples:
+      >>> from evenhand.testing import Subject, check
+      >>> from evenhand.methods.rules import Clip
+      >>> check(Subject(Clip(), step=ReferenceStep()), only=["step"]).ok
+      True
+    """
+
+    def __call__(self, mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Released:
+        """One step."""
+        plan, level = mechanism.plan, mechanism.plan.level_at(batch.position)
+        used = self.used(result)
+        stats = Stats(result.norm.double(), result.loss.double(), batch.group, batch.owner, batch.record)
+        bound = torch.tensor([level.bound * scale for scale in plan.scales], dtype=torch.float64)
+        state = State(batch.position, bound, {}, memory, public(plan))
+        answers: dict[str, Tensor] = {}
+        asked: list[tuple[float, float]] = []
+        offset = 0
+        for query, multiplier in zip(mechanism.queries, level.queries, strict=True):
+            total = self.asked(query, taken(stats, used), state)
+            spacing = noise.grid(query.sensitivity)
+            charged = float(noise.charged(query.sensitivity, spacing, total.size, plan.expected_batch))
+            drawn = self.answer_noise(mechanism.stream, state.step, total.size, offset, multiplier * charged)
+            answers[query.name] = torch.from_numpy(on_grid(total, spacing) + on_grid(drawn, spacing))
+            asked.append((charged, multiplier * charged))
+            offset += total.size
+        state = replace(state, answers=answers)
+        sensitivity = mechanism.rule.sensitivity(state)
+        total, shapes = self.total(result, self.weights(mechanism.rule, stats, used, state, sensitivity), sensitivity)
+        spacing = noise.grid(float(sensitivity.max()))
+        covered = self.covered(sensitivity, spacing, total.size, mechanism)
+        std = self.std(level, covered, plan)
+        commit = Commit(state.step, 1, covered, std, tuple(asked))
+        rounded = self.rounded(total, spacing)
+        noisy = rounded + self.noise(mechanism.stream, commit, total.size, len(used), spacing)
+        flat = torch.from_numpy(noisy / self.divisor(plan, len(used)))
+        pieces = torch.split(flat, [shape.numel() for shape in shapes.values()])
+        return Released(
+            gradient={name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)},
+            memory=mechanism.rule.advance(state),
+            commit=commit,
+            left_out=len(batch) - len(used),
+        )
+
+    def used(self, result: Pass) -> Tensor:
+        """Numbers of the rows that are finite."""
+        return torch.nonzero(torch.isfinite(result.norm) & torch.isfinite(result.loss)).flatten()
+
+    def asked(self, query: Query, stats: Stats, state: State) -> Vector:
+        """A query's sum of values, each held to the declared norm."""
+        values = by_row(query.value, stats, state).double().numpy()
+        total = np.zeros(values.shape[1])
+        for value in values:
+            total += value * min(1.0, query.sensitivity / max(float(np.linalg.norm(value)), 1e-300))
+        return total
+
+    def weights(self, rule: Rule, stats: Stats, used: Tensor, state: State, sensitivity: Tensor) -> Tensor:
+        """The rule's weights, each held to ``0 <= w n <= S`` of its owner class; 0 for rows that are not used."""
+        found = torch.zeros(stats.norm.shape[0], dtype=torch.float64)
+        for i, weight in zip(used.tolist(), weights(rule, taken(stats, used), state).tolist(), strict=True):
+            norm, most = float(stats.norm[i]), float(sensitivity[stats.owner[i]])
+            if norm > 0 and np.isfinite(weight):
+                found[i] = min(max(weight, 0.0), most / norm, 1e30)
+        return found
+
+    def total(self, result: Pass, found: Tensor, sensitivity: Tensor) -> tuple[Vector, dict[str, torch.Size]]:
+        """The weighted sum as one vector, and the shapes to take it apart again."""
+        parts = result.weighted_sum(found)
+        flat = torch.cat([part.reshape(-1).double() for part in parts.values()]).numpy()
+        return flat, {name: part.shape for name, part in parts.items()}
+
+    def covered(self, sensitivity: Tensor, spacing: float, size: int, mechanism: Mechanism) -> tuple[float, ...]:
+        """The sensitivity per class that goes on the ledger: the rule's, and what rounding can add."""
+        plan, whole = mechanism.plan, isinstance(mechanism.rule, BatchRule)
+        summation = Summation(plan.expected_batch, 1.0 if whole else max(plan.scales) / min(plan.scales))
+        charged = noise.charged_sum(sensitivity.numpy(), plan.scales, spacing, size, summation, whole)
+        return tuple(charged.tolist())
+
+    def std(self, level: PlannedLevel, covered: tuple[float, ...], plan: Plan) -> float:
+        """Enough noise for the class that needs most."""
+        return level.noise * max(value / scale for value, scale in zip(covered, plan.scales, strict=True))
+
+    def rounded(self, total: Vector, spacing: float) -> Vector:
+        """The sum on the grid, so that low-order bits carry no trace of the datum."""
+        return on_grid(total, spacing)
+
+    def noise(self, stream: Stream, commit: Commit, size: int, used: int, spacing: float) -> Vector:
+        """The gradient's noise."""
+        return on_grid(commit.std * self.normals(stream, "gradient", commit.first, size), spacing)
+
+    def answer_noise(self, stream: Stream, step: int, size: int, offset: int, std: float) -> Vector:
+        """A query's noise."""
+        return std * self.normals(stream, "queries", step, size, offset)
+
+    def normals(self, stream: Stream, domain: Domain, step: int, size: int, offset: int = 0) -> Vector:
+        """Standard normals that nobody can predict and that are used once."""
+        return stream.normals(domain, step, size, offset)
+
+    def divisor(self, plan: Plan, used: int) -> float:
+        """What the noisy sum is divided by: never a count of records."""
+        return plan.expected_batch
+
+
+def on_grid(values: Vector, spacing: float) -> Vector:
+    """The nearest multiples of ``spacing``."""
+    return np.asarray(np.rint(values / spacing) * spacing)
+
+
+WEIGHT = 3
+"""Coordinates of a made-up gradient that belong to the parameter "weight"; the rest are "bias"."""
+
+
+@dataclass(frozen=True)
+class Recorder(Clip):
+    """Clipping that remembers the noisy answers it was given, so that the kit can read them."""
+
+    name = "recorder"
+
+    def advance(self, state: State) -> Mapping[str, Any]:
+        """The answers themselves."""
+        return {"answers": dict(state.answers)}
+
+
+@dataclass(frozen=True)
+class Wide(Query):
+    """An answer wide enough to look at its noise; every value is zero."""
+
+    name = "wide"
+    size: int = 4000
+
+    def width(self, facts: Facts) -> int:
+        """Always ``size``."""
+        return self.size
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        """Zeros."""
+        return rows.norm.new_zeros(self.size)
+
+
+def directions(count: int, size: int) -> Tensor:
+    """Unit vectors, a different one for every row."""
+    angles = torch.arange(1, count * size + 1, dtype=torch.float64).reshape(count, size)
+    return torch.nn.functional.normalize(torch.sin(angles**1.7), dim=1)
+
+
+def pass_over(gradients: Tensor, norm: Tensor, loss: Tensor, weight: int = WEIGHT) -> Pass:
+    """What an engine would return for these gradients. A row of weight 0 is not touched, so NaN shows if it is used."""
+
+    def weighted_sum(found: Tensor) -> dict[str, Tensor]:
+        used = found != 0
+        total = (gradients[used] * found[used].double().unsqueeze(1)).sum(0)
+        return {"weight": total[:weight], "bias": total[weight:]}
+
+    return Pass(loss=loss, norm=norm, weighted_sum=weighted_sum)
+
+
+def batch_of(case: Case, position: int) -> Batch:
+    """The case's rows as a drawn batch."""
+    stats = case.stats()
+    return Batch(None, None, stats.group, stats.owner, stats.record, position, 0)
+
+
+def as_pass(case: Case, size: int = 5, gradients: Tensor | None = None) -> Pass:
+    """The case's rows as gradients of their norms; a spoilt row has NaN in its gradient, or an infinite loss."""
+    stats = case.stats()
+    norm, loss = stats.norm.clone(), stats.loss.clone()
+    found = directions(len(case.rows), size) * norm.unsqueeze(1) if gradients is None else gradients
+    for i, row in enumerate(case.rows):
+        if row.spoilt and i % 2:
+            loss[i] = math.inf
+        elif row.spoilt:
+            norm[i], found[i] = math.nan, math.nan
+    return pass_over(found, norm, loss)
+
+
+def answers_of(subject: Subject, mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Any:
+    """The noisy answers of this very step: run once more with the recorder in the rule's place."""
+    if not subject.queries:
+        return {}
+    return subject.step(replace(mechanism, rule=Recorder()), result, batch, memory).memory["answers"]
