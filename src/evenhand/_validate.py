@@ -10,6 +10,9 @@ from typing import Any
 
 from evenhand.errors import UsageError
 
+SHOWN = 60
+"""Characters of a name that a message quotes."""
+
 
 def number(value: Any, name: str, *, low: float, high: float = math.inf, open_low: bool = True) -> float:
     """Return ``value`` as a finite float inside the interval, or say what to pass.
@@ -23,7 +26,10 @@ def number(value: Any, name: str, *, low: float, high: float = math.inf, open_lo
         raise UsageError(
             f"{name} must be a number, not {type(value).__name__}. Pass for example {name}={_example(low, high)}."
         )
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
     inside = (result > low if open_low else result >= low) and result < high
     if not math.isfinite(result) or not inside:
         raise UsageError(f"{name}={result:g} cannot be used: it must be {_interval(low, high, open_low)}.")
@@ -81,9 +87,19 @@ def known(name: str, names: Iterable[str], what: str) -> str:
     options = sorted(names)
     if name in options:
         return name
-    near = difflib.get_close_matches(str(name), options, n=1)
+    near = difflib.get_close_matches(str(name)[:SHOWN], options, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(options)}."
-    raise UsageError(f"There is no {what} called {str(name)!r}. {hint}")
+    raise UsageError(f"There is no {what} called {shown(name)}. {hint}")
+
+
+def shown(name: Any) -> str:
+    """Return a name as messages quote it: on one line, and not longer than a line.
+
+    >>> shown("age"), len(shown("x" * 10_000))
+    ("'age'", 65)
+    """
+    text = str(name)
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 def _interval(low: float, high: float, open_low: bool) -> str:

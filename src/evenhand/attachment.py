@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from evenhand import checkpoints, guards
 from evenhand.accounting.plan import Plan
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.coupling import Coupling
-from evenhand.errors import UsageError
+from evenhand.errors import BudgetExhausted, LedgerError, UsageError
 from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute
 from evenhand.losses import Loss
 from evenhand.mechanism import Mechanism
 from evenhand.methods import registry
-from evenhand.privacy.ledger import Ledger
+from evenhand.os_errors import boundary
+from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.private import Kept, Private
 from evenhand.run_files import digests, mend
 from evenhand.runs import Folder
@@ -29,6 +31,7 @@ from evenhand.streams import Stream
 __all__ = ["Private", "attach", "start"]
 
 
+@boundary()
 def attach(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -98,11 +101,13 @@ def start(
     views: Views | None = None,
     kept: Mapping[str, Kept] | None = None,
     allow_not_finite: bool = False,
+    release_untrained: bool = False,
 ) -> Private:
     """Open the next segment of a run: load the last checkpoint if there is one, take a new key, lock the ledger.
 
     ``kept`` is saved with every checkpoint; what a checkpoint has must be there to take it, since a run that forgets
-    its average or its schedule would silently be another one.
+    its average or its schedule would silently be another one. ``release_untrained`` goes on also where all steps are
+    charged and none is in the checkpoint.
     """
     refuse_wrapped(model)
     kept = {**(kept or {}), **({} if views is None else {"augment": views})}
@@ -110,7 +115,11 @@ def start(
     rule = registry.build("rule", **plan.rule)
     memory = rule.initial(plan.facts)
     state = checkpoints.load(folder, plan)
-    segment = len(folder.ledger().keys) if folder.ledger_file.exists() else 0
+    held = 0 if state is None else int(state["position"])
+    reading = folder.ledger() if folder.begun else None
+    if reading is not None and not release_untrained:
+        _refuse_untrained(folder, reading, held)
+    segment = 0 if reading is None else len(reading.keys)
     if state is not None:
         _restore(state, model, optimizer, kept)
         memory = state["memory"]
@@ -137,23 +146,43 @@ def start(
         anchors=folder.anchors() + ([state["ledger_head"]] if state is not None else []),
         files=digests(folder.path),
     )
-    mend(folder.path, ledger)
-    private = Private(
-        model,
-        optimizer,
-        mechanism=mechanism,
-        watch=watch,
-        coupling=coupling,
-        folder=folder,
-        ledger=ledger,
-        memory=memory,
-        compose=compose,
-        kept=kept,
-        allow_not_finite=allow_not_finite,
-    )
-    if state is None:
-        private.checkpoint()
-    return private
+    try:
+        mend(folder.path, ledger)
+        checkpoints.mend(folder)
+        if held < ledger.reserved:
+            ledger.lost(held, ledger.reserved)
+        private = Private(
+            model,
+            optimizer,
+            mechanism=mechanism,
+            watch=watch,
+            coupling=coupling,
+            folder=folder,
+            ledger=ledger,
+            memory=memory,
+            compose=compose,
+            kept=kept,
+            held=held,
+            allow_not_finite=allow_not_finite,
+        )
+        if state is None:
+            private.checkpoint()
+        return private
+    except BaseException:
+        with suppress(OSError, LedgerError):
+            ledger.close()
+        raise
+
+
+def _refuse_untrained(folder: Folder, reading: Reading, held: int) -> None:
+    """Raise where the whole plan is paid for and nothing of it is left: what would be released has learnt nothing."""
+    if reading.reserved >= reading.steps and not reading.survived(held):
+        raise BudgetExhausted(
+            f"All {reading.steps} steps of the plan are charged, and none of them is in a checkpoint: the run died "
+            "before its first one was whole, and what is left is the model as it was before training. Start a new run "
+            "with another --out; both budgets add up. To release the untrained model nevertheless: `evenhand resume "
+            f"{folder.path} --release-untrained`, in Python resume(..., release_untrained=True)."
+        )
 
 
 def _restore(
@@ -162,7 +191,13 @@ def _restore(
     missing = sorted(state.get("kept", {}).keys() - kept.keys())
     if missing:
         raise UsageError(f"The run was started with its own {missing[0]}: pass {missing[0]}= again to resume it.")
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    for name, found in state.get("kept", {}).items():
-        kept[name].load_state_dict(found)
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        for name, found in state.get("kept", {}).items():
+            kept[name].load_state_dict(found)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+        raise UsageError(
+            "The checkpoint does not fit the model or the optimizer: pass those that the run was started with. If you "
+            "did, the checkpoint is damaged. Nothing was spent."
+        ) from None

@@ -6,10 +6,7 @@ lowered below what is spent: then the run can only go back to one of them.
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +14,18 @@ from typing import Any
 
 import torch
 
+from evenhand import durable, untrusted
 from evenhand.accounting.plan import Plan
-from evenhand.errors import PlanMismatchError, UsageError
-from evenhand.runs import Folder, write_json
+from evenhand.errors import EvenhandError, PlanMismatchError, UsageError, VerificationError
+from evenhand.runs import Folder, as_json, write_json
 
 KEPT = 5
 """Checkpoints that stay on disk, the last one included."""
+_SHAPE: untrusted.Shape = {"plan": str, "position": int, "ledger_head": str}
+"""What every checkpoint holds beside the states of model and optimizer; see ``untrusted.fits``."""
+_STATES = ("model", "optimizer", "memory")
+_OTHERS = (EOFError, ValueError, TypeError, LookupError, AttributeError, OSError, AssertionError, NotImplementedError)
+"""What unpickling of bytes that are no checkpoint can end in."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,18 @@ class Mark:
     file: Path
 
 
-def save(folder: Folder, state: Mapping[str, Any]) -> None:
-    """Write tensors and numbers only, with the ledger's head, so that a shortened ledger shows."""
+def save(folder: Folder, state: Mapping[str, Any], *, keep: bool = True) -> None:
+    """Write tensors and numbers only, with the ledger's head, so that a shortened ledger shows.
+
+    With ``keep`` it may stay when later ones are written.
+    """
     file = folder.checkpoint_file
-    beside = file.with_suffix(".part")
-    beside.unlink(missing_ok=True)  # what a crash left may be a second name of a kept checkpoint
-    torch.save(dict(state), beside)
-    beside.chmod(0o600)
-    with beside.open("rb") as written:
-        os.fsync(written.fileno())
-    os.replace(beside, file)
+    with durable.writing(file, durable.PRIVATE) as written:
+        sink = durable.Deferred(written)
+        torch.save(dict(state), sink)  # type: ignore[arg-type] # it only writes
+        sink.settle()
     write_json(file.with_suffix(".json"), {key: state[key] for key in ("ledger_head", "position")})
-    if state["position"]:
+    if keep and state["position"]:
         _keep(folder, Mark(state["position"], state["ledger_head"], file))
         _thin(folder)
 
@@ -60,13 +63,31 @@ def load(folder: Folder, plan: Plan) -> dict[str, Any] | None:
     return state
 
 
+def mend(folder: Folder) -> None:
+    """Write the last checkpoint's marker anew where a crash came between the two, so that both speak of one step."""
+    if not folder.checkpoint_file.exists():
+        return
+    state = read(folder.checkpoint_file)
+    right = {key: state[key] for key in ("ledger_head", "position")}
+    marker = folder.checkpoint_file.with_suffix(".json")
+    if not marker.exists() or marker.read_bytes() != as_json(right):
+        write_json(marker, right)
+
+
 def read(file: Path) -> dict[str, Any]:
     """What a checkpoint holds; one that is damaged, or that holds anything but tensors and plain values, is refused."""
     try:
-        state: dict[str, Any] = torch.load(file, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
-        raise UsageError("The checkpoint of this run is damaged or is not one of ours: it was not loaded.") from None
-    return state
+        with untrusted.opened(file, largest=None) as opened:
+            untrusted.check_stored(opened, file.name)
+            state = torch.load(opened, weights_only=True)
+    except (EvenhandError, pickle.UnpicklingError, RuntimeError, MemoryError, *_OTHERS):
+        state = None
+    if not untrusted.fits(state, _SHAPE) or not all(isinstance(state[name], dict) for name in _STATES):
+        raise UsageError(
+            f"The checkpoint {file.name} of this run is damaged or is not one of ours: it was not loaded. What was "
+            "charged stays charged. If you have a copy of the run folder's private part, put the file back and resume."
+        )
+    return dict(state)
 
 
 def marks(folder: Folder) -> list[Mark]:
@@ -74,9 +95,9 @@ def marks(folder: Folder) -> list[Mark]:
     found = {}
     for marker in folder.markers():
         try:
-            written = json.loads(marker.read_bytes())
-            mark = Mark(int(written["position"]), str(written["ledger_head"]), marker.with_suffix(".pt"))
-        except (ValueError, KeyError, TypeError):
+            written = untrusted.read_json(marker, {"position": int, "ledger_head": str}, largest=untrusted.SMALL)
+            mark = Mark(written["position"], written["ledger_head"], marker.with_suffix(".pt"))
+        except VerificationError:
             continue
         if mark.file.exists():
             found[mark.head] = mark
@@ -87,7 +108,7 @@ def take(folder: Folder, chosen: Mark, others: Sequence[Mark]) -> None:
     """Put another run's checkpoints into a new folder: ``chosen`` is the one to go on from."""
     for mark in (chosen, *others):
         _keep(folder, mark)
-    _link(chosen.file, folder.checkpoint_file)
+    durable.link(chosen.file, folder.checkpoint_file)
     write_json(folder.checkpoint_file.with_suffix(".json"), _marker(chosen))
 
 
@@ -107,10 +128,10 @@ def spread(positions: Sequence[int], most: int = KEPT) -> list[int]:
 
 def _keep(folder: Folder, mark: Mark) -> None:
     """The file first and its marker after it: without a marker a file counts for nothing."""
-    folder.kept.mkdir(mode=0o700, exist_ok=True)
+    durable.make_folder(folder.kept, private=True)
     file = folder.kept / f"{mark.position:09d}.pt"
     file.with_suffix(".json").unlink(missing_ok=True)
-    _link(mark.file, file)
+    durable.link(mark.file, file)
     write_json(file.with_suffix(".json"), _marker(mark))
 
 
@@ -119,17 +140,6 @@ def _thin(folder: Folder) -> None:
     for position in there.keys() - set(spread(list(there))):
         there[position].with_suffix(".json").unlink(missing_ok=True)
         there[position].unlink()
-
-
-def _link(file: Path, to: Path) -> None:
-    """A second name for the same bytes, which are never written again; a copy where the disk has no second names."""
-    beside = to.with_suffix(".part")
-    beside.unlink(missing_ok=True)
-    try:
-        os.link(file, beside)
-    except OSError:
-        shutil.copy2(file, beside)
-    os.replace(beside, to)
 
 
 def _marker(mark: Mark) -> dict[str, Any]:

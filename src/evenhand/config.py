@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import _validate, usercode
+from evenhand import _validate, consents, tomlfiles, usercode
 from evenhand.errors import UsageError
 from evenhand.tomltext import fits, key, literal, tables, words
 
@@ -22,7 +21,19 @@ if TYPE_CHECKING:
     from evenhand.data.owners_and_groups import Roles
     from evenhand.types import Facts
 
-__all__ = ["PYTHON", "Config", "absolute", "from_toml", "key", "literal", "merged", "of_run", "to_toml"]
+__all__ = [
+    "PYTHON",
+    "Config",
+    "absolute",
+    "from_toml",
+    "key",
+    "literal",
+    "merged",
+    "of_run",
+    "recorded",
+    "settings",
+    "to_toml",
+]
 
 PYTHON = "python"
 """Stands for what was passed to ``fit`` as a Python object and cannot be found again by name: data, model, loss ..."""
@@ -93,6 +104,8 @@ class Config:
         _validate.number(self.epochs, "epochs", low=0)
         _validate.number(self.lr, "lr", low=0)
         _validate.whole(self.seed, "seed", low=0)
+        if self.split_seed is not None:
+            _validate.whole(self.split_seed, "split_seed", low=0)
         _validate.number(self.test_share, "test_share", low=0, high=1)
         if self.record_budgets is not None and (self.budgets or self.owners is not None):
             raise UsageError("Give record_budgets alone: each record's own epsilon says which class it belongs to.")
@@ -146,12 +159,20 @@ class Config:
         train, test = self._records()
         if self.features is None:
             return train, test
+        named = self.features_named
         from evenhand.data.feature_cache import featured
         from evenhand.models.features import extract
 
-        keep = not self.own_data and not usercode.is_own(self.features)
-        train = featured(train, self.features, extract, keep=keep)
-        return train, None if test is None else featured(test, self.features, extract, keep=keep)
+        keep = not self.own_data and not usercode.is_own(named)
+        train = featured(train, named, extract, keep=keep)
+        return train, None if test is None else featured(test, named, extract, keep=keep)
+
+    @property
+    def features_named(self) -> str:
+        """The features to make; code that nobody named is refused."""
+        if self.features is None or self.features == PYTHON:
+            raise _unnamed("features")
+        return self.features
 
     def _records(self) -> tuple[Data, Data | None]:
         """The records before features are made of them. Without classes nothing held out can be evaluated."""
@@ -176,7 +197,7 @@ class Config:
     def build_model(self, facts: Facts) -> nn.Module:
         """The named model, initialised from ``seed``, on ``device``."""
         if self.model == PYTHON:
-            raise UsageError("This run was started from Python with its own model: pass model= to resume or load it.")
+            raise _unnamed("model")
         import torch
 
         from evenhand.models import build
@@ -188,41 +209,51 @@ class Config:
 
 def from_toml(path: Path) -> Config:
     """Read a config; an unknown key is an error that names the nearest one. Paths are relative to the file."""
-    return absolute(_parsed(path), path.parent)
+    return absolute(merged(Config(), settings(path)), path.parent)
 
 
-def of_run(folder: Path, *, given: Sequence[str] = ()) -> Config:
-    """The config kept in a run folder; a run that was attached to a user's own loop has none.
+def settings(path: Path) -> dict[str, Any]:
+    """Return what a TOML file of settings says, unchecked; in a run folder, without code that nobody named."""
+    found = tomlfiles.read(path)
+    return _without_code(found) if (path.parent / "plan.json").exists() else found
 
-    A file of code is executed, so a run folder cannot bring one along: its path must be absolute and lie elsewhere.
-    ``given`` names settings that the user gave anew, so that the folder's are not used.
+
+def _without_code(values: Any, name: str = "", *, remembered: bool = True) -> Any:
+    """Return settings with "python" in the place of files of code, wherever they stand."""
+    if isinstance(values, Mapping):
+        return {key: _without_code(inner, key, remembered=remembered) for key, inner in values.items()}
+    if isinstance(values, list):
+        return [_without_code(inner, name, remembered=remembered) for inner in values]
+    if name not in consents.ROLES or not isinstance(values, str) or not usercode.is_own(values):
+        return values
+    return values if remembered and consents.remembered(values) else PYTHON
+
+
+def of_run(folder: Path, *, code: Mapping[str, Any] | None = None, remembered: bool = False) -> Config:
+    """Return the config kept in a run folder; a run that was attached to a user's own loop has none.
+
+    Run folders are shared, so no file of code is executed because a folder names it: "python" stands in its place.
+
+    Args:
+      folder: the run folder.
+      code: files of code that the person names, by setting; a difference from what the run used is said.
+      remembered: keep what the folder names where a person named that very file on this machine before.
     """
     file = folder / "config.toml"
-    if not file.exists():
-        return Config(data=PYTHON, model=PYTHON)
-    found = _parsed(file)
-    for name in (setting for setting in _CODE if setting not in given):
-        value = getattr(found, name)
-        if value is not None and usercode.is_own(value):
-            code = usercode.parts(value, f"--{name}", "file.py:factory")[0]
-            if not code.is_absolute() or code.resolve().is_relative_to(folder.resolve()):
-                raise UsageError(
-                    f"This run brings its own {name} file along: running code from a run folder is refused, since run "
-                    f"folders are shared. If you trust the file, pass it yourself: --{name} file.py:factory."
-                )
-    return absolute(found, folder)
+    values = tomlfiles.read(file) if file.exists() else {"data": PYTHON, "model": PYTHON}
+    values = _without_code(values, remembered=remembered)
+    for name, named in (code or {}).items():
+        if isinstance(named, str):
+            values[name] = usercode.absolute(named, Path.cwd()) if usercode.is_own(named) else named
+            if usercode.is_own(named):
+                consents.tell_difference(folder, name, values[name])
+    return absolute(merged(Config(), values), folder)
 
 
-def _parsed(path: Path) -> Config:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise UsageError(f"There is no file {path}.") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
-    return merged(Config(), values)
+def recorded(folder: Path) -> str | None:
+    """Return the text of the config kept in a run folder, as it is; nothing that it names is looked at."""
+    file = folder / "config.toml"
+    return to_toml(merged(Config(), tomlfiles.read(file))) if file.exists() else None
 
 
 def absolute(config: Config, base: Path) -> Config:
@@ -234,11 +265,10 @@ def absolute(config: Config, base: Path) -> Config:
         if getattr(config, name) is not None:
             changes[name] = os.path.abspath(base / getattr(config, name))
     changes |= config.roles[1].paths(base)
-    for name in _CODE:
+    for name in consents.ROLES:
         value = getattr(config, name)
         if value not in (None, PYTHON) and usercode.is_own(value):
-            file, factory = usercode.parts(value, f"--{name}", "file.py:factory")
-            changes[name] = f"{os.path.abspath(base / file)}:{factory}"
+            changes[name] = usercode.absolute(value, base, f"--{name}")
     return dataclasses.replace(config, **changes)
 
 
@@ -268,7 +298,15 @@ def to_toml(config: Config) -> str:
             inner += tables(name, value)
         elif value is not None and (name not in _OWN or value != getattr(defaults, name)):
             lines.append(f"{name} = {literal(value)}")
-    return "\n".join([*lines, *inner]) + "\n"
+    text = "\n".join([*lines, *inner]) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            "A path of data, model or owners has bytes that are no characters in this locale, so the run could not "
+            "find it again: rename the file, or set LC_ALL=C.UTF-8. Nothing was spent."
+        ) from None
+    return text
 
 
 _OWN = (
@@ -276,8 +314,14 @@ _OWN = (
     *("optimizer", "lr_schedule", "lean", "precision"),
 )
 """Settings that are written only where they differ from the default."""
-_CODE = ("model", "features")
-"""Settings that may name a file of code: file.py:factory."""
+
+
+def _unnamed(role: str) -> UsageError:
+    return UsageError(
+        f"The {role} of this run: code of somebody's own, which is executed only if you name it, since run folders are "
+        f"shared and anybody can write one. If you trust the file, name it: --{role} file.py:factory, or {role}= in "
+        "Python. A file that changed since it was named counts as another."
+    )
 
 
 def _device(name: str) -> torch.device:

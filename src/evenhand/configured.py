@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from evenhand import _validate, density, evaluation
-from evenhand.accounting.budgets import Budgets, Promise
+from evenhand import consents, density, density_runs
+from evenhand.accounting.budgets import Promise
 from evenhand.accounting.plan import Plan
-from evenhand.config import Config, to_toml
+from evenhand.config import Config
 from evenhand.data import Data
-from evenhand.data.row_digests import survey
-from evenhand.data.training_overlap import refuse_training_records
+from evenhand.density_runs import promised
 from evenhand.guards import Compute
-from evenhand.integrations.loggers import Broadcast, Logger, released
 from evenhand.methods.catalogue import method
 from evenhand.planning import plan
 from evenhand.results import Run
-from evenhand.runs import Folder, write_durably, write_json
-from evenhand.training import OnStart, fit, new_folder
+from evenhand.training import fit, new_folder
 from evenhand.training import promised as promise_of
 from evenhand.types import Facts
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from evenhand.density.estimators import PrivateDensity
+__all__ = ["planned", "promised", "train"]
 
 
 def train(config: Config, data: Data, held_out: Data | None, out: Path | None, **options: Any) -> Run:
@@ -39,8 +31,9 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
       >>> train(config, *config.load_data(), out=Path(tempfile.mkdtemp())).privacy.epsilon <= 3
       True
     """
+    consents.remember((config.model, config.features))
     if config.method in density.METHODS:
-        return _released(config, data, held_out, out, **options)
+        return _density(config, data, held_out, out, **options)
     privacy = promised(config, data)
     return fit(
         config.build_model(data.facts),
@@ -74,13 +67,6 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
     )
 
 
-def promised(config: Config, data: Data) -> Budgets | None:
-    """The budgets per owner or per record that a config asks for; None if it promises the same to all."""
-    if config.record_budgets is not None:
-        return Budgets.named(data.facts.owner_names, config.delta)
-    return Budgets(config.budgets, config.delta) if config.budgets else None
-
-
 def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
     """The plan that ``train`` would follow under this promise, for gradient methods and for densities.
 
@@ -91,60 +77,16 @@ def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
       2
     """
     if config.method in density.METHODS:
-        return _estimator(config, None).plan(facts, promise)
+        return density_runs.estimator(config, None).plan(facts, promise)
     chosen = method(config.method, config.settings)
     return plan(chosen, promise, data=facts, epochs=config.epochs, batch_size=config.batch_size)
 
 
-def _released(
-    config: Config,
-    data: Data,
-    held_out: Data | None,
-    out: Path | None,
-    *,
-    on_start: OnStart | None = None,
-    loggers: Sequence[Logger] = (),
-    progress: bool | None = None,
+def _density(
+    config: Config, data: Data, held_out: Data | None, out: Path | None, *, progress: bool | None = None, **options: Any
 ) -> Run:
-    """A density instead of gradient steps: every release is a step over all records, and nothing is to be resumed."""
+    """A density instead of gradient steps; nothing is shown while it is fitted."""
     budgets = promised(config, data)
     promise = promise_of(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
-    made = planned(config, data.facts, promise)
-    research = config.training_records
-    if held_out is not None and not research:
-        refuse_training_records(survey(data), held_out)
-    telling = Broadcast(loggers, evaluates=held_out is not None and not research)
-    if on_start is not None:
-        from evenhand.density.chunks import seconds
-
-        on_start(made, seconds(data) * made.steps)
-
-    def after(folder: Folder, model: nn.Module) -> None:
-        write_durably(folder.path / "config.toml", to_toml(config).encode())
-        if data.declared is not None:
-            write_json(folder.path / "preprocessing.json", data.declared.to_json())
-        if held_out is not None:
-            line = evaluation.row(model, held_out, made.steps, float(made.steps))
-            metrics = folder.training_metrics_file if research else folder.metrics_file
-            write_durably(metrics, (json.dumps(line) + "\n").encode())
-            spent = max((epsilon for epsilon in made.epsilons if epsilon is not None), default=None)
-            telling.log(made.steps, released(line, spent, spent))
-
-    estimator = _estimator(config, out if out is not None else new_folder(made))
-    fitted = estimator.fit_data(data, promise, after=after, allow_not_finite=config.allow_not_finite)
-    finished = Run(fitted.folder, fitted.model_)
-    if held_out is not None:
-        page = fitted.folder.private / "report-full.html" if research else finished.path / "report.html"
-        finished.report(training_records=research).save(page)
-    write_durably(finished.path / "model-card.md", finished.card().encode())
-    return finished
-
-
-def _estimator(config: Config, out: Path | None) -> PrivateDensity:
-    kind = getattr(density, density.METHODS[config.method])
-    for key in config.settings:
-        _validate.known(key, density.settings(config.method), f"setting of {config.method}")
-    made: PrivateDensity = kind(
-        **config.settings, seed=config.seed, insecure_seed=config.insecure_seed, out=out, compose=config.compose
-    )
-    return made
+    folder = out if out is not None else new_folder(planned(config, data.facts, promise))
+    return density_runs.train(config, data, held_out, promise, folder, **options)

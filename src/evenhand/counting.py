@@ -6,10 +6,10 @@ of the run's ledger when it was last seen. A copy that goes on has other rows fr
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import dataclass, field
 
+from evenhand import untrusted
 from evenhand.accounting.plan import Plan
 from evenhand.data import duplicate_rows
 from evenhand.data.dataset import Data
@@ -31,7 +31,7 @@ def hold(folder: Folder, data: Data) -> str:
     if not folder.records_file.exists():
         write_json(folder.records_file, {"records": records, "run": secrets.token_hex(16)})
         write_durably(folder.rows_file, survey(data).to_bytes())
-    held = json.loads(folder.records_file.read_bytes())
+    held = untrusted.read_json(folder.records_file, {"records": str, "run": str}, largest=untrusted.SMALL)
     if held["records"] != records:
         raise PlanMismatchError(
             "These are not the records that this run was started on, or their order or their owners changed, or a "

@@ -7,21 +7,23 @@ only, and never decreases. A run is entered with its whole plan before its first
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
+from evenhand import dataset_entries, durable
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan, Stage
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import assignment, fingerprint
-from evenhand.errors import EvenhandError, UsageError
+from evenhand.dataset_entries import Entry
+from evenhand.errors import EvenhandError, StorageError, UsageError
 from evenhand.privacy.ledger import Reading
 from evenhand.privacy.statement_warnings import insecure
 from evenhand.runs import write_json
@@ -94,15 +96,13 @@ class DatasetLedger:
         return bool(self._noted(run)["heads"])
 
     def _noted(self, run: str) -> dict[str, Any]:
-        file = self._heads / f"{run}.json"
-        found: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {"heads": [], "seeded": False}
-        return found
+        return dataset_entries.heads(self._heads / f"{run}.json")
 
     def _write(self, run: str, reading: Reading) -> None:
         """One head for each copy that went on: this one's takes the place of the one it came from."""
         noted, rows = self._noted(run), _rows(reading)
         heads = [*(head for head in noted["heads"] if head not in rows), reading.head]
-        self._heads.mkdir(mode=0o700, exist_ok=True)
+        durable.make_folder(self._heads, private=True)
         write_json(self._heads / f"{run}.json", {"heads": heads, "seeded": noted["seeded"] or insecure(reading)})
 
     @property
@@ -112,8 +112,10 @@ class DatasetLedger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with FileLock(str(self.folder / ".lock"), timeout=30):
+            durable.make_folder(self.folder.parent, private=True, parents=True)
+            durable.make_folder(self.folder, private=True)
+            with durable.lock(self.folder / ".lock").acquire(timeout=30):
+                durable.clean(self.folder, self._heads)
                 yield
         except Timeout:
             raise EvenhandError(
@@ -121,9 +123,10 @@ class DatasetLedger:
                 "again; nothing was spent."
             ) from None
         except OSError as error:
-            raise EvenhandError(
+            raise StorageError(
                 f"The dataset ledger in {state_folder()} cannot be written ({error.strerror}), so runs on the same "
-                "data could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False."
+                "data could not be added up. Set EVENHAND_STATE to a folder of yours, or pass compose=False.",
+                code=error.errno,
             ) from None
 
     def enter(
@@ -139,26 +142,22 @@ class DatasetLedger:
         too if it is not here. No run is forgotten, whatever its owners were called.
         """
         with self._locked():
-            files = sorted(self.folder.glob("*.json"))
-            entries = [_entry(json.loads(file.read_bytes())) for file in files]
-            number = int(files[-1].stem) + 1 if files else 0
-            lost = number - len(files)
-            here = {entry.key for entry in entries}
-            unknown = [_Entry(left, None, seeded, run)] if left is not None and (run, left.digest) not in here else []
-            own = _Entry(plan, self.owners, seeded, run)
-            for place, entry in enumerate([*unknown, own], number):
+            before = dataset_entries.read(self.folder)
+            here = {entry.key for entry in before.found}
+            unknown = [Entry(left, None, seeded, run)] if left is not None and (run, left.digest) not in here else []
+            own = Entry(plan, self.owners, seeded, run)
+            for place, entry in enumerate([*unknown, own], before.number):
                 write_json(self.folder / f"{place:06d}.json", entry.to_json())
-            entries += unknown
-            open_to_all = {file.stem for file in self._heads.glob("*.json") if json.loads(file.read_bytes())["seeded"]}
+            entries = [*before.found, *unknown]
         known = {entry.key for entry in entries}
         counted = [
             (entry.new(known), entry is own or (self.owners is not None and entry.owners == self.owners))
             for entry in (*entries, own)
             if entry.plan.certified
             and entry.plan.unit in (WHOLE, plan.unit)
-            and (entry is own or not (entry.seeded or entry.run in open_to_all))
+            and (entry is own or not (entry.seeded or entry.run in before.open_to_all))
         ]
-        runs = lost + len(entries) + 1
+        runs = before.lost + len(entries) + 1
         names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
         epsilons = {name: _total(counted, name, plan.delta) for name in names}
         noted = {"tuned": True} if self.tuned else {}
@@ -178,42 +177,17 @@ def _rows(reading: Reading) -> set[str]:
     return {*reading.hashes, *(row["head"] for row in reading.forks)}
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One run, who owned which record in it (None where that was not noted), whether its noise seed was public, and its
-    random name, which a run keeps when its budgets change and in forks.
-    """
-
-    plan: Plan
-    owners: str | None
-    seeded: bool = False
-    run: str | None = None
-
-    @property
-    def key(self) -> tuple[str | None, str]:
-        return self.run, self.plan.digest
-
-    def new(self, known: Set[tuple[str | None, str]]) -> Plan:
-        """The steps that no other entry counts: those before are left out only if an entry of the SAME run has them."""
-        before = self.plan.earlier[-1].plan if self.plan.earlier else None
-        return self.plan.from_here() if self.run is not None and (self.run, before) in known else self.plan
-
-    def to_json(self) -> dict[str, Any]:
-        return {"plan": self.plan.to_json(), "owners": self.owners, "seeded": self.seeded, "run": self.run}
-
-
-def _entry(found: dict[str, Any]) -> _Entry:
-    """Before owners were noted, an entry was a plan alone."""
-    if "plan" not in found:
-        return _Entry(Plan.from_json(found), None)
-    return _Entry(Plan.from_json(found["plan"]), found["owners"], found.get("seeded", False), found.get("run"))
-
-
 def _total(runs: list[tuple[Plan, bool]], name: str, delta: float) -> float:
-    """What a record of this class spends in all runs: as this class where it is the same one, else as the dearest."""
-    return accountant.epsilon(
-        [event for plan, same in runs for event in _events(plan, name if same else ANYONE)], delta
-    )
+    """What a record of this class spends in all runs: as this class where it is the same one, else as the dearest.
+
+    Equal plans are composed as one with so many more steps: the order of steps does not matter.
+    """
+    times = Counter((plan.digest, same) for plan, same in runs)
+    counts: Counter[tuple[float, float]] = Counter()
+    for plan, same in {(plan.digest, same): (plan, same) for plan, same in runs}.values():
+        for rate, noise, count in _events(plan, name if same else ANYONE):
+            counts[rate, noise] += count * times[plan.digest, same]
+    return accountant.epsilon([(rate, noise, count) for (rate, noise), count in counts.items()], delta)
 
 
 def _events(plan: Plan, name: str) -> list[Event]:

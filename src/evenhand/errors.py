@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class EvenhandError(Exception):
     """Base of all errors raised on purpose; the command line turns it into one message and an exit code."""
@@ -58,6 +60,30 @@ class BudgetExhausted(EvenhandError):  # noqa: N818 - the name users see in desi
 
 class LedgerError(EvenhandError):
     """The ledger is damaged, was shortened, or is in use by another process."""
+
+
+class StorageError(EvenhandError, OSError):
+    """A file cannot be read or written: the disk is full or read-only, a folder was moved, there are too many files.
+
+    ``advice`` is the part of the message that says what is charged and what to type.
+    """
+
+    def __init__(
+        self, message: str, *, code: int | None = None, file: Path | None = None, advice: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.advice = advice
+        if code is not None:
+            self.errno = code
+        if file is not None:
+            self.filename = str(file)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class OutOfMemory(EvenhandError, MemoryError):  # noqa: N818 - torch calls it so too
+    """The machine has no memory left for what was asked. What is charged stays charged; the run can be resumed."""
 
 
 class VerificationError(EvenhandError):

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenhand import checkpoints
+from evenhand import checkpoints, consents, untrusted
 from evenhand.accounting.plan import Plan
 from evenhand.checkpoints import Mark
-from evenhand.config import of_run, to_toml
+from evenhand.config import recorded
 from evenhand.errors import CalibrationError, LedgerError, UsageError
 from evenhand.privacy import ledger_forks
-from evenhand.privacy.ledger import Ledger, Reading, locked, parse, refuse_shortened, refuse_withdrawn
+from evenhand.privacy.chain import LARGEST
+from evenhand.privacy.ledger import Ledger, Reading, locked, parse, read, refuse_shortened, refuse_withdrawn
 from evenhand.replanning import OverspentError, refuse_overspent
 from evenhand.run_files import digests
 from evenhand.runs import Folder, sha256, write_durably, write_json
@@ -43,8 +44,9 @@ def last_that_fits(folder: Folder, plan: Plan, budgets: Sequence[float]) -> Poin
       CalibrationError: there is none, or a model was released after it, or loggers were told figures of later steps.
       LedgerError: the ledger was shortened, so that releases might be missing from it.
     """
-    data = folder.ledger_file.read_bytes()
-    whole = parse(data)
+    checkpoints.mend(folder)
+    whole = folder.ledger()
+    data = untrusted.read_bytes(folder.ledger_file, largest=LARGEST)
     refuse_shortened(whole, folder.anchors())
     starts = (
         (mark, ledger_forks.beginning(data, mark.head))
@@ -87,14 +89,16 @@ def begin(folder: Folder, out: Path, made: Plan, point: Point) -> Folder:
         point.start, point.now, position=point.mark.position, plan=made.digest, steps=made.steps
     )
     write_durably(_waiting(new), ledger)
-    if (folder.path / "config.toml").exists():
-        write_durably(new.path / "config.toml", to_toml(of_run(folder.path)).encode())
+    config = recorded(folder.path)
+    if config is not None:
+        write_durably(new.path / "config.toml", config.encode())
+    consents.copy(folder, new)
     if (folder.path / "preprocessing.json").exists():
-        write_durably(new.path / "preprocessing.json", (folder.path / "preprocessing.json").read_bytes())
+        write_durably(new.path / "preprocessing.json", untrusted.read_bytes(folder.path / "preprocessing.json"))
     if folder.records_file.exists():
-        write_durably(new.records_file, folder.records_file.read_bytes())
+        write_durably(new.records_file, untrusted.read_bytes(folder.records_file))
     if folder.rows_file.exists():
-        write_durably(new.rows_file, folder.rows_file.read_bytes())
+        write_durably(new.rows_file, untrusted.read_bytes(folder.rows_file))
     lines = [line for line in folder.metrics() if line["step"] <= point.mark.position]
     if lines:
         write_durably(new.metrics_file, "".join(json.dumps(line) + "\n" for line in lines).encode())
@@ -106,8 +110,8 @@ def begin(folder: Folder, out: Path, made: Plan, point: Point) -> Folder:
 def finish(folder: Folder, new: Folder, counted: Mapping[str, Any]) -> None:
     """Withdraw the old run, then let the new one begin; a crash in between is mended by calling ``rebudget`` again."""
     write_json(new.composition_file, counted)
-    write_durably(_waiting(new), ledger_forks.with_files(_waiting(new).read_bytes(), digests(new.path)))
-    fork = parse(_waiting(new).read_bytes()).forks[-1]
+    write_durably(_waiting(new), ledger_forks.with_files(_ledger(new), digests(new.path)))
+    fork = parse(_ledger(new)).forks[-1]
     Ledger.withdraw(folder.ledger_file, head=fork["head"], first=fork["from"], fork=fork["hash"])
     _begin_ledger(folder, new)
 
@@ -116,11 +120,21 @@ def mend(folder: Folder, reading: Reading, out: Path | None) -> Plan:
     """The fork of a run that is withdrawn already, if a crash left it without its ledger; else the run is refused."""
     waiting = None if out is None else _waiting(Folder(out))
     mark = None if reading.withdrawn is None else reading.withdrawn["fork"]
-    if out is None or waiting is None or not waiting.exists() or mark not in parse(waiting.read_bytes()).hashes:
+    if out is None or waiting is None or not waiting.exists() or mark not in read(waiting).hashes:
         refuse_withdrawn(reading)
     new = Folder.existing(str(out))
     _begin_ledger(folder, new)
     return new.plan()
+
+
+def refuse_waiting(folder: Folder) -> None:
+    """Raise if a crash left this folder without its ledger while another run was being left for it."""
+    if _waiting(folder).exists() and not folder.begun:
+        raise LedgerError(
+            "This folder has no ledger yet: a crash came while another run was being left for it, so nothing can be "
+            "trained here. Give the command again that was to make it, `evenhand resume OLD --budgets ... --out "
+            f"{folder.path}`, with the same budgets: it is finished then."
+        )
 
 
 def possible(folder: Folder, plan: Plan, budgets: Sequence[float]) -> str:
@@ -153,12 +167,17 @@ def _waiting(folder: Folder) -> Path:
     return folder.private / "fork.jsonl"
 
 
+def _ledger(folder: Folder) -> bytes:
+    """The ledger that waits for the old run to be withdrawn."""
+    return untrusted.read_bytes(_waiting(folder), largest=LARGEST)
+
+
 def _begin_ledger(folder: Folder, new: Folder) -> None:
     """Let the old folder say that it is withdrawn, and put the new ledger in place: once, for it may grow since."""
     lock = locked(new.ledger_file)
     try:
         folder.say_withdrawn()
-        ledger = _waiting(new).read_bytes()
+        ledger = _ledger(new)
         if not new.ledger_file.exists():
             write_durably(new.ledger_file, ledger)
         elif parse(ledger).forks[-1]["hash"] not in new.ledger().hashes:
@@ -176,6 +195,6 @@ def _clear(out: Path, left: Reading) -> None:
     new = Folder(out)
     if new.ledger_file.exists() or not _waiting(new).exists():
         return
-    if parse(_waiting(new).read_bytes()).forks[-1]["head"] in left.hashes:
+    if read(_waiting(new)).forks[-1]["head"] in left.hashes:
         for file in (*new.private.glob("checkpoint.*"), *new.kept.glob("*"), _waiting(new)):
             file.unlink()

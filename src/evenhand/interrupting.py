@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a block of charged steps is finished before training stops, so nothing charged is lost."""
+"""Ctrl-C, SIGTERM, a closed terminal: a block of charged steps is finished before training stops, so none is lost."""
 
 from __future__ import annotations
 
@@ -17,9 +17,21 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
+def stopping() -> list[signal.Signals]:
+    """Return the signals that stop a run; SIGHUP is not one of them where it is ignored, as under ``nohup``.
+
+    Examples:
+      >>> signal.SIGTERM in stopping()
+      True
+    """
+    hangup: list[signal.Signals] = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+    heard = [number for number in hangup if signal.getsignal(number) is not signal.SIG_IGN]
+    return [signal.SIGINT, signal.SIGTERM, *heard]
+
+
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM so that a block of charged steps is finished first; a second one stops at once."""
+    """Collect the signals that stop a run: a block of charged steps is finished first, a second one stops at once."""
     received: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
@@ -30,7 +42,7 @@ def signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in stopping()}
     try:
         yield received
     finally:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand.config import PYTHON, Config, of_run
+from evenhand import untrusted
+from evenhand.config import PYTHON, of_run
 from evenhand.density import METHODS
-from evenhand.errors import UsageError
+from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.results import Run
 from evenhand.runs import Folder
 
@@ -24,8 +24,8 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
 
     Args:
       path: the run folder.
-      model: the architecture (a module, or ``file.py:factory``) when the run was started from Python; built-in ones
-        and model files outside the run folder are found by their name in it.
+      model: the architecture (a module, or ``file.py:factory``), unless it is a built-in one, which is found by its
+        name in the folder. No file of code is executed because a folder names it, since folders are shared.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh
@@ -43,16 +43,19 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
         raise UsageError(
             f"{path} has no model yet: the run was not finished. Continue it with `evenhand resume {path}`."
         )
+    if not folder.model_file.is_file():  # reading a pipe would never end
+        raise UsageError(f"{folder.model_file} is not a file: it was not loaded.")
     if model is None and folder.plan().method in METHODS:
         model = _density(folder)
     if model is None or isinstance(model, str):
-        config = of_run(folder.path) if model is None else Config(model=model)
+        config = of_run(folder.path, code={"model": model})
         if config.model == PYTHON:
             return Run(folder)
         model = config.build_model(folder.plan().facts)
     try:
-        load_model(model, str(folder.model_file))
-    except SafetensorError:
+        with untrusted.opened(folder.model_file, largest=None):
+            load_model(model, str(folder.model_file))
+    except (SafetensorError, VerificationError):
         raise UsageError(f"{folder.model_file} is damaged: it was not loaded.") from None
     except RuntimeError:
         raise UsageError(
@@ -63,11 +66,16 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
 
 def _density(folder: Folder) -> nn.Module:
     """A density is made of released values: its own tensors say how."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from evenhand.density.rebuilding import rebuilt
 
-    return rebuilt(load_file(str(folder.model_file)))
+    try:
+        with untrusted.opened(folder.model_file, largest=None):
+            return rebuilt(load_file(str(folder.model_file)))
+    except (SafetensorError, VerificationError):
+        raise UsageError(f"{folder.model_file} is damaged: it was not loaded.") from None
 
 
 @dataclass(frozen=True)
@@ -89,20 +97,23 @@ def preprocessing(path: str | Path) -> Declaration:
             f"{path} has no preprocessing.json: it was not trained on a declared file. Use eh.load(run).model instead."
         )
     try:
-        return Declaration.from_json(json.loads(file.read_bytes()))
-    except UsageError:
+        return Declaration.from_json(untrusted.read_json(file))
+    except EvenhandError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"{file} cannot be read: it was damaged or edited.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise VerificationError("preprocessing.json cannot be read: it was damaged or edited.") from None
 
 
-def predict(path: str | Path, table: Table | Any, *, model: nn.Module | str | None = None) -> Predictions:
+def predict(
+    path: str | Path, table: Table | Any, *, model: nn.Module | str | None = None, features: str | None = None
+) -> Predictions:
     """The run's answers for new records, encoded exactly as the training records were.
 
     Args:
       path: the run folder.
       table: a Table, or a DataFrame with the columns of the training file; a label is not needed.
       model: see ``load``.
+      features: the file (``file.py:factory``) of a frozen network whose features the run was trained on.
     """
     import torch
 
@@ -111,9 +122,9 @@ def predict(path: str | Path, table: Table | Any, *, model: nn.Module | str | No
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
-    features = of_run(Path(path), given=() if model is None else ("model",)).features
-    if features is not None:
-        inputs = extract(features, inputs)
+    found = of_run(Path(path), code={"features": features})
+    if found.features is not None:
+        inputs = extract(found.features_named, inputs)
     trained = load(path, model=model).model.eval()
     device = next(trained.parameters()).device
     with torch.no_grad():

@@ -8,21 +8,26 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from evenhand import evaluation
+from evenhand import durable, evaluation, weights
 from evenhand.averaging import Average
 from evenhand.data.dataset import Data
 from evenhand.integrations.loggers import Broadcast, released
 from evenhand.interrupting import Interrupted, signals
 from evenhand.optimizing import Schedule
+from evenhand.privacy.ledger import BLOCK
 from evenhand.private import Kept, Private
 from evenhand.progress import Progress
+from evenhand.recording import LOST
 from evenhand.results import Run
 from evenhand.runs import write_durably
 
 CHECKPOINT_SECONDS = 5.0
+CHECKPOINT_SHARE = 0.01
+"""Checkpoints that time alone asks for take at most this share of it."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,9 @@ def run(
     data = data.on(next(private.model.parameters()).device)
     with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
         before()
-        saved = time.monotonic()
-        shown.started(lost=_lost(private))
+        folder.drop_metrics(private.held)
+        saving = Saving(private)
+        shown.started(lost=private.position - private.held)
         aside.catch_up(private.position)
         for batch in private.batches(data):
             aside.before(private.position)
@@ -87,7 +93,7 @@ def run(
             shown.step(private.position, losses)
             if _epoch_ends(private):
                 _log(private, losses, len(batch))
-                if test is not None:
+                if test is not None and private.remaining:
                     _evaluate(private, test, aside, telling, file)
             if received and private.at_block_end:
                 private.checkpoint()
@@ -97,21 +103,50 @@ def run(
                     "Until it ends, every promise counts the whole plan. "
                     f"Continue with: evenhand resume {private.folder.path}",
                 )
-            if time.monotonic() - saved > CHECKPOINT_SECONDS and private.at_block_end:
-                private.checkpoint()
-                saved = time.monotonic()
+            if private.at_block_end:
+                saving.save_if_due()
         private.checkpoint()
-        if test is not None and not any(
-            line["step"] == private.position for line in folder.metrics(training_records=training_records)
-        ):
+        if test is not None and not _measured(private, aside, training_records):
             _evaluate(private, test, aside, telling, file)
         private.release(aside.average)
     finished = Run(private.folder, private.model)
-    if test is not None:
-        page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
+    page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
+    if test is not None or page.exists():
         finished.report(training_records=training_records).save(page)
     write_durably(private.folder.path / "model-card.md", finished.card().encode())
     return finished
+
+
+class Saving:
+    """When to write a checkpoint: so often that a crash loses at most a ``LOST``th of the plan, and every few seconds.
+
+    Where writing one takes long, time alone asks for it less often. One in every few seconds may be kept for good.
+    """
+
+    def __init__(self, private: Private) -> None:
+        self._private = private
+        self._position, self._time, self._cost = private.position, time.monotonic(), 0.0
+        self._kept = self._time
+        self._most = max(1, private.plan.steps // LOST)
+
+    def save_if_due(self) -> None:
+        """Write a checkpoint if the next block could otherwise be one too many to lose, or if time has passed."""
+        ahead = self._private.position - self._position + min(BLOCK, max(1, self._most // 2))
+        started = time.monotonic()
+        late = started - self._time > max(CHECKPOINT_SECONDS, self._cost / CHECKPOINT_SHARE)
+        if late or ahead > self._most:
+            keep = started - self._kept > CHECKPOINT_SECONDS
+            self._private.checkpoint(keep=keep)
+            self._kept = started if keep else self._kept
+            self._position, self._time = self._private.position, time.monotonic()
+            self._cost = self._time - started
+
+
+def _measured(private: Private, aside: Aside, training_records: bool) -> bool:
+    """Whether the last evaluation is of the weights that are about to be released."""
+    last: dict[str, Any] = next(reversed(private.folder.metrics(training_records=training_records)), {})
+    with aside.shown():
+        return bool(last.get("weights") == weights.digest(private.model))
 
 
 def _epoch(private: Private) -> float:
@@ -126,6 +161,7 @@ def _epoch_ends(private: Private) -> bool:
 def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast, metrics: Path) -> None:
     with aside.shown():
         line = evaluation.row(private.model, test, private.position, _epoch(private))
+        line |= {"segment": private.segment, "weights": weights.digest(private.model)}
     private.folder.add_metrics(line, metrics)
     if telling:
         private.told()
@@ -145,10 +181,4 @@ def _log(private: Private, losses: Tensor, records: int) -> None:
         "records": records,
         "left_out": private.left_out,
     }
-    with (private.folder.private / "training.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def _lost(private: Private) -> int:
-    marker = json.loads((private.folder.private / "checkpoint.json").read_text())
-    return private.position - int(marker["position"])
+    durable.append(private.folder.private / "training.jsonl", json.dumps(line).encode() + b"\n", durable.PRIVATE)

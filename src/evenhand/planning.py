@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from evenhand import _validate
 from evenhand.accounting import calibration
@@ -124,7 +124,8 @@ def budgets_of(privacy: Promise | None, facts: Facts) -> tuple[float | None, ...
         if missing or unknown:
             raise UsageError(
                 f"Budgets and owners differ: {len(missing)} owner(s) have no budget and {len(unknown)} budget(s)"
-                f" have no records. Give one epsilon for each of: {', '.join(map(repr, facts.owner_names[:20]))}."
+                f" have no records{_listed(unknown)}. Give one epsilon for each of the {len(facts.owners)} owner(s); a "
+                "plan for one epsilon lists them."
             )
         return tuple(float(privacy.epsilons[name]) for name in facts.owner_names)
     return (float(privacy.epsilon) if isinstance(privacy, Privacy) else None,) * len(facts.owners)
@@ -180,3 +181,8 @@ def level_of(chosen: Method, count: int, noise: float, bound: float) -> PlannedL
         query.noise if query.noise is not None else noise / math.sqrt(query.share or 1.0) for query in chosen.queries
     )
     return PlannedLevel(count, noise / math.sqrt(left), bound, queries)
+
+
+def _listed(unknown: Collection[str]) -> str:
+    """Return the first few names that somebody typed; those of the data are not printed."""
+    return f" ({', '.join(_validate.shown(name) for name in sorted(unknown)[:5])})" if unknown else ""

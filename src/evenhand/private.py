@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -22,12 +22,13 @@ from evenhand.data.dataset import Data, wrap
 from evenhand.data.not_finite import LeftOut, check_finite
 from evenhand.data.row_digests import survey
 from evenhand.data.sampling import PoissonSampler, draw
-from evenhand.errors import BatchReuseError, CoupledError, PlanMismatchError
+from evenhand.errors import BatchReuseError, CoupledError, LedgerError, PlanMismatchError
 from evenhand.gradients import randomness
 from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.microbatches import Early
 from evenhand.gradients.randomness import seeded
 from evenhand.mechanism import Mechanism
+from evenhand.os_errors import boundary
 from evenhand.privacy.ledger import Ledger
 from evenhand.publishing import publish
 from evenhand.recording import Recorder
@@ -68,7 +69,8 @@ class _Alone:
 class Private:
     """A model in private training: draws batches, steps, records. Made by ``attach``; close it, or use ``with``.
 
-    It belongs to one process and cannot be copied: a copy would draw the same noise again.
+    It belongs to one process and cannot be copied: a copy would draw the same noise again. ``held`` is the position of
+    the checkpoint that it began with.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Private:
         memory: Mapping[str, Any],
         compose: bool,
         kept: Mapping[str, Kept],
+        held: int = 0,
         allow_not_finite: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
@@ -92,11 +95,16 @@ class Private:
         self.memory: Mapping[str, Any] = memory
         self._left_out, self._allow_not_finite = LeftOut(), allow_not_finite
         self._looked: Data | None = None
-        self._position = ledger.reserved
+        self.held, self._position = held, ledger.reserved
         self._drawn: Batch | None = None
         self._handed, self._draws = Handed(), torch.cuda.is_available()
         self._counting, self._kept = Counting(folder, mechanism.plan, compose), kept
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
+
+    @property
+    def segment(self) -> int:
+        """Number of this start of the run, from 0."""
+        return self._ledger.segment
 
     @property
     def left_out(self) -> int:
@@ -135,7 +143,8 @@ class Private:
                         "sampling that is accounted: call step(batch) for every batch, also empty ones."
                     )
                 if self.at_block_end:
-                    self._recorder.charge(self.remaining)
+                    with boundary(self.folder.path):
+                        self._recorder.charge(self.remaining)
                 self._drawn = draw(wrapped, sampler, self._position, self._token)
                 self._handed = Handed(self._drawn.inputs, self._drawn.targets)
             yield self._drawn
@@ -197,8 +206,11 @@ class Private:
         with seeded(self.model, secret):
             return self._watch.run(batch.inputs, batch.targets, early, blocks)
 
-    def checkpoint(self) -> None:
-        """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types."""
+    def checkpoint(self, *, keep: bool = True) -> None:
+        """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types.
+
+        With ``keep`` it is one of those that a run can go back to when budgets are lowered.
+        """
         self._check_state()
         self._recorder.flush()
         self._ledger.sync()
@@ -211,8 +223,9 @@ class Private:
             "plan": self.plan.digest,
             "ledger_head": self._ledger.head,
         }
-        checkpoints.save(self.folder, state)
-        self._counting.follow()
+        with boundary(self.folder.path):
+            checkpoints.save(self.folder, state, keep=keep)
+            self._counting.follow()
 
     def told(self) -> None:
         """Record that figures of the present weights leave the process: to a logger, before it gets them."""
@@ -230,17 +243,18 @@ class Private:
           stopped_independently: declare that stopping here did not depend on the data in any way (a time limit that was
             fixed before, a power cut). The statement then counts the charged steps alone and names your declaration.
         """
-        self._check_state()
-        self._recorder.flush()
-        self._ledger.sync()
-        self._counting.follow()
-        if stopped_independently:
-            self._ledger.stopped()
-        if average is not None:
-            publish(self.model, self.folder.last_model_file, self._ledger)
-            average.apply()
-        publish(self.model, self.folder.model_file, self._ledger)
-        self.folder.write_statement()
+        with boundary(self.folder.path):
+            self._check_state()
+            self._recorder.flush()
+            self._ledger.sync()
+            self._counting.follow()
+            if stopped_independently:
+                self._ledger.stopped()
+            if average is not None:
+                publish(self.model, self.folder.last_model_file, self._ledger)
+                average.apply()
+            publish(self.model, self.folder.model_file, self._ledger)
+            self.folder.write_statement()
         self._left_out.summary()
 
     def _check_state(self) -> None:
@@ -276,8 +290,10 @@ class Private:
     def __enter__(self) -> Private:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Close; where an error is on its way already, another one about the same disk does not take its place."""
+        with nullcontext() if error is None else suppress(OSError, LedgerError), boundary(self.folder.path):
+            self.close()
 
     def __copy__(self) -> Private:
         raise BatchReuseError("A private run cannot be copied: the copy would draw the same noise again.")

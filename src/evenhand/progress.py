@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import importlib
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from evenhand.accounting.owner_classes import chosen_few
 from evenhand.privacy.statement import rounded_up
 from evenhand.reporting.text import label
+from evenhand.terminal import plain, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,27 +44,35 @@ class Progress:
             shown = chosen_few(self._plan.epsilons, count) if self._differ else [0]
             self._curves = {owner: self._plan.spending(owner) for owner in shown if self._plan.certified}
             kind = NotebookBar if in_notebook() else TerminalBar
-            self._bar = kind(self._plan.steps, self._position)
+            with contextlib.suppress(OSError):
+                self._bar = kind(self._plan.steps, self._position)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._draw(lambda bar: bar.stop())
 
     def started(self, lost: int) -> None:
         """Say what a crash cost, if it cost anything."""
         if lost:
-            print(
+            say(
                 f"{lost} step(s) were charged but are not in the checkpoint; training goes on with the "
-                f"{self._plan.steps - self._position} that remain.",
-                file=sys.stderr,
+                f"{self._plan.steps - self._position} that remain."
             )
 
     def step(self, position: int, losses: Tensor) -> None:
         """Show one more step."""
         if self._bar is not None:
             loss = f"loss {losses.mean().item():.3f}" if losses.numel() else "empty batch"
-            self._bar.update(position, f"{self._spent(position)}  {loss}")
+            words = plain(f"{self._spent(position)}  {loss}")
+            self._draw(lambda bar: bar.update(position, words))
+
+    def _draw(self, action: Callable[[Bar], None]) -> None:
+        """Draw if there is where; when the terminal is gone, training goes on without."""
+        if self._bar is not None:
+            try:
+                action(self._bar)
+            except OSError:
+                self._bar = None
 
     def _spent(self, position: int) -> str:
         if not self._curves:
@@ -107,7 +118,7 @@ class TerminalBar:
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )

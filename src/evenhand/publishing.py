@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from torch import nn
 
+from evenhand import weights
 from evenhand.privacy.ledger import Ledger
-from evenhand.run_files import put_in_place, sha256, waiting
+from evenhand.run_files import put_in_place
 
 
 def publish(model: nn.Module, file: Path, ledger: Ledger) -> None:
     """Write a model's weights to a file of the run folder: in private first, on disk, then the rows, then the name."""
-    from safetensors.torch import save_model
+    from safetensors.torch import save
 
-    beside = waiting(file)
-    save_model(model, str(beside))
-    with beside.open("rb") as written:
-        os.fsync(written.fileno())
-    ledger.release(sha256(beside))
-    put_in_place(file, ledger)
+    tensors, left_out = weights.stored(model)
+    data = save(tensors, left_out or None)
+    put_in_place(file, ledger, lambda out: out.write(data), ledger.release)

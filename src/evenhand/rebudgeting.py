@@ -7,11 +7,10 @@ new run goes on from the last checkpoint that fits (see ``forking``).
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from evenhand import forking
+from evenhand import forking, untrusted
 from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.accounting.plan import Plan
 from evenhand.config import of_run
@@ -19,6 +18,7 @@ from evenhand.counting import hold
 from evenhand.data.dataset import wrap
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
+from evenhand.os_errors import boundary
 from evenhand.privacy.ledger import Ledger, refuse_blocked, refuse_withdrawn
 from evenhand.replanning import OverspentError, back, promised, refuse_overspent, replan
 from evenhand.runs import Folder, write_json
@@ -26,6 +26,7 @@ from evenhand.runs import Folder, write_json
 __all__ = ["rebudget", "replan"]
 
 
+@boundary()
 def rebudget(
     path: str | Path,
     privacy: Privacy | Budgets,
@@ -114,7 +115,7 @@ def _finish(folder: Folder) -> None:
     """Put a new plan in place once the ledger has it; a crash in between is mended by the next call."""
     if not _next(folder).exists():
         return
-    waiting = json.loads(_next(folder).read_bytes())
+    waiting = untrusted.read_json(_next(folder), {"plan": dict, "composition": (dict, type(None))})
     made = Plan.from_json(waiting["plan"])
     if made.digest == folder.ledger().plan:
         write_json(folder.plan_file, made.to_json())
@@ -134,7 +135,7 @@ def _entered(folder: Folder, plan: Plan, train: Any) -> dict[str, Any] | None:
 
 
 def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) -> dict[str, Any]:
-    data = wrap(of_run(folder.path).load_data()[0] if train is None else train)
+    data = wrap(of_run(folder.path, remembered=True).load_data()[0] if train is None else train)
     if data.facts != plan.facts:
         raise PlanMismatchError("These data have other public facts than the run's: pass the data it was started with.")
     before, reading = folder.composition() or {"runs": None}, folder.ledger()

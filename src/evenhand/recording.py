@@ -13,6 +13,8 @@ from evenhand.types import Commit
 TIMED = 7
 BLOCK_SECONDS = 0.3
 """Reserved blocks cover about this much work: an interrupt waits for the block, a crash loses at most this."""
+LOST = 10
+"""A crash loses at most one part in so many of the plan's steps; a block is at most half of that, or one step."""
 
 
 class Recorder:
@@ -31,10 +33,10 @@ class Recorder:
         A block that followed the pace closely would tell in a shareable file how long single batches took. Three of
         the first seven steps also compare the engine with autograd, so that their median is a usual step.
         """
-        block = 1
+        block, most = 1, max(1, self.ledger.steps // (2 * LOST))
         if len(self._times) == TIMED:
             block = 2 ** max(0, round(math.log2(BLOCK_SECONDS / max(statistics.median(self._times), 1e-6))))
-        self.ledger.reserve(max(1, min(BLOCK, block, remaining)))
+        self.ledger.reserve(max(1, min(BLOCK, block, 2 ** int(math.log2(most)), remaining)))
 
     def add(self, commit: Commit, seconds: float) -> None:
         """Note what a step used and how long it took."""

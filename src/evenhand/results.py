@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenhand import measured
 from evenhand.accounting import owner_classes
 from evenhand.errors import UsageError
 from evenhand.privacy import statement as statements
 from evenhand.reporting import cards, frames, html
 from evenhand.runs import Folder, write_durably
+from evenhand.terminal import say
 
 if TYPE_CHECKING:
     import pandas
@@ -78,7 +79,8 @@ class Run:
         """The trained model."""
         if self.trained is None:
             raise UsageError(
-                "The architecture of this model is not in the run folder: pass it, load(path, model=MyModel())."
+                "The architecture of this model is code of somebody's own, which is executed only if you name it: pass "
+                "it, load(path, model=MyModel()), or on the command line --model file.py:factory."
             )
         return self.trained
 
@@ -106,7 +108,8 @@ class Run:
 
     def card(self) -> str:
         """The model card as Markdown: what the model is, for whom it works how well, what is promised."""
-        statement, frame, last = self.folder.statement(), _recorded(self.evaluations), self.evaluations[-1:] or [{}]
+        statement, last = self.folder.statement(), self.folder.last_evaluation()
+        frame = _recorded(last)
         plan = self.plan
         return cards.card(
             cards.CardData(
@@ -116,7 +119,7 @@ class Run:
                 warnings=statement["warnings"],
                 overall=frame.overall,
                 groups=frame.by_group,
-                metrics={name: last[0][name] for name in _FURTHER if name in last[0]},
+                metrics={name: last[name] for name in _FURTHER if name in last},
                 labels=plan.facts.labels,
                 not_covered=statement["does_not_cover"],
                 software=statement["software"],
@@ -132,9 +135,10 @@ class Run:
         holds such records. With ``training_records`` that is not asked, and the page can be saved in ``private`` only.
         """
         recorded = self.folder.metrics(training_records=training_records)
+        last = self.folder.last_evaluation(training_records=training_records)
         within = self.folder.private if training_records else None
         if test is None:
-            frame = _recorded(recorded)
+            frame = _recorded(last)
         else:
             from evenhand.data.dataset import wrap
             from evenhand.evaluation import evaluate
@@ -143,7 +147,7 @@ class Run:
             if not training_records:
                 self._refuse_training_records(data)
             frame = evaluate(self.model, data)
-        return Report(html.render(_report(self.folder, recorded, frame, research=training_records)), within)
+        return Report(html.render(_report(self.folder, recorded, last, frame, research=training_records)), within)
 
     def _refuse_training_records(self, data: Data) -> None:
         """Compare with the digests that training left; where they are gone, say that nothing was compared."""
@@ -151,15 +155,16 @@ class Run:
         from evenhand.data.training_overlap import refuse_training_records
 
         if self.folder.rows_file.exists():
-            refuse_training_records(Survey.from_bytes(self.folder.rows_file.read_bytes()), data)
+            refuse_training_records(Survey.read(self.folder.rows_file), data)
         else:
-            print(
+            say(
                 "evenhand: this run folder has no digests of its training records (private/rows.npz), so nobody looked "
-                "whether these data hold some. Metrics on training records are not private: do not share them.",
-                file=sys.stderr,
+                "whether these data hold some. Metrics on training records are not private: do not share them."
             )
 
 
+_WHICH = ("segment", "weights")
+"""What of an evaluation is no metric: it says which weights were measured."""
 _FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss")
 
 
@@ -170,7 +175,9 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
       >>> flat({"step": 1, "accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}})["accuracy[b]"]
       0.5
     """
-    found: dict[str, Any] = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
+    found: dict[str, Any] = {
+        key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
+    }
     found |= frames.across("accuracy", list(row.get("groups", {}).values()))
     for key, name in (
         ("groups", "accuracy"),
@@ -183,23 +190,25 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _recorded(metrics: list[dict[str, Any]]) -> frames.GroupFrame:
-    last: dict[str, Any] = (
-        metrics[-1] if metrics else {"accuracy": 0.0, "records": 0, "groups": {}, "group_records": {}}
-    )
+def _recorded(last: Mapping[str, Any]) -> frames.GroupFrame:
+    last = last or {"accuracy": 0.0, "records": 0, "groups": {}, "group_records": {}}
     return frames.GroupFrame(
         overall=frames.estimate(last["accuracy"], last["records"]),
         by_group={name: frames.estimate(value, last["group_records"][name]) for name, value in last["groups"].items()},
     )
 
 
-def _owners(metrics: list[dict[str, Any]]) -> dict[str, frames.Estimate]:
-    last = metrics[-1] if metrics else {}
+def _owners(last: Mapping[str, Any]) -> dict[str, frames.Estimate]:
     return {name: frames.estimate(share, last["owner_records"][name]) for name, share in last.get("owners", {}).items()}
 
 
 def _report(
-    folder: Folder, metrics: list[dict[str, Any]], frame: frames.GroupFrame, *, research: bool = False
+    folder: Folder,
+    metrics: list[dict[str, Any]],
+    last: Mapping[str, Any],
+    frame: frames.GroupFrame,
+    *,
+    research: bool = False,
 ) -> html.ReportData:
     plan, statement = folder.plan(), folder.statement()
     counted, owners = statement["mechanism"]["steps_counted"], statement["owners"]
@@ -221,7 +230,7 @@ def _report(
         warnings=statement["warnings"],
         facts=_facts(plan, statement),
         reproduce=_reproduce(folder),
-        owners=_owners(metrics),
+        owners=_owners(last),
         delta=plan.delta,
         research=research,
     )
@@ -254,6 +263,7 @@ def _facts(plan: Plan, statement: Mapping[str, Any]) -> dict[str, str]:
         "Clip bound": bound if plan.certified else "none",
         "Plan": plan.digest[:16],
         "Ledger head": statement["ledger_head"][:16],
+        measured.FACT: (statement["model_sha256"] or "not released")[: measured.SHOWN],
         "Software": f"evenhand {statement['software']['evenhand']}, torch {statement['software']['torch']}",
     }
 

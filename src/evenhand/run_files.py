@@ -1,27 +1,28 @@
 """Writing files of a run folder: durably, and recorded. A shareable file has its digest in the ledger before its name.
 
-The row comes first and the name after it. A crash in between leaves the new file in private/, where the next command
-that writes to the folder finds it and puts it in place (``mend``).
+The row comes first and the name after it. A crash in between leaves the new file in private/, under a random name,
+where the next command that writes to the folder finds it by its digest and puts it in place (``mend``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from evenhand import untrusted
+from evenhand import durable, untrusted
 from evenhand.privacy.chain import plain_name
-from evenhand.privacy.ledger import Ledger, sync_folder
+from evenhand.privacy.ledger import Ledger
 from evenhand.privacy.statement_sharing import FROM_FACTS, FROM_NOISE, KEPT
 
 LEDGER = "ledger.jsonl"
 SIGNATURE = "signature.json"
 _BY_THEMSELVES = ("plan.json", LEDGER, SIGNATURE)
 """The plan's digest opens the ledger, the ledger's rows are chained, and a signature is over the ledger's head."""
+_CLOSED = ("private", "kept")
+"""Folders whose files only their owner may read."""
 RECORDED = tuple(name for name in ("README.md", *FROM_FACTS, *FROM_NOISE) if name not in _BY_THEMSELVES)
 """Files of a run that may be shared, and whose digests the ledger records."""
 
@@ -50,51 +51,56 @@ def as_json(data: Mapping[str, Any]) -> bytes:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write, sync and rename into place; a file that lies beside a ledger has its row there before it has its name."""
+    _refuse_links(path)
     if not _recorded(path):
-        _replace(_synced(path.with_name(path.name + ".part"), data), path)
+        durable.write(path, data, durable.PRIVATE if path.parent.name in _CLOSED else durable.SHARED)
         return
     with Ledger.writing(path.parent / LEDGER) as ledger:
         mend(path.parent, ledger)
-        _synced(waiting(path), data)
-        put_in_place(path, ledger)
+        put_in_place(path, ledger, lambda file: file.write(data))
 
 
-def put_in_place(path: Path, ledger: Ledger) -> None:
-    """Record the file that is ``waiting`` for this name, then give it the name."""
-    ledger.file(path.name, sha256(waiting(path)))
-    _replace(waiting(path), path)
+def put_in_place(
+    path: Path, ledger: Ledger, fill: Callable[[BinaryIO], object], record: Callable[[str], None] = lambda digest: None
+) -> None:
+    """Write a file in private/, so that it is not shared by then, and sync it; record it, then give it its name.
 
-
-def waiting(path: Path) -> Path:
-    """Where a file of a run folder is written before it gets its name: in private/, so that it is not shared by then.
-
-    The caller must have synced it to disk before ``put_in_place``.
+    ``record`` is called with its digest for what else the ledger is to say of it before it has its name.
     """
     private = path.parent / "private"
-    private.mkdir(mode=0o700, exist_ok=True)
-    return private / f"{path.name}.part"
+    durable.make_folder(private, private=True)
+    with durable.waiting(path, private) as (part, file):
+        fill(file)
+    digest = sha256(part)
+    record(digest)
+    ledger.file(path.name, digest)
+    durable.rename(part, path)
 
 
 def mend(folder: Path, ledger: Ledger) -> None:
-    """Put files in place that the ledger records, where a crash came between the row and the name."""
-    for name, digest in ledger.files.items():
-        part = folder / "private" / f"{name}.part"
-        if untrusted.digest(part) == digest != untrusted.digest(folder / name):
-            _replace(part, folder / name)
+    """Put files in place that the ledger records, where a crash came between the row and the name; remove the rest."""
+    _refuse_links(folder / "private" / "kept" / "checkpoint")
+    found = waiting(folder)
+    for name, digest in ledger.files.items() if found else ():
+        if digest in found and untrusted.digest(folder / name) != digest:
+            durable.rename(found.pop(digest), folder / name)
+    durable.clean(folder, folder / "private", folder / "private" / "kept")
+
+
+def waiting(folder: Path) -> dict[str, Path]:
+    """Return the files that lie in private/ and have not got their name yet, by digest."""
+    private = folder / "private"
+    earlier = [file for name in RECORDED if (file := private / f"{name}.part").exists()]
+    found = {untrusted.digest(file): file for file in (*durable.parts(private), *earlier) if not file.is_symlink()}
+    return {digest: file for digest, file in found.items() if digest is not None}
+
+
+def _refuse_links(path: Path) -> None:
+    """The folders that evenhand makes in a run folder must be real ones, or a received run could write elsewhere."""
+    for folder in path.parents[:2]:
+        if folder.name in _CLOSED:
+            durable.refuse_link(folder)
 
 
 def _recorded(path: Path) -> bool:
     return (path.parent / LEDGER).exists() and plain_name(path.name) and path.name not in (*_BY_THEMSELVES, *KEPT)
-
-
-def _synced(path: Path, data: bytes) -> Path:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return path
-
-
-def _replace(part: Path, path: Path) -> None:
-    os.replace(part, path)
-    sync_folder(path.parent)

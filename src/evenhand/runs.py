@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evenhand import owner_tables, untrusted
+from evenhand import durable, owner_tables, untrusted, weights
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
 from evenhand.privacy import ledger as ledgers
 from evenhand.privacy import statement as statements
-from evenhand.privacy import statement_sharing
+from evenhand.privacy import statement_form, statement_sharing
 from evenhand.run_files import LEDGER, SIGNATURE, as_json, sha256, write_durably, write_json
 from evenhand.software import software
 
-__all__ = ["Folder", "as_json", "head_in", "sha256", "write_durably", "write_json"]
+__all__ = ["Folder", "as_json", "head_in", "sha256", "statement_bytes", "write_durably", "write_json"]
 
 _README = """# A run of evenhand
 
@@ -142,17 +143,24 @@ class Folder:
     def create(cls, path: Path, plan: Plan) -> Folder:
         """Make the folder for a new run. A folder with a ledger is a run already and is refused."""
         folder = cls(path)
-        if folder.ledger_file.exists():
+        try:
+            begun = folder.begun
+        except OSError as error:
+            raise UsageError(
+                f"The run folder {path} cannot be made ({error.strerror}). Choose another --out."
+            ) from None
+        if begun:
             folder._forget_unspent()
-        elif any(file.exists() for file in (folder.checkpoint_file, folder.model_file, folder.statement_file)):
+        elif any(os.path.exists(file) for file in (folder.checkpoint_file, folder.model_file, folder.statement_file)):
             raise UsageError(
                 f"{path} holds a model or checkpoint whose ledger is missing, so what it spent is not known. "
                 "Choose another --out."
             )
+        elif ledgers.unbegun(folder.ledger_file):
+            folder.ledger_file.unlink()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            folder.private.mkdir(mode=0o700, exist_ok=True)
-            folder.private.chmod(0o700)
+            durable.make_folder(path, parents=True)
+            durable.make_folder(folder.private, private=True)
             write_durably(path / "README.md", _README.encode())
             write_json(folder.plan_file, plan.to_json())
             write_json(path / "env.json", software())
@@ -161,6 +169,11 @@ class Folder:
                 f"The run folder {path} cannot be written ({error.strerror}). Choose another --out."
             ) from None
         return folder
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a ledger with a first row; without one nothing was charged."""
+        return self.ledger_file.exists() and not ledgers.unbegun(self.ledger_file)
 
     def _forget_unspent(self) -> None:
         """Clear a run that was refused before its first charge; one that spent anything must not be overwritten."""
@@ -186,7 +199,7 @@ class Folder:
     def existing(cls, path: str | Path) -> Folder:
         """The folder of a run that was started before."""
         folder = cls(Path(path))
-        if not folder.plan_file.exists():
+        if not os.path.exists(folder.plan_file):  # False, too, for a name that no disk takes
             raise UsageError(f"{path} is not a run folder: it has no plan.json. Pass the folder given to --out.")
         return folder
 
@@ -205,6 +218,8 @@ class Folder:
 
     def finished(self) -> bool:
         """Whether nothing is left to do: all steps are charged, and model and statement came after them."""
+        if not self.begun:
+            return False
         reading = self.ledger()
         return (
             bool(reading.released)
@@ -221,20 +236,28 @@ class Folder:
         """
         return list(_evaluations(self.training_metrics_file if training_records else self.metrics_file))
 
+    def drop_metrics(self, position: int) -> None:
+        """Remove evaluations of weights after more steps of the plan than these: a crash took those weights."""
+        for file in (self.metrics_file, self.training_metrics_file):
+            lines = list(_evaluations(file))
+            kept = [line for line in lines if line["step"] <= position]
+            if len(kept) < len(lines):
+                write_durably(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
     def add_metrics(self, line: Mapping[str, Any], file: Path) -> None:
         """Write one evaluation more into one of the folder's files of metrics; the ledger records a shareable one."""
-        before = file.read_bytes() if file.exists() else b""
+        before = untrusted.read_bytes(file) if file.exists() else b""
         write_durably(file, before + json.dumps(line).encode() + b"\n")
 
     def statement(self) -> dict[str, Any]:
         """The statement for what the ledger charges now."""
-        model = sha256(self.model_file) if self.model_file.exists() else None
+        model = untrusted.digest(self.model_file)
         return statements.build(
             self.plan(),
             self.ledger(),
             model=model,
             software=software(),
-            groups=self._last_evaluation().get("groups", {}),
+            groups=self._stated().get("groups", {}),
             composition=self.composition(),
             files=self.hashes(),
         )
@@ -253,19 +276,29 @@ class Folder:
                 raise VerificationError("composition.json cannot be read: it was damaged or edited.")
         return found
 
-    def _last_evaluation(self) -> dict[str, Any]:
+    def last_evaluation(self, *, training_records: bool = False) -> dict[str, Any]:
+        """Return the last evaluation if it is one of the released model, or of a run that has released none yet.
+
+        Lines of an earlier version do not say which weights they measured, and are taken to be of that model.
+        """
+        last: dict[str, Any] = next(reversed(self.metrics(training_records=training_records)), {})
+        measured = last.get("weights")
+        if measured is None or not self.model_file.exists():
+            return last
+        return last if measured == weights.digest_of_file(self.model_file) else {}
+
+    def _stated(self) -> dict[str, Any]:
         """What a statement says of the model's use; nothing of a withdrawn run, whose figures must not be shared."""
-        lines = self.metrics()
-        return lines[-1] if lines and self.ledger().withdrawn is None else {}
+        return self.last_evaluation() if self.ledger().withdrawn is None else {}
 
     def write_statement(self) -> dict[str, Any]:
         """Build the statement and write it as data and in words; of several owners also a table."""
         made = self.statement()
         if len(made["owners"]) > 1:
-            table = owner_tables.as_csv(made["owners"], self._last_evaluation())
+            table = owner_tables.as_csv(made["owners"], self._stated())
             write_durably(self.path / owner_tables.FILE, table.encode("utf-8", "replace"))
-        write_json(self.statement_file, made)
         write_durably(self.path / "statement.md", statements.markdown(made).encode())
+        write_durably(self.statement_file, statement_bytes(made))  # the last one: a run that has it is finished
         return made
 
     def declare_stopped(self) -> None:
@@ -289,6 +322,16 @@ class Folder:
         self.write_statement()
 
 
+def statement_bytes(statement: Mapping[str, Any]) -> bytes:
+    """The one way in which a statement is written, so that a changed byte shows."""
+    return as_written(statement_form.packed(statement))
+
+
+def as_written(form: Mapping[str, Any]) -> bytes:
+    """The bytes of a statement in one of its two forms; earlier versions listed any number of owners one by one."""
+    return as_json(form) if isinstance(form["owners"], list) else statement_form.lines(form)
+
+
 def head_in(file: Path) -> str:
     """The ledger's head that a statement or checkpoint was written after."""
     try:
@@ -299,7 +342,7 @@ def head_in(file: Path) -> str:
 
 def _evaluations(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
-        for line in untrusted.read_bytes(path).splitlines():
+        for line in untrusted.lines(path):
             try:
                 yield untrusted.parse_json(line, path.name, _EVALUATION)
             except VerificationError:

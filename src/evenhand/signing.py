@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import untrusted
+from evenhand import durable, untrusted
 from evenhand.errors import UsageError, VerificationError
 from evenhand.privacy.chain import read_until
 from evenhand.privacy.ledger import Reading
@@ -263,9 +263,6 @@ def _refuse_run_folder(path: Path) -> None:
 
 def _create(path: Path, data: bytes, mode: int) -> None:
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            os.fsync(handle)
+        durable.create(path, data, mode)
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}): choose another --out.") from None

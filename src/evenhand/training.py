@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenhand import averaging, evaluation, losses, pacing
+from evenhand import averaging, consents, density_runs, evaluation, losses, pacing, threads
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.attachment import start
 from evenhand.augmenting import Augment, views_of
@@ -22,6 +22,7 @@ from evenhand.data.row_digests import survey
 from evenhand.data.training_overlap import refuse_training_records
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
+from evenhand.forking import refuse_waiting
 from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute, seen
 from evenhand.integrations.loggers import Broadcast, Logger
@@ -30,17 +31,19 @@ from evenhand.losses import Loss, default_loss
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
 from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
+from evenhand.os_errors import boundary
 from evenhand.planning import Plan
 from evenhand.planning import plan as make_plan
 from evenhand.remembering import descent_again, settings_of, views_again
 from evenhand.results import Run
-from evenhand.runs import Folder, write_durably, write_json
+from evenhand.runs import Folder, write_durably
 
 __all__ = ["default_loss", "fit", "resume"]
 
 OnStart = Callable[[Plan, float], None]
 
 
+@boundary()
 def fit(
     model: nn.Module,
     train: Any,
@@ -146,42 +149,47 @@ def fit(
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
     used, several = default_loss(data) if loss is None else losses.named(loss), views_of(augment, views)
     ema, computing = averaging.named(average), compute or Compute()
-    if held_out is not None:
-        _check_outputs(model, held_out)
-    held, schedule = descent.build(model, made.steps)
-    folder = Folder.create(Path(out) if out is not None else new_folder(made), made)
-    kept = config or Config(data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed)
-    kept = dataclasses.replace(kept, training_records=training_records, allow_not_finite=allow_not_finite)
-    kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
-    write_durably(folder.path / "config.toml", to_toml(kept).encode())
-    if data.declared is not None:
-        write_json(folder.path / "preprocessing.json", data.declared.to_json())
-    aside = Aside(schedule, None if ema is None else Average(model, ema))
-    private = start(
-        *(model, held, used, made, folder),
-        insecure_seed=insecure_seed,
-        compose=compose,
-        compute=computing,
-        views=several,
-        kept=aside.kept,
-        allow_not_finite=allow_not_finite,
-    )
+    with threads.suited(model, data.facts.inputs, made.expected_batch):
+        if held_out is not None:
+            _check_outputs(model, held_out)
+        held, schedule = descent.build(model, made.steps)
+        folder = Folder.create(Path(out) if out is not None else new_folder(made), made)
+        kept = config or Config(
+            data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed
+        )
+        kept = dataclasses.replace(kept, training_records=training_records, allow_not_finite=allow_not_finite)
+        kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
+        write_durably(folder.path / "config.toml", to_toml(kept).encode())
+        consents.write(folder, data.declared, {"model": kept.model, "features": kept.features})
+        aside = Aside(schedule, None if ema is None else Average(model, ema))
+        private = start(
+            *(model, held, used, made, folder),
+            insecure_seed=insecure_seed,
+            compose=compose,
+            compute=computing,
+            views=several,
+            kept=aside.kept,
+            allow_not_finite=allow_not_finite,
+        )
 
-    def before() -> None:
-        if on_start is not None:
-            fetched = data.on(next(model.parameters()).device)
-            if several is not None:
-                fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
-            with computing.casting(model):
-                on_start(made, pacing.seconds(*seen(model, used, several), made, fetched, computing))
+        def before() -> None:
+            if on_start is not None:
+                fetched = data.on(next(model.parameters()).device)
+                if several is not None:
+                    fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
+                with computing.casting(model):
+                    on_start(made, pacing.seconds(*seen(model, used, several), made, fetched, computing))
 
-    return run(private, data, held_out, aside, telling, progress, before, training_records)
+        with boundary(folder.path):
+            return run(private, data, held_out, aside, telling, progress, before, training_records)
 
 
+@boundary()
 def resume(
     path: str | Path,
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
+    features: str | None = None,
     train: Any = None,
     test: Any = None,
     loss: str | Loss | None = None,
@@ -194,25 +202,28 @@ def resume(
     progress: bool | None = None,
     loggers: Sequence[Logger] = (),
     training_records: bool = False,
+    release_untrained: bool = False,
 ) -> Run:
     """Continue a run that was stopped or killed: a new segment with a new key takes the steps that remain.
 
-    What was charged stays charged: steps that ran after the last checkpoint are lost, and the run says how many. The
+    What was charged stays charged: steps that ran after the last checkpoint are lost, and run and statement say how
+    many. If that is all of them nothing is released, except with ``release_untrained``. The
     learning rate goes on where the plan does. What was given to ``fit`` as a Python object is needed again: model and
-    data, and loss, optimizer, scheduler, average or augmentation of your own. Names are found in the run's config.
+    data, and loss, optimizer, scheduler, average or augmentation of your own. Names are found in the run's config. A
+    file of code (``model`` or ``features``, as ``file.py:factory``) is executed if it is named here, or if `evenhand
+    train` was given this very file on this machine.
     """
     folder = Folder.existing(path)
     made = folder.plan()
-    if made.method in METHODS:
-        raise UsageError(
-            "A density has no steps to go on with: what its ledger says is spent. Start another in a new folder."
-        )
     if folder.finished():
         raise BudgetExhausted(
             f"This run is finished: all {made.steps} steps are charged and the model is in {folder.model_file}. "
             "To train on, make a new plan; both budgets add up."
         )
-    config = of_run(folder.path)
+    refuse_waiting(folder)
+    config = of_run(folder.path, code={"model": model, "features": features}, remembered=True)
+    if made.method in METHODS:
+        return _resumed_density(folder, config, train, test, loggers)
     for name, given in (("loss", loss), ("optimizer", optimizer)):
         if given is None and getattr(config, name) == PYTHON:
             raise UsageError(f"The run was started with its own {name}: pass {name}= again to resume it.")
@@ -223,21 +234,36 @@ def resume(
     data, held_out = wrap(train), None if test is None else wrap(test)
     if held_out is not None and not research:
         refuse_training_records(survey(data), held_out)
-    model = model if model is not None else config.build_model(data.facts)
+    model = config.build_model(data.facts) if model is None or isinstance(model, str) else model
     refuse_wrapped(model)
     found = loss or config.loss
     ema = averaging.named(average if average is not None else config.average)
     held, schedule = descent_again(config, optimizer, scheduler).build(model, made.steps)
     aside = Aside(schedule, None if ema is None else Average(model, ema))
-    private = start(
-        *(model, held, default_loss(data) if found is None else losses.named(found), made, folder),
-        insecure_seed=config.insecure_seed,
-        compute=compute or Compute(config.micro_batch, config.lean, config.precision),
-        views=views_again(config, augment, views),
-        kept=aside.kept,
-        allow_not_finite=config.allow_not_finite,
-    )
-    return run(private, data, held_out, aside, telling, progress, training_records=research)
+    with threads.suited(model, data.facts.inputs, made.expected_batch):
+        private = start(
+            *(model, held, default_loss(data) if found is None else losses.named(found), made, folder),
+            insecure_seed=config.insecure_seed,
+            compute=compute or Compute(config.micro_batch, config.lean, config.precision),
+            views=views_again(config, augment, views),
+            kept=aside.kept,
+            allow_not_finite=config.allow_not_finite,
+            release_untrained=release_untrained,
+        )
+        with boundary(folder.path):
+            return run(private, data, held_out, aside, telling, progress, training_records=research)
+
+
+def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, loggers: Sequence[Logger]) -> Run:
+    """Finish a density from the noisy sums that are on disk; releases that were never charged are made now."""
+    density_runs.refuse_unfinishable(folder, config, given=train is not None)
+    if train is None:
+        train, test = config.load_data()
+    data = wrap(train)
+    budgets = density_runs.promised(config, data)
+    promise = promised(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
+    held_out = None if test is None else wrap(test)
+    return density_runs.train(config, data, held_out, promise, folder.path, loggers=loggers)
 
 
 def _descent(

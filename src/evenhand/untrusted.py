@@ -6,62 +6,119 @@ Whatever the bytes are, these functions return plain data of the asked shape or 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
 import stat
-from collections.abc import Iterable, Mapping
+import struct
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from evenhand.errors import VerificationError
 
 LARGEST = 2**28
-"""Bytes of a file that is read into memory: a plan of a hundred thousand owners takes a twentieth of this."""
+"""Bytes of a file that is read or hashed, unless the caller says another number."""
+PARSED = 2**25
+"""Bytes of JSON that is parsed as a whole: a plan of fifty thousand owners takes a fifth of this."""
+SMALL = 2**20
+"""Bytes of a file that holds a few numbers and names, such as a checkpoint's marker."""
+LONGEST = 2**24
+"""Bytes of one line of a file that is read line by line."""
 DEEPEST = 32
 """Levels of nesting; no file of a run folder has more than ten."""
+WEIGHTS = ".safetensors"
+"""How the name of a file of weights ends: it may have any size, but only the one that its header states."""
+_CROWDED = 12
+"""Fewest bytes per list or table in large JSON: a file of empty ones would take thirty times its size in memory."""
 Shape = Any
 """A type, a tuple of types, ``[shape]`` for a list of it, ``{str: shape}`` for a table, ``{"key": shape}`` for keys."""
 
 
-def read_bytes(path: Path, *, largest: int = LARGEST) -> bytes:
-    """Return the bytes of a regular file; folders, devices, pipes and files that are too large are refused.
+@contextmanager
+def opened(path: Path, *, largest: int | None = LARGEST) -> Iterator[io.BufferedReader]:
+    """Give a regular file, open for reading; folders, devices, pipes and files that are too large are refused.
+
+    Args:
+      path: the file; a pipe without a writer does not make this wait.
+      largest: bytes that it may have, None for any number.
 
     Raises:
       VerificationError: the file is missing, is not a regular one, is too large or cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except OSError as error:
-        raise VerificationError(f"{path.name} cannot be read ({error.strerror}).") from None
-    try:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            raise VerificationError(f"{path.name} cannot be read: it is not a file.")
-        if about.st_size > largest:
-            raise VerificationError(f"{path.name} cannot be read: it has more than {largest} bytes.")
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(largest)
-    except OSError as error:
-        raise VerificationError(f"{path.name} cannot be read ({error.strerror}).") from None
-    finally:
-        os.close(handle)
+        with os.fdopen(handle, "rb") as file:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode):
+                raise VerificationError(f"{path.name} cannot be read: it is not a file.")
+            if largest is not None and about.st_size > largest:
+                raise VerificationError(f"{path.name} cannot be read: it has more than {largest} bytes.")
+            yield file
+    except IsADirectoryError:
+        raise VerificationError(f"{path.name} cannot be read: it is not a file.") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "its name or content cannot be used"
+        raise VerificationError(f"{path.name} cannot be read ({why}).") from None
 
 
-def digest(path: Path) -> str | None:
-    """Return the SHA-256 of a regular file of any size, None if there is no such file or it cannot be read."""
+def read_bytes(path: Path, *, largest: int = LARGEST) -> bytes:
+    """Return the bytes of a regular file of at most ``largest``; see ``opened``."""
+    with opened(path, largest=largest) as file:
+        return file.read(largest)
+
+
+def lines(path: Path, *, largest: int = LARGEST, longest: int = LONGEST) -> Iterator[bytes]:
+    """Give the lines of a file one by one, each with its end; the last one may have none.
+
+    Raises:
+      VerificationError: as ``opened``, or a line is longer than ``longest``: no more of it than that is read.
+    """
+    with opened(path, largest=largest) as file:
+        while line := file.readline(longest + 1):
+            if len(line) > longest:
+                raise VerificationError(f"{path.name} cannot be read: it has a line of more than {longest} bytes.")
+            yield line
+
+
+def digest(path: Path, *, largest: int | None = LARGEST) -> str | None:
+    """Return the SHA-256 of a regular file, None if there is no such file or it cannot be one of a run.
+
+    A file of weights may have any size, but only that which its own header states.
+    """
+    weights = path.name.endswith(WEIGHTS)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return None
-        with path.open("rb") as file:
+        with opened(path, largest=None if weights else largest) as file:
+            if weights and os.fstat(file.fileno()).st_size > LARGEST and not _whole(file):
+                return None
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except VerificationError:
         return None
 
 
-def read_json(path: Path, shape: Shape = dict) -> Any:
-    """Return the plain data in a JSON file, checked to have a shape; see ``parse_json`` and ``check``."""
-    return parse_json(read_bytes(path), path.name, shape)
+def check_stored(file: IO[bytes], name: str) -> None:
+    """Refuse an archive that is none, or that would take more memory than its size: nothing in it may be compressed.
+
+    Raises:
+      VerificationError: torch and numpy write archives without compression, so that this one is not theirs.
+    """
+    try:
+        size = file.seek(0, os.SEEK_END)
+        with zipfile.ZipFile(file) as archive:
+            parts = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, LookupError, struct.error):
+        raise _damaged(name) from None
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts) or sum(part.file_size for part in parts) > size:
+        raise _damaged(name)
+    file.seek(0)
+
+
+def read_json(path: Path, shape: Shape = dict, *, largest: int = PARSED) -> Any:
+    """Return the plain data in a JSON file, checked to have a shape; see ``parse_json`` and ``fits``."""
+    return parse_json(read_bytes(path, largest=largest), path.name, shape)
 
 
 def parse_json(data: bytes, name: str, shape: Shape = dict) -> Any:
@@ -74,6 +131,8 @@ def parse_json(data: bytes, name: str, shape: Shape = dict) -> Any:
       ... except VerificationError as error: print(error)
       composition.json cannot be read: it was damaged or edited.
     """
+    if data.count(b"[") + data.count(b"{") > 2**16 + len(data) // _CROWDED:
+        raise _damaged(name)
     try:
         found = json.loads(
             data.decode("utf-8"),
@@ -105,6 +164,18 @@ def fits(value: Any, shape: Shape) -> bool:
     if isinstance(shape, dict):
         return type(value) is dict and all(key in value and fits(value[key], part) for key, part in shape.items())
     return type(value) in (shape if isinstance(shape, tuple) else (shape,))
+
+
+def _whole(file: IO[bytes]) -> bool:
+    """Return whether a file of weights ends where its header says; it is read from the start again after this."""
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        header = parse_json(file.read(length) if length <= LARGEST else b"", "the header", {})
+        ends = [part["data_offsets"][1] for name, part in header.items() if name != "__metadata__"]
+        stated = 8 + length + max(ends, default=0)
+    except (VerificationError, LookupError, TypeError):
+        return False
+    return file.seek(0, os.SEEK_END) == stated and file.seek(0) == 0
 
 
 def _damaged(name: str) -> VerificationError:

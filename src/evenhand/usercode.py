@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -33,22 +35,49 @@ def parts(text: str, flag: str, example: str) -> tuple[Path, str]:
     return Path(file), name
 
 
+def absolute(text: str, base: Path, flag: str = "--model") -> str:
+    """Return ``file.py:name`` with its path resolved against ``base``.
+
+    Examples:
+      >>> absolute("nets.py:small", Path("/project"))
+      '/project/nets.py:small'
+    """
+    file, name = parts(text, flag, "file.py:factory")
+    return f"{os.path.abspath(base / file)}:{name}"
+
+
+def digest(text: str) -> str:
+    """Return the SHA-256 of the file that ``file.py:name`` names."""
+    path, _ = parts(text, "--model", "nets.py:small")
+    return hashlib.sha256(_source(path, "code")).hexdigest()
+
+
 def executed(path: Path, role: str) -> ModuleType:
-    """The file as a module. ``role`` (model, features, rule) is named in errors and keeps modules apart."""
-    if path.suffix != ".py" or not path.is_file():
-        raise UsageError(f"There is no {role} file {path}: pass a Python file of your own.")
+    """The file as a module. ``role`` (model, features, rule) is named in errors and keeps modules apart.
+
+    What is executed are the bytes of this file, never a compiled copy that lies beside it.
+    """
+    source = _source(path, role)
     spec = importlib.util.spec_from_file_location(f"evenhand_{role}_{path.stem}", path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except EvenhandError:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{path.name} cannot be imported: {described(error)}. Nothing was spent.") from error
     return module
+
+
+def _source(path: Path, role: str) -> bytes:
+    try:
+        if path.suffix == ".py" and path.is_file():
+            return path.read_bytes()
+    except (OSError, ValueError):  # names that no disk takes
+        pass
+    raise UsageError(f"There is no {role} file {str(path)[:200]!r}: pass a Python file of your own.")
 
 
 def described(error: BaseException) -> str:

@@ -8,20 +8,21 @@ signed (see ``signing``), or the statement's ledger head was noted elsewhere.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import signing, untrusted
+from evenhand import measured, signing, untrusted
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.privacy import statement as statements
-from evenhand.privacy import statement_sharing, statement_warnings
+from evenhand.privacy import statement_form, statement_sharing, statement_warnings
 from evenhand.privacy.chain import read_until
 from evenhand.privacy.ledger import Ledger, Reading
-from evenhand.run_files import LEDGER, RECORDED, SIGNATURE
-from evenhand.runs import Folder, as_json, head_in
+from evenhand.run_files import LEDGER, RECORDED, SIGNATURE, waiting
+from evenhand.runs import Folder, as_json, as_written, head_in
 from evenhand.software import software
 from evenhand.types import Commit
 
@@ -36,10 +37,11 @@ _DECLARED: untrusted.Shape = {
     "software": {str: str},
     "groups": {str: (int, float, type(None))},
     "guarantee": {"epsilon": (int, float, type(None))},
-    "owners": [{"epsilon": (int, float, type(None))}],
+    "owners": (list, dict),
     "files": {str: str},
 }
 """What is read of a statement before it is built again and compared as a whole."""
+_OWNERS: untrusted.Shape = {"owners": [{"epsilon": (int, float, type(None))}]}
 _FINER = 2e-5
 """Relative width of the accountant's grid where an epsilon must be proved that lies below the one computed first."""
 _PROOFS = 64
@@ -136,6 +138,8 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
     problems += [statement_warnings.blocked(row) for row in reading.blocked]
     problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, kept)
     problems += _statement_problems(folder, plan, reading, kept)
+    about = measured.examined(folder, reading)
+    problems += about.problems
     return {
         "ok": not problems,
         "epsilon": None if reading.blocked else _largest(epsilons),
@@ -145,7 +149,7 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
         "planned": plan.steps,
         "owners": {} if reading.blocked else dict(zip(plan.facts.owner_names, epsilons, strict=True)),
         "problems": problems,
-        "notes": _notes(folder, reading),
+        "notes": [*_notes(folder, reading), *about.notes],
     }, reading
 
 
@@ -233,8 +237,13 @@ def _covered(scales: Sequence[float], commit: Commit) -> list[tuple[float, float
 
 
 def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
-    if any(head_in(marker) not in reading.hashes for marker in folder.markers()):
-        return ["the ledger no longer contains the row that a checkpoint was written after: it was shortened."]
+    known = set(reading.hashes)
+    for marker in folder.markers():
+        try:
+            if untrusted.read_json(marker, {"ledger_head": str}, largest=untrusted.SMALL)["ledger_head"] not in known:
+                return ["the ledger no longer contains the row that a checkpoint was written after: it was shortened."]
+        except VerificationError as error:
+            return [f"in private/, {error}"]
     if folder.withdrawn_file.exists() and reading.withdrawn is None:
         return ["this run was withdrawn, and its ledger does not say so any more: it was shortened."]
     return []
@@ -246,14 +255,14 @@ def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> l
     A file that must not be shared may be missing: then this is a copy that was made to be shared. So may a page that
     somebody wrote into the folder under a name of their own.
     """
-    recorded = reading.files()
+    recorded, late = reading.files(), waiting(folder.path)
     problems = []
     for name, digest in recorded.items():
         file = folder.path / name
         found = untrusted.digest(file)
         if found == digest or (not _there(file) and (name in kept or name not in RECORDED)):
             continue
-        if untrusted.digest(folder.private / f"{name}.part") == digest:
+        if digest in late:
             problems.append(
                 f"{name} was recorded, and a crash came before it was in place: `evenhand report` on this folder, or "
                 "any other command that writes to it, puts it there."
@@ -272,15 +281,20 @@ def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> l
 
 
 def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Collection[str]) -> list[str]:
-    if not _there(folder.statement_file):
-        return []
+    name = folder.statement_file.name
+    if not _there(folder.statement_file) or reading.files().get(name) not in (
+        None,
+        untrusted.digest(folder.path / name),
+    ):
+        return []  # what is not the recorded file is one line already
     try:
-        written = untrusted.read_json(folder.statement_file, _DECLARED)
-        if (
-            untrusted.read_bytes(folder.statement_file) != as_json(written)
-            or statements.digest(written) != written["digest"]
-        ):
+        text = untrusted.read_bytes(folder.statement_file, largest=untrusted.PARSED)
+        written = untrusted.parse_json(text, name, _DECLARED)
+        if text != as_written(written) or statements.digest(written) != written["digest"]:
             return ["statement.json was changed."]
+        written = statement_form.unpacked(written)
+        if not untrusted.fits(written, _OWNERS):
+            return ["statement.json cannot be read: it was damaged or edited."]
         if written["ledger_head"] not in reading.hashes[1:]:
             return ["the ledger no longer contains the row that the statement was written after: it was shortened."]
         again = _rebuilt(folder, plan, reading, written, kept)
@@ -291,7 +305,7 @@ def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Coll
     problems = [
         f"the statement's {key[:40]!r} does not follow from the plan, the ledger and the model."
         for key in sorted(compared)
-        if key not in again or key not in written or not _follows(again[key], written[key])
+        if key not in again or key not in written or not _alike(again[key], written[key])
     ]
     if same_words and not problems:
         problems += _page_problems(folder.path / "statement.md", written)
@@ -343,6 +357,11 @@ def _model(folder: Folder, written: str | None, kept: Collection[str]) -> str | 
     if written is None or (folder.model_file.name in kept and not _there(folder.model_file)):
         return written
     return untrusted.digest(folder.model_file)
+
+
+def _alike(ours: Any, theirs: Any) -> bool:
+    """``_follows``, at once where both are written alike: number by number takes long for thousands of owners."""
+    return json.dumps(ours) == json.dumps(theirs) or _follows(ours, theirs)
 
 
 def _follows(ours: Any, theirs: Any, slack: float = 0.0) -> bool:

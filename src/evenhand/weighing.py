@@ -16,7 +16,7 @@ from evenhand.methods.queries import Count, Query
 from evenhand.methods.rules import BatchRule, Rule, SampleRule
 from evenhand.types import State, Stats
 
-_OURS = ("evenhand.methods.rules.", "evenhand.methods.queries.")
+_OURS = ("evenhand.methods.",)
 
 
 def weights_of(rule: Rule, stats: Stats, state: State) -> Tensor:

@@ -19,7 +19,7 @@ from evenhand.configured import planned, train
 from evenhand.data import Data
 from evenhand.density import METHODS, MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity
 from evenhand.density.rebuilding import rebuilt
-from evenhand.errors import UsageError
+from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.methods.density_methods import DENSITIES
 from evenhand.privacy.statement import rounded_up
 from evenhand.types import Facts
@@ -46,7 +46,7 @@ def test_a_run_folder_verifies_and_shows_every_change(kind: type, tmp_path: Path
     assert statement["accounting"]["runs_composed"] >= 1
     assert statement["mechanism"]["sampling"] == "every record in every step"
     assert "Poisson" not in (tmp_path / "run" / "statement.md").read_text()
-    with pytest.raises(UsageError, match="no steps to go on with"):
+    with pytest.raises(BudgetExhausted, match="This run is finished"):
         eh.resume(tmp_path / "run")
     ledger.write_text(ledger.read_text().replace('"std":', '"std":1'))
     assert not eh.verify(tmp_path / "run")["ok"]
@@ -94,8 +94,10 @@ def test_a_release_is_charged_before_it_is_made(tmp_path: Path, monkeypatch: pyt
         MomentDensity(epsilon=2.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
     assert eh.verify(tmp_path / "run")["steps"] == 1
     monkeypatch.undo()
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(BudgetExhausted, match="the sum is lost"):
         MomentDensity(epsilon=2.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
+    with pytest.raises(UsageError, match="holds a run already"):
+        MomentDensity(epsilon=3.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
 
 
 def test_runs_on_the_same_data_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from commands import evenhand, result
 from evenhand import signing
 from evenhand.errors import UsageError, VerificationError
 from evenhand.results import Run
-from evenhand.runs import Folder
+from evenhand.runs import Folder, sha256
 from evenhand.verification import sign
 
 
@@ -125,9 +125,14 @@ def test_a_signature_of_something_else_does_not_serve(run: Path) -> None:
     assert eh.verify(run)["problems"] == ["signature.json holds no valid signature: it was damaged, edited or made up."]
 
 
+def forged_page(run: Path) -> bytes:
+    """A page that names the model's file, as one who knows the format would write it."""
+    return f"<p>epsilon 0.098 of {sha256(run / 'model.safetensors')[:16]}</p>".encode()
+
+
 def test_a_consistent_rewrite_of_a_signed_folder_is_noticed(run: Path) -> None:
     shutil.rmtree(run / "private")
-    forging.rechain(run, "report.html", b"<p>epsilon 0.098</p>")
+    forging.rechain(run, "report.html", forged_page(run))
     assert any("row that was signed" in problem or "was signed" in problem for problem in eh.verify(run)["problems"])
     (run / "signature.json").unlink()
     assert eh.verify(run)["ok"], "without a signature nobody can tell, and a note says so"
@@ -143,7 +148,7 @@ def test_files_that_came_later_are_named_and_changed_ones_refused(run: Path) -> 
     assert eh.verify(run, key=public(run))["ok"], "the same bytes"
     from evenhand.run_files import write_durably
 
-    write_durably(run / "report.html", b"<p>epsilon 0.098</p>")
+    write_durably(run / "report.html", forged_page(run))
     assert eh.verify(run, key=public(run))["problems"] == ["report.html is not the file that was signed."]
 
 

@@ -125,6 +125,7 @@ def test_a_run_that_released_a_later_model_cannot_go_back(tmp_path: Path) -> Non
         eh.rebudget(old.path, LOWER, train=data(), out=tmp_path / "new")
     old.model_file.write_bytes(b"weights")  # as a crash between the file and its row leaves it
     old.statement_file.unlink()
+    shutil.copy(old.kept / "000000025.pt", old.checkpoint_file)
     write_json(old.private / "checkpoint.json", {"ledger_head": old.ledger().head, "position": 25})
     for file in old.kept.glob("*30.*"):
         file.unlink()

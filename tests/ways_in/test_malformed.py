@@ -77,7 +77,7 @@ raw("ragged_row", lambda data: data + f"1,north,{CANARY}\n".encode(), "line 82: 
 raw("unclosed_quote", lambda data: data + f'1,north,"{CANARY},no\n'.encode(), "not closed")
 raw("text_after_a_quote", lambda data: data + f'1,north,"{CANARY}"x,no\n'.encode(), "near line 82")
 raw("a_cell_without_end", lambda data: data + b"1,north," + CANARY.encode() * 20_000 + b",no\n", "too long")
-raw("wrong_delimiter", lambda data: data.replace(b",", b";"), "There is no column 'age'")
+raw("wrong_delimiter", lambda data: data.replace(b",", b";"), "There is no column called 'age' among the 1")
 cells("unseen_category", CANARY, "[columns.city]", 1)
 cells("quoted_newline_in_a_category", f'"north\n{CANARY}"', "not declared", 1)
 cells("undeclared_label", CANARY, "Column 'ill'", 3)
@@ -114,12 +114,12 @@ def too_few_to_hold_out(folder: Path) -> None:
 
 
 for name, header, words in (
-    ("duplicate_columns", ["age", "age", "name", "ill"], "'age' occurs more than once"),
+    ("duplicate_columns", ["age", "age", "name", "ill"], "Columns 1 and 2 have the same name"),
     ("column_without_name", ["age", "", "name", "ill"], "Column 2 has no name"),
     ("formula_in_header", ["age", "=1+1", "name", "ill"], "name of column 2"),
     ("control_character_in_header", ["age", "ci\x07ty", "name", "ill"], "name of column 2"),
-    ("label_column_absent", ["age", "city", "name", "sick"], "no column 'ill'"),
-    ("group_column_absent", ["age", "town", "name", "ill"], "no column 'city'"),
+    ("label_column_absent", ["age", "city", "name", "sick"], "no column called 'ill'"),
+    ("group_column_absent", ["age", "town", "name", "ill"], "no column called 'city'"),
 ):
     CASES[name] = (lambda folder, header=header: write(folder, header=header), words)
 
@@ -127,7 +127,7 @@ declared("low_above_high", "low = 0", "low = 200", "[columns.age]: low=200 is no
 declared("low_equals_high", "low = 0", "low = 100", "not below")
 declared("bound_not_finite", "high = 100", "high = inf", "[columns.age]: high=inf")
 declared("bound_not_a_number", "high = 100", "high = nan", "high=nan")
-declared("bound_too_large", "high = 100", "high = 1" + "0" * 400, "[columns.age]")
+declared("bound_too_large", "high = 100", "high = 1e400", "[columns.age]")
 declared("bound_from_data", "high = 100", 'high = "from data"', "looks at private records".replace("looks", "look"))
 declared("bound_left_open", "high = 100", "", "high not declared")
 declared("categories_from_data", '["north", "south"]', '"from data"', "refused")
@@ -148,7 +148,7 @@ declared("groups_not_declared", 'groups = "city"', 'groups = "name"', "used for 
 declared("label_as_feature", "[columns.age]", "[columns.ill]", "given the answer")
 declared("delimiter_of_two", "epochs", 'delimiter = ";;"\nepochs', "one character")
 declared("share_of_everything", "epochs", "test_share = 1.0\nepochs", "test_share=1")
-declared("huge_setting", "epochs = 1", "epochs = 1" + "0" * 400, "below 2^63")
+declared("huge_setting", "epochs = 1", "epochs = 1" + "0" * 400, "more than 256 characters")
 declared("nul_in_a_file_name", "people.csv", "people\\u0000.csv", "NUL character")
 declared("not_toml", "label", "label label", "not valid TOML")
 declared("no_such_file", "people.csv", "nobody.csv", "There is no file")

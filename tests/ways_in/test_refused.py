@@ -33,7 +33,7 @@ def png(width: int, height: int, pixels: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (CANARY.encode() * 9, "Picture 3 of sub-folder 'well' is not a readable picture"),
+        (CANARY.encode() * 9, "Picture 3 of sub-folder 2 is not a readable picture"),
         (png(9, 8, b"\0" * 80), "not 8 x 8 as declared"),
         (png(60_000, 60_000, b"\0"), "was not unpacked"),
         (png(8, 8, b"\0" * 9)[:-20], "not a readable picture"),

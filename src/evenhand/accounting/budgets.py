@@ -77,7 +77,13 @@ class Budgets:
           >>> Budgets.named(["1", "2.5"]).epsilons
           {'1': 1.0, '2.5': 2.5}
         """
-        return cls({name: float(name) for name in owners}, delta)
+        try:
+            return cls({name: float(name) for name in owners}, delta)
+        except ValueError:
+            raise UsageError(
+                "Budgets by record name every owner by its epsilon, and these owners have other names. Give the "
+                "budgets by owner: NAME=NUMBER,NAME=NUMBER."
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import typer
+import typer.core
 
+from evenhand import terminal
 from evenhand.cli import (
     check,
     claims,
@@ -23,9 +30,36 @@ from evenhand.cli import (
     resume,
     statement,
     train,
+    unforeseen,
     verify,
 )
 from evenhand.errors import EvenhandError
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; what was typed wrongly is shown without what steers a terminal."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Parse what stands before the command."""
+        with _plainly():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse what stands after the command, and run it."""
+        with _plainly():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        shown: Any = error
+        if hasattr(shown, "format_message") and isinstance(shown.message, str):
+            shown.message = terminal.plain(shown.message)
+        raise
+
 
 app = typer.Typer(
     name="evenhand",
@@ -34,7 +68,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    cls=_Commands,
 )
+_SILENT = 1
+"""Exit code when the reader of stdout is gone."""
 for command in (
     init,
     train,
@@ -58,12 +95,73 @@ for command in (
 
 
 def main() -> None:
-    """Entry point: errors raised on purpose become one message and an exit code, never a traceback."""
+    """Entry point: every error becomes one message and an exit code, never a traceback."""
+    terminal.accept_all_characters()
+    sys.exit(_finished(_exit_code()))
+
+
+def _exit_code() -> int | str | None:
+    """Run the command that was typed; returns the code to exit with."""
     try:
         app()
+    except SystemExit as end:
+        return end.code
+    except BrokenPipeError:
+        return _SILENT
+    except (OSError, MemoryError, RuntimeError) as error:
+        return _refused(error)
     except EvenhandError as error:
-        print(f"evenhand: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        terminal.say(f"evenhand: {error}")
+        return error.exit_code
+    except UnicodeEncodeError:
+        terminal.say(
+            "evenhand: a path has characters that this locale does not have, so that no file can be found by it: set "
+            "LC_ALL=C.UTF-8 or PYTHONUTF8=1. What was charged before stays charged; a run is continued with: evenhand "
+            "resume RUN"
+        )
+        return 2
     except ModuleNotFoundError as error:
-        print(f"evenhand: this command needs the package {error.name!r}: pip install {error.name}", file=sys.stderr)
-        sys.exit(2)
+        terminal.say(f"evenhand: this command needs the package {error.name!r}: pip install {error.name}")
+        return 2
+    except ImportError as error:
+        terminal.say(f"evenhand: a library cannot be loaded: {error}")
+        return 1
+    except Exception as error:
+        return _unforeseen(error)
+    return 0
+
+
+def _refused(error: OSError | MemoryError | RuntimeError) -> int:
+    """Say what the operating system refused, or that the error is of another kind; returns the code to exit with."""
+    from evenhand.os_errors import boundary
+
+    try:
+        with boundary():
+            raise error
+    except EvenhandError as said:
+        terminal.say(f"evenhand: {said}")
+        return said.exit_code
+    except Exception as other:
+        return _unforeseen(other)
+
+
+def _unforeseen(error: Exception) -> int:
+    """Say kind and place of an error that nobody foresaw; returns the code to exit with."""
+    if os.environ.get(unforeseen.VARIABLE):
+        raise error
+    terminal.say(f"evenhand: {unforeseen.said(error)}")
+    return 1
+
+
+def _finished(code: int | str | None) -> int | str | None:
+    """Write out what is left for stdout and stderr; if nobody reads it any more, end without a word."""
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except OSError as error:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - flushed again at the end
+            if name == "stdout":
+                code = code or _SILENT
+                if error.errno not in (errno.EPIPE, errno.EIO):
+                    terminal.say(f"evenhand: the output cannot be written ({error.strerror}).")
+    return code

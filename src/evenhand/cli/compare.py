@@ -106,7 +106,7 @@ def _number(text: str) -> float:
 
 
 def _text(found: Comparison) -> str:
-    words = found.files.get("full_markdown", found.files["markdown"]).read_text()
+    words = found.files.get("full_markdown", found.files["markdown"]).read_text(encoding="utf-8")
     reused = (
         f"{found.reused} of {len(found.results)} runs were finished before and not repeated.\n" if found.reused else ""
     )
@@ -122,7 +122,7 @@ def _summary(found: Comparison) -> dict[str, Any]:
     import json
 
     return {
-        **json.loads(found.files.get("full_json", found.files["json"]).read_text()),
+        **json.loads(found.files.get("full_json", found.files["json"]).read_bytes()),
         "files": {name: str(path) for name, path in found.files.items()},
         "runs": [str(result.task.path) for result in found.results],
         "reused": found.reused,

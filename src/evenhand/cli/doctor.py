@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 NAME = "doctor"
 EXAMPLE = "evenhand doctor --model cnn --input-shape 1,28,28 --classes 10 --bench"
 ROUNDS = 9
+MOST = 100_000
+"""Classes of a made-up target."""
 
 
 def run(
@@ -60,7 +62,9 @@ def run(
     torch.manual_seed(0)
     size, shape = _validate.whole(batch, "batch"), _shape(input_shape)
     dtype = _dtype(input_dtype, vocabulary)
-    examined = _built(model, _facts(size, shape, dtype, _validate.whole(classes, "classes", low=0))).train()
+    if _validate.whole(classes, "classes", low=0) > MOST:
+        raise UsageError(f"--classes takes at most {MOST}: say how many the model tells apart.")
+    examined = _built(model, _facts(size, shape, dtype, classes)).train()
     done = changes(examined) if fix else ()
     examined = fixed(examined) if fix else examined
     inputs, targets = _made_up(size, shape, dtype, vocabulary, classes)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from evenhand import durable
 from evenhand.cli import options
 from evenhand.errors import UsageError
 
@@ -59,14 +60,18 @@ def run(
     size: Annotated[str | None, typer.Option("--size", help="Of pictures: WIDTHxHEIGHT.")] = None,
     grey: Annotated[bool, typer.Option("--grey", help="Pictures have one channel.")] = False,
     delimiter: Annotated[str, typer.Option("--delimiter", help="Between the cells of a CSV file.")] = ",",
+    named: Annotated[
+        bool, typer.Option("--header", help="The first line names the columns, whatever it looks like: print names.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Default: FILE with .toml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the TOML file.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Write a commented TOML file for `evenhand train`. Only the header is read, never a value.
+    """Write a commented TOML file for `evenhand train`. Only the first line is read, and refused if it is a record.
 
     In a terminal it asks for what the flags leave open.
     """
+    from evenhand.data.headers import believed, refuse_record
     from evenhand.data.own_data import header
 
     target = out or source.with_name(source.stem + ".toml")
@@ -85,23 +90,30 @@ def run(
         dropped=_listed(drop),
         budgets=options.pairs(budgets, "--budgets") if budgets is not None else {},
     )
-    _check(answers, found)
+    asking = sys.stdin.isatty() and not json and not source.is_dir()
+    told = named or source.is_dir() or (asking and _confirmed(source))
+    known = told or believed(found, _declared(answers))
+    if not known:
+        refuse_record(found)
+    _check(answers, found, known)
     if source.is_dir():
         text = _pictures(source, target, answers, size, grey)
         left: list[str] = []
     else:
-        if sys.stdin.isatty() and not json:
+        if asking:
             answers = _asked(answers, found)
-            _check(answers, found)
+            _check(answers, found, known)
         left = [name for name in _features(answers, found) if not _known(answers, name)]
         text = _table(source, target, answers, found, delimiter)
     try:
-        target.write_text(text, encoding="utf-8")
+        durable.write(target, text.encode())
     except OSError as error:
         raise UsageError(f"{target} cannot be written ({error.strerror}). Choose another --out.") from None
-    todo = f"Declare in it: {', '.join(left)}. Then" if left else "Look at it, then"
+    numbers = [found.index(name) + 1 for name in left]
+    listed = ", ".join(left) if told else f"{len(left)} of the {len(found)} columns"
+    todo = f"Declare in it: {listed}. Then" if left else "Look at it, then"
     options.emit(
-        {"config": str(target), "columns": found, "undeclared": left},
+        {"config": str(target), "columns": len(found), "undeclared": numbers},
         f"{target} written from the header of {source.name}; no value was read.\n{todo}: evenhand train {target} "
         "--epsilon 3",
         json,
@@ -134,14 +146,31 @@ def _ask(question: str) -> str:
     return str(typer.prompt(question, default="", show_default=False, err=True)).strip()
 
 
-def _check(answers: Answers, found: Sequence[str]) -> None:
-    """Every column that was named exists."""
-    from evenhand._validate import known
+def _confirmed(source: Path) -> bool:
+    """Ask whether the first line may be printed. Without a header it is a record."""
+    from evenhand.data.headers import HINT
 
+    if _ask(f"Does the first line of {source.name} name its columns? It is printed then. (yes/no)").lower() in _YES:
+        return True
+    raise UsageError(f"{HINT}.")
+
+
+_YES = ("y", "yes")
+
+
+def _declared(answers: Answers) -> list[str]:
+    """Every column that was named."""
     named = [answers.label, answers.groups, answers.owners, *answers.dropped, *answers.missing]
-    for name in [*named, *answers.numbers, *answers.categories]:
-        if name is not None:
-            known(name, found, "column")
+    return [name for name in [*named, *answers.numbers, *answers.categories] if name is not None]
+
+
+def _check(answers: Answers, found: Sequence[str], known: bool) -> None:
+    """Every column that was named exists. The names of others are said only where they are ``known`` to be names."""
+    from evenhand.data.headers import no_column
+
+    for name in _declared(answers):
+        if name not in found:
+            raise no_column(name, found, found if known else ())
 
 
 def _features(answers: Answers, found: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evenhand.errors import UsageError
+from evenhand.terminal import plain
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as given to --out.")]
@@ -124,7 +125,7 @@ def given(**values: Any) -> dict[str, Any]:
 
 def emit(data: Any, text: str, as_json: bool) -> None:
     """Print for a program or for a person."""
-    print(json.dumps(data) if as_json else text)
+    print(json.dumps(data) if as_json else plain(text))
 
 
 def pairs(text: str, flag: str) -> dict[str, float]:
@@ -160,14 +161,9 @@ def budgets(text: str | None) -> dict[str, Any]:
 
 def _table(path: Path) -> dict[str, Any]:
     """Epsilons by owner: the table [budgets] of a file, or all of a file that has none."""
-    import tomllib
+    from evenhand import tomlfiles
 
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    values = tomlfiles.read(path)
     found = values.get("budgets", values)
     if not isinstance(found, dict) or not found or any(isinstance(value, dict | list) for value in found.values()):
         raise UsageError(f"{path} must hold one epsilon per owner, for example: strict = 1 and open = 8.")

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from evenhand import durable
 from evenhand.cli import options
 from evenhand.errors import UsageError
 
@@ -26,7 +27,12 @@ def run(
     ] = None,
     delimiter: Annotated[str, typer.Option("--delimiter", help="Between the cells of FILE.")] = ",",
     model: Annotated[
-        str | None, typer.Option("--model", metavar="FILE.py:FACTORY", help="If the run cannot find its model.")
+        str | None,
+        typer.Option("--model", metavar="FILE.py:FACTORY", help="If the model is code of your own: it is executed."),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option("--features", metavar="FILE.py:FACTORY", help="If the features are: it is executed."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -41,7 +47,7 @@ def run(
 
     table = read_table(source, preprocessing(folder), delimiter=delimiter)
     kept = {name: [guarded(text(cell)) for cell in table.cells(name)] for name in keep or []}
-    found = predict(folder, table, model=model)
+    found = predict(folder, table, model=model, features=features)
     header = [*kept, "prediction", *(f"probability of {label}" for label in found.labels)]
     cells = zip(*kept.values(), strict=True) if kept else ([] for _ in found.predicted)
     rows = [
@@ -69,6 +75,6 @@ def _csv(header: list[str], rows: list[list[str]]) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        durable.write(path, text.encode())
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}). Choose another --out.") from None

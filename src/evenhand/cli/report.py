@@ -22,16 +22,20 @@ def run(
 ) -> None:
     """One self-contained HTML page: accuracy per group, learning curves, spent epsilon, the statement in words.
 
-    In the run folder its digest goes into the ledger, so that `verify` covers it.
+    In the run folder its digest goes into the ledger, so that `verify` covers it. A model card that a full disk kept
+    out of the folder is written too.
     """
     from evenhand.results import Run
     from evenhand.runs import Folder, write_durably
 
     found = Folder.existing(folder)
     made = Run(found)
-    target = out or found.path / "report.html"
+    research = bool(found.metrics(training_records=True)) and not found.metrics()
+    target = out or (found.private / "report-full.html" if research else found.path / "report.html")
+    if card is None and out is None and not (found.path / "model-card.md").exists():
+        card = found.path / "model-card.md"
     try:
-        written = {"report": made.report().save(target)}
+        written = {"report": made.report(training_records=research).save(target)}
         if card is not None:
             write_durably(card, made.card().encode())
             written["card"] = card

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from evenhand.cli import options
 from evenhand.cli.train import interruptible, show, signed
 from evenhand.errors import UsageError
+from evenhand.terminal import say
 
 NAME = "resume"
 EXAMPLE = "evenhand resume runs/first --budgets strict=1,open=12"
@@ -31,6 +31,18 @@ def run(
         Path | None,
         typer.Option("--out", help="Budgets below what is spent: a new folder, from the last checkpoint that fits."),
     ] = None,
+    release_untrained: Annotated[
+        bool,
+        typer.Option("--release-untrained", help="Release the model although a crash took every step it had learnt."),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="FILE.py:FACTORY", help="If the model file moved or changed: it is executed."),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option("--features", metavar="FILE.py:FACTORY", help="If the file of the features did, likewise."),
+    ] = None,
     sign: options.Sign = None,
     json: options.Json = False,
 ) -> None:
@@ -46,7 +58,9 @@ def run(
     elif out is not None:
         raise UsageError("--out is for budgets below what is spent: give them too. A run goes on in its own folder.")
     with interruptible():
-        finished = resume(folder if out is None else out)
+        finished = resume(
+            folder if out is None else out, model=model, features=features, release_untrained=release_untrained
+        )
     if key is not None:
         signed(finished, key)
     show(finished, json)
@@ -67,8 +81,7 @@ def _rebudget(folder: Path, epsilon: float | None, budgets: str | None, epochs: 
         left = (
             f"{made.steps - step} steps remain" if made.steps > step else "no step remains, the model is taken as it is"
         )
-        print(
+        say(
             f"Gone back to step {step}: {left}. {folder} is withdrawn: delete what it computed after that step, "
-            "weights and metrics, and never release it.",
-            file=sys.stderr,
+            "weights and metrics, and never release it."
         )

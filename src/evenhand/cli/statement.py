@@ -47,6 +47,7 @@ def run(
     if folder is None:
         raise UsageError("Pass a run folder, for example: evenhand statement runs/first")
     from evenhand.privacy.statement import markdown
+    from evenhand.privacy.statement_form import packed
     from evenhand.runs import Folder
 
     found = Folder.existing(folder)
@@ -60,7 +61,7 @@ def run(
     wanted = [(path, ".html" if path is html else path.suffix.lower()) for path in (html, out) if path is not None]
     if not wanted:
         made = found.statement()
-        options.emit(made, markdown(made), json)
+        options.emit(packed(made), markdown(made), json)
         return
     _check(found, wanted)
     _write(_to_sign(found), wanted)
@@ -87,6 +88,7 @@ def _check(folder: Folder, wanted: list[tuple[Path, str]]) -> None:
 def _to_sign(folder: Folder) -> dict[str, Any]:
     """The statement in the folder if it is up to date, so that its digest is the printed one; else a new one."""
     from evenhand import untrusted
+    from evenhand.privacy.statement_form import unpacked
     from evenhand.runs import head_in
     from evenhand.verification import verify
 
@@ -96,20 +98,19 @@ def _to_sign(folder: Folder) -> dict[str, Any]:
             f"This run does not verify, so there is nothing to sign: {problems[0]} See `evenhand verify`."
         )
     if folder.statement_file.exists() and head_in(folder.statement_file) == folder.ledger().charged_head:
-        written: dict[str, Any] = untrusted.read_json(folder.statement_file)
-        return written
+        return unpacked(untrusted.read_json(folder.statement_file))
     return folder.statement()
 
 
 def _write(made: dict[str, Any], wanted: list[tuple[Path, str]]) -> None:
     from evenhand.privacy.statement import markdown
     from evenhand.privacy.statement_page import page
-    from evenhand.runs import as_json, write_durably
+    from evenhand.runs import statement_bytes, write_durably
 
     forms: dict[str, Callable[[Mapping[str, Any]], str]] = {
         ".md": markdown,
         ".html": page,
-        ".json": lambda data: as_json(data).decode(),
+        ".json": lambda data: statement_bytes(data).decode(),
     }
     for path, form in wanted:
         try:

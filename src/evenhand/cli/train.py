@@ -12,6 +12,7 @@ import typer
 
 from evenhand.cli import options
 from evenhand.errors import UsageError
+from evenhand.terminal import say
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -148,7 +149,7 @@ def signed(finished: Run, key: Ed25519PrivateKey) -> None:
     """Sign a finished run and say by which key, so that it can be compared."""
     from evenhand.verification import sign
 
-    print(f"signed by {sign(finished.path, key)}", file=sys.stderr)
+    say(f"signed by {sign(finished.path, key)}")
 
 
 def logger(name: str, out: Path | None) -> Logger:
@@ -170,7 +171,7 @@ def announce(plan: Plan, seconds: float) -> None:
     """What is about to be spent, and how long it will take."""
     from evenhand.pacing import words
 
-    print(f"{plan}\n\nThis will take {words(seconds)}; nothing is spent yet.\n", file=sys.stderr)
+    say(f"{plan}\n\nThis will take {words(seconds)}; nothing is spent yet.\n")
 
 
 def advise(finished: Run) -> None:
@@ -184,7 +185,7 @@ def advise(finished: Run) -> None:
         ("To try next (every run spends anew):", hints.after(finished.plan, size, finished.evaluations)),
     ):
         if found:
-            print("\n".join(["", heading, *(f"  - {hint}" for hint in found)]), file=sys.stderr)
+            say("\n".join(["", heading, *(f"  - {hint}" for hint in found)]))
 
 
 @contextmanager
@@ -195,7 +196,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except Interrupted as stop:
-        print(f"\nevenhand: {stop}", file=sys.stderr)
+        say(f"\nevenhand: {stop}")
         raise typer.Exit(128 + stop.number) from None
 
 
@@ -213,7 +214,7 @@ def show(finished: Run, as_json: bool) -> None:
     page = f"not private, do not share: {full}" if full.exists() else f"report: {finished.path / 'report.html'}"
     lines += ["", str(finished.privacy), "", page]
     if as_json and sys.stderr.isatty():
-        print("\n".join(lines), file=sys.stderr)
+        say("\n".join(lines))
     options.emit(found, "\n".join(lines), as_json)
 
 
@@ -221,7 +222,7 @@ def summary(finished: Run) -> dict[str, Any]:
     """What scripts rely on."""
     from evenhand import owner_tables
 
-    last = finished.evaluations[-1] if finished.evaluations else {"accuracy": None, "groups": {}}
+    last = finished.folder.last_evaluation() or {"accuracy": None, "groups": {}}
     statement = finished.privacy.data
     return {
         "epsilon": statement["guarantee"]["epsilon"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenhand import durable, untrusted
 from evenhand.comparison import research
 from evenhand.comparison.grid import Cell
 from evenhand.config import Config, to_toml
@@ -93,7 +93,7 @@ def finished(found: Task) -> bool:
     if (found.research and not research.file(folder).exists()) or not _told(found):
         return False
     reading = folder.ledger()
-    same = reading.plan == found.plan.digest and config.read_text() == to_toml(found.cell.config)
+    same = reading.plan == found.plan.digest and untrusted.read_bytes(config) == to_toml(found.cell.config).encode()
     return same and bool(reading.released) and reading.reserved >= found.plan.steps
 
 
@@ -109,7 +109,8 @@ def perform(found: Task) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     began = time.process_time()
     folder, config = found.folder, found.cell.config
-    reading = folder.ledger() if folder.ledger_file.exists() else None
+    durable.refuse_link(found.path)
+    reading = folder.ledger() if folder.begun else None
     training, held_out = loaded(found.cell, found.validation)
     training = dataclasses.replace(training, tuned=found.tuned)
     if not _told(found):
@@ -141,8 +142,13 @@ def _told(found: Task) -> bool:
     if not found.tuned or counted is None or counted["runs"] is None:
         return True
     file = found.folder.statement_file
-    said = not file.exists() or json.loads(file.read_bytes())["accounting"]["tuning_counted"] is False
+    said = not file.exists() or _said_tuned(file)
     return said and bool(counted.get("tuned"))
+
+
+def _said_tuned(statement: Path) -> bool:
+    written = untrusted.read_json(statement, {"accounting": {"tuning_counted": bool}})
+    return not written["accounting"]["tuning_counted"]
 
 
 def _tell(found: Task) -> None:
@@ -155,7 +161,7 @@ def _tell(found: Task) -> None:
 def seconds(found: Task) -> float:
     """Processor seconds that the run took, over all starts that ended by themselves."""
     file = found.folder.private / "processor_seconds.txt"
-    return float(file.read_text()) if file.exists() else 0.0
+    return untrusted.parse_json(untrusted.read_bytes(file, largest=64), file.name, float) if file.exists() else 0.0
 
 
 def loaded(cell: Cell, validation: Validation | None = None) -> tuple[Any, Any]:

@@ -6,7 +6,6 @@ With a ``[tune]`` table, trials are run first, and the final cells take what won
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from evenhand import _validate
 from evenhand.accounting.budgets import Budgets
 from evenhand.comparison import claims, lines, tuning
-from evenhand.config import Config, absolute, merged
+from evenhand.config import Config, absolute, merged, settings
 from evenhand.errors import UsageError
 
 REFERENCE = "sgd"
@@ -240,12 +239,7 @@ def from_toml(path: Path, flags: Mapping[str, Any]) -> Sweep:
 
 def table(path: Path) -> dict[str, Any]:
     """What an experiment's file says, unchecked."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"There is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    return settings(path)
 
 
 def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> Sweep:

@@ -5,10 +5,10 @@ Written into the run's ``private`` folder, and only when a non-private method wa
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenhand import untrusted
 from evenhand.runs import Folder, write_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ def file(folder: Folder) -> Path:
 
 def read(folder: Folder) -> dict[str, dict[str, float]]:
     """Group -> {"accuracy", "norm", "clipped"}; empty if it was never measured."""
-    found: dict[str, dict[str, float]] = json.loads(file(folder).read_bytes()) if file(folder).exists() else {}
+    number = (int, float, type(None))
+    found: dict[str, dict[str, float]] = {}
+    if file(folder).exists():
+        found = untrusted.read_json(file(folder), {str: {str: number}})
     return found
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenhand import _validate
+from evenhand import _validate, durable, untrusted
 from evenhand.comparison import cluster, efforts, files, pool, summary
 from evenhand.comparison.cells import Task, Validation, finished, perform, task
 from evenhand.comparison.grid import Chosen, Sweep
-from evenhand.errors import UsageError
-from evenhand.interrupting import Interrupted
+from evenhand.errors import UsageError, VerificationError
+from evenhand.interrupting import Interrupted, stopping
 from evenhand.reporting.entries import Entry
+from evenhand.terminal import plain
 
 Watch = Callable[[Iterable[str], int], None]
 EXECUTORS: dict[str, Callable[..., dict[str, pool.Failure]]] = {"processes": pool.run_all, "ray": cluster.run_all}
@@ -60,7 +61,7 @@ def compare(
       executor: "processes" on this machine, or "ray": tasks on a Ray cluster whose machines share ``out``.
 
     Raises:
-      Interrupted: after SIGINT or SIGTERM, when every worker has written a checkpoint; the same call goes on.
+      Interrupted: after SIGINT, SIGTERM or SIGHUP, when every worker has written a checkpoint; the same call goes on.
     """
     folder = Path(out)
     _validate.known(executor, EXECUTORS, "executor")
@@ -124,19 +125,20 @@ def _cores() -> int:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Two comparisons in one folder would run the same cells twice."""
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     try:
-        (folder / "private").mkdir(parents=True, exist_ok=True)
-        (folder / "private").chmod(0o700)
+        durable.make_folder(folder, parents=True)
+        durable.make_folder(folder / "private", private=True)
     except OSError as error:
         raise UsageError(f"The folder {folder} cannot be written ({error.strerror}). Choose another --out.") from None
-    lock = FileLock(str(folder / "private" / "compare.lock"))
+    lock = durable.lock(folder / "private" / "compare.lock")
     try:
         lock.acquire(timeout=1)
     except Timeout:
         raise UsageError(f"Another comparison is writing {folder}: wait for it, or choose another --out.") from None
     try:
+        durable.clean(folder, folder / "private")
         yield
     finally:
         lock.release()
@@ -154,7 +156,7 @@ def _interruptible(before: int, total: int) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, stop) for number in stopping()}
     try:
         yield
     except KeyboardInterrupt:
@@ -181,7 +183,7 @@ def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator
     columns = (
         TextColumn("{task.fields[done]} of {task.fields[runs]} runs"),
         BarColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
@@ -192,8 +194,9 @@ def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator
         def watch(busy: Iterable[str], done: int) -> None:
             running = [known[name] for name in busy]
             partly = sum(_share(found) for found in running)
-            words = ", ".join(found.cell.name for found in running[:3]) or "writing tables and report"
-            shown.update(entry, completed=done + partly, description=words, done=ready + done)
+            words = plain(", ".join(found.cell.name for found in running[:3])) or "writing tables and report"
+            with contextlib.suppress(OSError):
+                shown.update(entry, completed=done + partly, description=words, done=ready + done)
 
         yield watch
 
@@ -201,8 +204,8 @@ def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator
 def _share(found: Task) -> float:
     """How far a run is, by the evaluations it has written."""
     try:
-        lines = found.folder.metrics_file.read_bytes().count(b"\n")
-    except OSError:
+        lines = sum(1 for _ in untrusted.lines(found.folder.metrics_file))
+    except VerificationError:
         return 0.0
     return min(0.99, lines / max(1.0, found.cell.config.epochs))
 
@@ -211,5 +214,4 @@ def _note(folder: Path, failed: dict[str, pool.Failure]) -> None:
     """Details of failures may hold data values, so they stay in the private folder."""
     if failed:
         texts = [f"{name}: {why.reason}\n{why.details}" for name, why in failed.items()]
-        with (folder / "private" / "failures.txt").open("a") as file:
-            file.write("\n\n".join([*texts, ""]))
+        durable.append(folder / "private" / "failures.txt", "\n\n".join([*texts, ""]).encode("utf-8", "replace"))

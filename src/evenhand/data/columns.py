@@ -22,6 +22,8 @@ Cells: TypeAlias = Sequence[Any] | NDArray[Any]
 """One value per record; an array may have further dimensions (pixels)."""
 Floats: TypeAlias = NDArray[np.float32]
 
+LONGEST = 200
+"""Characters of a name."""
 WHY = (
     "taking them from the data would look at private records without paying for it, and there is no charged query "
     "for it yet"
@@ -90,8 +92,10 @@ class Category:
         object.__setattr__(self, "values", names(self.values, "values"))
         if not self.values:
             raise UsageError('values is empty: declare the categories, for example values = ["yes", "no"].')
-        if self.other is not None and not isinstance(self.other, str):
-            raise UsageError('other takes a name, for example other = "other".')
+        if self.other is not None:
+            if not isinstance(self.other, str):
+                raise UsageError('other takes a name, for example other = "other".')
+            printable(self.other, "other")
         if len(set(self.names)) != len(self.names):
             raise UsageError("a category is declared twice (values, other, and 'missing' must all differ).")
         _choice(self.missing, ("refuse", "category"))
@@ -176,7 +180,7 @@ def declared(name: str, table: Any) -> Column:
     """
     if isinstance(table, Number | Category | Image):
         return table
-    where = f"[columns.{name}]"
+    where = f"[columns.{printable(str(name), 'columns')}]"
     if not isinstance(table, Mapping):
         raise UsageError(f'{where} must be a table, for example {where} kind = "number" low = 0 high = 100.')
     settings = dict(table)
@@ -220,7 +224,19 @@ def names(values: Any, what: str) -> tuple[str, ...]:
         raise UsageError(f'{what} takes a list of names, for example {what} = ["yes", "no"].')
     if not all(isinstance(value, str | int) for value in values):
         raise UsageError(f"{what} takes names or whole numbers only.")
-    return tuple(text(value) for value in values)
+    return tuple(printable(text(value), what) for value in values)
+
+
+def printable(name: str, what: str) -> str:
+    """Return a declared name; one that a terminal or page would not show as it is, or that is too long, is refused.
+
+    Examples:
+      >>> printable("north", "values")
+      'north'
+    """
+    if len(name) > LONGEST or not name.isprintable():
+        raise UsageError(f"{what}: a name holds control characters or has more than {LONGEST} characters: shorten it.")
+    return name
 
 
 def text(cell: Any) -> str:

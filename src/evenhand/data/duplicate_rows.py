@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
 from evenhand.data.dataset import Data
+from evenhand.terminal import say
 
 FIRST, CHUNK = 64, 4096
 SECONDS = 1.0
@@ -61,7 +61,7 @@ def tell(data: Data) -> None:
     """Print the warning to the trainer's terminal, if there is one."""
     found = warning(data)
     if found is not None:
-        print(f"evenhand: {found}", file=sys.stderr)
+        say(f"evenhand: {found}")
 
 
 def _columns(data: Data, rows: torch.Tensor) -> list[NDArray[np.uint8]]:

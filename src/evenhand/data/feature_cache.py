@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
-import os
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from evenhand import durable
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import fingerprint
 from evenhand.data.record_seeds import Quiet
 from evenhand.data.sources.base import cache_folder
-from evenhand.errors import DataError
+from evenhand.errors import DataError, VerificationError
 
 Extract: TypeAlias = Callable[[str, Tensor], Tensor]
 
@@ -83,16 +85,13 @@ def _kept(file: Path) -> Tensor | None:
 
 
 def _keep(file: Path, features: Tensor) -> None:
-    """Written aside and renamed; a cache that cannot be written is done without."""
-    from safetensors.torch import save_file
-
-    aside = file.with_suffix(f".{os.getpid()}")
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.parent.chmod(0o700)
-        aside.touch(mode=0o600)
-        save_file({"features": features}, aside)
-        aside.chmod(0o600)
-        aside.replace(file)
-    except OSError:
-        aside.unlink(missing_ok=True)
+    """Write the features in the format of safetensors, without a copy in memory; a cache that fails is done without."""
+    size = features.numel() * features.element_size()
+    header = json.dumps({"features": {"dtype": "F32", "shape": list(features.shape), "data_offsets": [0, size]}})
+    header += " " * (-len(header) % 8)
+    with contextlib.suppress(OSError, VerificationError):
+        durable.make_folder(file.parent, private=True, parents=True)
+        durable.clean(file.parent)
+        with durable.writing(file, durable.PRIVATE) as out:
+            out.write(len(header).to_bytes(8, "little") + header.encode())
+            out.write(features.view(-1).view(torch.uint8).numpy().data)

@@ -43,32 +43,33 @@ def classes(path: Path) -> list[str]:
 
 def listed(path: Path) -> list[tuple[str, Path]]:
     """Every picture with its sub-folder, in order; none is opened."""
-    return [(folder, file) for folder in classes(path) for file in _pictures(path, folder)]
+    return [(name, file) for number, name in enumerate(classes(path), 1) for file in _pictures(path, name, number)]
 
 
 def read(path: Path, declared: Image) -> Table:
-    """All pictures as one array, and the sub-folder of each. File names are not printed: they may name people."""
+    """All pictures as one array, and the sub-folder of each. No name is printed, since it may be a person's."""
     found = listed(path)
     if not found:
         raise DataError(f"{path} holds no pictures: put the pictures of each class into its sub-folder.")
     read_files.limited(len(found) * int(np.prod(declared.shape)) * 4, path)
     pixels = np.empty((len(found), *declared.shape), dtype=np.uint8)
     place: dict[str, int] = {}
+    numbers = {folder: number for number, folder in enumerate(classes(path), 1)}
     for row, (folder, file) in enumerate(found):
         place[folder] = place.get(folder, 0) + 1
-        pixels[row] = picture(file, declared, f"Picture {place[folder]} of sub-folder {folder!r}")
+        pixels[row] = picture(file, declared, f"Picture {place[folder]} of sub-folder {numbers[folder]}")
     names = [file.name for _, file in found]
     return Table({PICTURE: pixels, FOLDER: [folder for folder, _ in found], FILE: names})
 
 
-def _pictures(root: Path, folder: str) -> list[Path]:
+def _pictures(root: Path, folder: str, number: int) -> list[Path]:
     inside = (root / folder).resolve()
     if not inside.is_relative_to(root.resolve()):
-        raise DataError(f"The sub-folder {folder!r} is a link to somewhere else: copy the pictures into the folder.")
+        raise DataError(f"Sub-folder {number} is a link to somewhere else: copy the pictures into the folder.")
     found = sorted(child for child in inside.iterdir() if not child.name.startswith("."))
-    for number, child in enumerate(found, 1):
+    for place, child in enumerate(found, 1):
         if child.is_symlink() or not child.is_file():
-            raise DataError(f"Entry {number} of sub-folder {folder!r} is not an ordinary file: keep pictures only.")
+            raise DataError(f"Entry {place} of sub-folder {number} is not an ordinary file: keep pictures only.")
     return found
 
 

@@ -6,10 +6,9 @@ records, so the count goes to the terminal and to ``private`` only, never into a
 
 from __future__ import annotations
 
-import sys
-
 from evenhand.data.row_digests import Survey
 from evenhand.errors import DataError
+from evenhand.terminal import say
 
 SHARE, COUNT = 0.01, 10
 """More than one record in a hundred, and at least ten, is no accident: a failed sensor or a mistyped cell spoils single
@@ -77,7 +76,4 @@ class LeftOut:
 
 
 def _tell(what: str, contribute: str) -> None:
-    print(
-        f"evenhand: {what}: they {contribute} nothing to the model. This count is not private: keep it to yourself.",
-        file=sys.stderr,
-    )
+    say(f"evenhand: {what}: they {contribute} nothing to the model. This count is not private: keep it to yourself.")

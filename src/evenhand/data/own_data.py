@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,13 +29,15 @@ def read(path: str | Path, declared: Declaration, *, delimiter: str = ",") -> Da
     """
     place = Path(path)
     made = declared.data(read_table(place, declared, delimiter=delimiter))
-    return replace(made, origin=of_files([file for _, file in images.listed(place)] if place.is_dir() else [place]))
+    return replace(
+        made, origin=of_files([file for _, file in images.listed(place)] if os.path.isdir(place) else [place])
+    )
 
 
 def read_table(path: Path, declared: Declaration, *, delimiter: str = ",") -> Table:
     """The same before encoding; new records need no label."""
     picture = declared.columns.get(images.PICTURE)
-    if path.is_dir():
+    if os.path.isdir(path):
         if not isinstance(picture, Image):
             raise UsageError(
                 f"{path.name} is a folder: give a file, or for pictures declare their size: [columns.{images.PICTURE}] "
@@ -48,4 +51,4 @@ def read_table(path: Path, declared: Declaration, *, delimiter: str = ",") -> Ta
 
 def header(path: Path, *, delimiter: str = ",") -> list[str]:
     """Column names only; of an image folder, those of its pictures and classes."""
-    return [images.PICTURE, images.FOLDER] if path.is_dir() else read_files.header(path, delimiter=delimiter)
+    return [images.PICTURE, images.FOLDER] if os.path.isdir(path) else read_files.header(path, delimiter=delimiter)

@@ -16,7 +16,7 @@ from evenhand import _validate
 from evenhand.data import read_files
 from evenhand.data.columns import text
 from evenhand.data.dataset import Data, coded
-from evenhand.errors import DataError, UsageError
+from evenhand.errors import DataError, EvenhandError, UsageError
 
 LABEL = "label"
 """Stands for the class of the record, wherever a column may be named."""
@@ -187,11 +187,12 @@ def entries(path: Path) -> list[Any]:
 
 def _array(path: Path) -> list[Any]:
     try:
-        read_files.limited(path.stat().st_size, path)
-        found = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror or 'not a .npy file'}).") from None
-    except (ValueError, EOFError):
+        with read_files.opened(path) as file:
+            read_files.limited(path.stat().st_size, path)
+            found = np.load(file, allow_pickle=False)
+    except EvenhandError:
+        raise
+    except Exception:  # parsers of damaged bytes fail in many ways
         raise DataError(
             f"{path.name} is not a plain .npy array (Python objects are never loaded). Write it with np.save."
         ) from None

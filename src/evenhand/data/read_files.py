@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ def is_path(name: str) -> bool:
       >>> is_path("digits"), is_path("people.csv"), is_path("scans/")
       (False, True, True)
     """
-    return "/" in name or "\\" in name or Path(name).suffix != "" or Path(name).exists()
+    return "/" in name or "\\" in name or Path(name).suffix != "" or os.path.exists(name)
 
 
 def header(path: Path, *, delimiter: str = ",") -> list[str]:
@@ -79,7 +80,7 @@ def lines(path: Path) -> list[str]:
 
 def csv_header(path: Path, delimiter: str) -> list[str]:
     """The first line of a CSV file."""
-    with _opened(path) as file:
+    with opened(path) as file:
         start = file.read(2**20)
     line = _text(start.partition(b"\n")[0].rstrip(b"\r"), path)
     try:
@@ -98,14 +99,14 @@ def read_npz(path: Path, delimiter: str) -> Table:
 
 def arrays(path: Path) -> dict[str, Any]:
     """The arrays of an NPZ file by name; they may have different lengths."""
-    with _opened(path) as file, _archive(file, path) as archive:
+    with opened(path) as file, _archive(file, path) as archive:
         members = _members(archive, path)
         columns = {}
-        for name, member in members.items():
+        for place, (name, member) in enumerate(members.items(), 1):
             shape, dtype = _array_header(archive, member, path)
             if not shape or dtype.hasobject or dtype.kind not in "fiubUS":
                 raise DataError(
-                    f"{path.name}: the array {name!r} does not hold one number or text per record (Python objects are "
+                    f"{path.name}: array {place} does not hold one number or text per record (Python objects are "
                     "never loaded, since unpickling executes code). Save plain arrays: np.savez(file, x=x, y=y)."
                 )
             limited(max(int(np.prod(shape, dtype=object)), 0) * dtype.itemsize, path)
@@ -119,23 +120,23 @@ def arrays(path: Path) -> dict[str, Any]:
 
 def npz_header(path: Path, delimiter: str) -> list[str]:
     """The names of the arrays."""
-    with _opened(path) as file, _archive(file, path) as archive:
+    with opened(path) as file, _archive(file, path) as archive:
         return list(_members(archive, path))
 
 
 def read_parquet(path: Path, delimiter: str) -> Table:
     """A Parquet file with plain columns: numbers, text, booleans."""
-    with _opened(path) as file:
-        opened, schema = _parquet(file, path)
-        meta = opened.metadata
+    with opened(path) as file:
+        found_file, schema = _parquet(file, path)
+        meta = found_file.metadata
         size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
         limited(max(size, 8 * meta.num_rows * meta.num_columns), path)
         found = checked_header(schema.names)
-        for name, kind in zip(found, schema.types, strict=True):
+        for place, kind in enumerate(schema.types, 1):
             if not _plain_kind(kind):
-                raise DataError(f"{path.name}: column {name!r} is {kind}: convert it to numbers or text first.")
+                raise DataError(f"{path.name}: column {place} has neither numbers nor text: convert it first.")
         try:
-            columns = [column.to_pylist() for column in opened.read().columns]
+            columns = [column.to_pylist() for column in found_file.read().columns]
         except Exception:  # parsers of damaged bytes fail in many ways
             raise _garbage(path, "Parquet") from None
     return Table(dict(zip(found, columns, strict=True)))
@@ -143,7 +144,7 @@ def read_parquet(path: Path, delimiter: str) -> Table:
 
 def parquet_header(path: Path, delimiter: str) -> list[str]:
     """The column names of the schema."""
-    with _opened(path) as file:
+    with opened(path) as file:
         return checked_header(_parquet(file, path)[1].names)
 
 
@@ -161,12 +162,12 @@ def _format(path: Path) -> tuple[Callable[[Path, str], Table], Callable[[Path, s
     return _FORMATS[path.suffix.lower()]
 
 
-def _opened(path: Path) -> IO[bytes]:
-    """The file, if it is an ordinary one: a pipe or device could block or never end."""
+def opened(path: Path) -> IO[bytes]:
+    """Return the file, if it is an ordinary one: a pipe or device could block or never end."""
     if "\0" in str(path):
         raise UsageError("A file name cannot hold a NUL character.")
     try:
-        if path.exists() and not path.is_file():
+        if os.path.exists(path) and not path.is_file():
             raise DataError(f"{path} is not an ordinary file: give the file itself.")
         return path.open("rb")
     except FileNotFoundError:
@@ -176,7 +177,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _bytes(path: Path) -> bytes:
-    with _opened(path) as file:
+    with opened(path) as file:
         limited(path.stat().st_size, path)
         return file.read()
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import os
 import time
+import zipfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from evenhand import untrusted
 from evenhand.data.dataset import Data
 from evenhand.data.record_seeds import Quiet
+from evenhand.errors import VerificationError
 
 SECONDS, ROWS = 2.0, 2**20
 """Where reading is slow or rows are many, a look ends here and has seen a part, in blocks that are chosen at random."""
 _BLOCK, _SLOW_BLOCK = 512, 32
+_KINDS = {"rows": np.int64, "inputs": np.uint64, "both": np.uint64}
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,27 @@ class Survey:
           >>> bool((Survey.from_bytes(found.to_bytes()).inputs == found.inputs).all())
           True
         """
-        with np.load(io.BytesIO(kept), allow_pickle=False) as held:
-            records, not_finite = (int(count) for count in held["counts"])
-            return cls(records, held["rows"], held["inputs"], held["both"], not_finite, held["key"].tobytes())
+        file = io.BytesIO(kept)
+        untrusted.check_stored(file, "rows.npz")
+        try:
+            with np.load(file, allow_pickle=False) as held:
+                records, not_finite = (int(count) for count in held["counts"])
+                rows, inputs, both = (held[name].astype(kind, casting="no") for name, kind in _KINDS.items())
+                key = held["key"].astype(np.uint8, casting="no").tobytes()
+        except (ValueError, TypeError, LookupError, OSError, EOFError, MemoryError, zipfile.BadZipFile):
+            raise VerificationError("rows.npz cannot be read: it was damaged or edited.") from None
+        if not (rows.shape == inputs.shape == both.shape == (len(rows),) and len(rows) <= records and len(key) == 32):
+            raise VerificationError("rows.npz cannot be read: it was damaged or edited.")
+        return cls(records, rows, inputs, both, not_finite, key)
+
+    @classmethod
+    def read(cls, path: Path) -> Survey:
+        """Return the survey that lies in a file.
+
+        Raises:
+          VerificationError: it is not a file of the kind that ``to_bytes`` makes.
+        """
+        return cls.from_bytes(untrusted.read_bytes(path))
 
 
 def survey(data: Data, key: bytes | None = None) -> Survey:

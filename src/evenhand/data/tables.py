@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evenhand import _validate
+from evenhand.data import headers
 from evenhand.data.columns import WHY, Category, Cells, Column, as_table, declared, names, text
 from evenhand.data.dataset import Data, wrap
 from evenhand.errors import DataError, UsageError
@@ -38,11 +39,10 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
 
-    def cells(self, name: str) -> Cells:
-        """One column; an absent one is an error that names the columns there are."""
+    def cells(self, name: str, declared: Iterable[str | None] = ()) -> Cells:
+        """One column; an absent one is an error. What was ``declared`` besides says whether it may print names."""
         if name not in self.columns:
-            listed = ", ".join(map(repr, list(self.columns)[:20]))
-            raise DataError(f"There is no column {name!r}. The columns are: {listed}.")
+            raise headers.no_column(name, list(self.columns), declared)
         return self.columns[name]
 
 
@@ -106,7 +106,7 @@ class Declaration:
         if len(table) == 0:
             raise DataError("There are no records: the table has a header and nothing else.")
         missing = set(self.missing_tokens)
-        parts = [column.encode(name, table.cells(name), missing) for name, column in self.features.items()]
+        parts = [column.encode(name, table.cells(name, self._named), missing) for name, column in self.features.items()]
         if len(parts) == 1:
             return torch.from_numpy(np.ascontiguousarray(parts[0]))
         return torch.from_numpy(np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1))
@@ -114,7 +114,7 @@ class Declaration:
     def data(self, table: Table) -> Data:
         """Inputs, labels, groups and owners of every record."""
         inputs = self.inputs(table)
-        label = Category(self.labels).codes(self.label, table.cells(self.label), set(self.missing_tokens))
+        label = Category(self.labels).codes(self.label, table.cells(self.label, self._named), set(self.missing_tokens))
         if len(set(label)) < 2:
             raise DataError(f"All records have the same label in {self.label!r}: there is nothing to learn.")
         made = wrap(
@@ -146,8 +146,13 @@ class Declaration:
         if values.get("schema") != SCHEMA:
             raise UsageError("This preprocessing was written by another version of evenhand: use that version.")
         columns = {name: declared(name, table) for name, table in values["columns"].items()}
-        rest = {key: value for key, value in values.items() if key not in ("schema", "columns")}
+        rest = {key: value for key, value in values.items() if key not in ("schema", "columns", "code")}
         return cls(columns=columns, **rest)
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        """All columns that are declared."""
+        return (self.label, *self.columns)
 
     def _role(self, table: Table, role: str, name: str | None) -> list[str] | None:
         if name is None:
@@ -203,9 +208,10 @@ def checked_header(header: Iterable[str]) -> list[str]:
         raise DataError("There is no header: the first line must name the columns.")
     if "" in found:
         raise DataError(f"Column {found.index('') + 1} has no name: the first line must name every column.")
-    repeated = sorted({name for name in found if found.count(name) > 1})
-    if repeated:
-        raise DataError(f"The column name {repeated[0]!r} occurs more than once: give every column its own name.")
+    first = {name: place for place, name in reversed(list(enumerate(found, 1)))}
+    for place, name in enumerate(found, 1):
+        if first[name] != place:
+            raise DataError(f"Columns {first[name]} and {place} have the same name: give each its own. {headers.HINT}.")
     for place, name in enumerate(found, 1):
         if name.startswith(INJECTION) or not name.isprintable() or len(name) > 200:
             raise DataError(

@@ -79,5 +79,6 @@ def noisy_rows(
     table, owner, labels = (torch.cat(column)[order] for column in (rows, owners, true))
     width = table.shape[1] - labels.shape[1]
     released = table if label_weight else table[:, :width]
+    owner = releases.beside("owner", owner)
     noisy = releases.release(released, dimension=released.shape[1]) / scales[owner].unsqueeze(1)
     return noisy[:, :width], noisy[:, width:] / label_weight if label_weight else labels, owner

@@ -21,7 +21,7 @@ from evenhand.data.row_digests import survey
 from evenhand.density.chunks import as_data, as_rows
 from evenhand.density.models import DensityModel
 from evenhand.density.promises import Promise as Promised
-from evenhand.density.saving import After, made
+from evenhand.density.saving import After, Before, made
 from evenhand.density.summing import Releases
 from evenhand.errors import UsageError
 from evenhand.runs import Folder
@@ -89,9 +89,10 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names: Sequence[Any] | None = None,
         after: After | None = None,
         *,
+        before: Before | None = None,
         allow_not_finite: bool = False,
     ) -> PrivateDensity:
-        """Fit on wrapped data, under a promise; ``after`` may add public files to the run folder."""
+        """Fit on wrapped data, under a promise; ``before`` and ``after`` may add files to the run folder."""
         if isinstance(promise, Budgets) and promise.owners is not None:
             data = owned(data, promise.owners)
         if not data.facts.labels:
@@ -105,6 +106,7 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             out=self.out,
             insecure_seed=self.insecure_seed,
             compose=self.compose,
+            before=before,
             after=after,
         )
         assert isinstance(model, DensityModel)

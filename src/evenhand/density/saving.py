@@ -9,21 +9,25 @@ from typing import Any
 from torch import nn
 
 from evenhand.accounting.plan import Plan
+from evenhand.counting import hold
 from evenhand.data import duplicate_rows
 from evenhand.data.dataset import Data
-from evenhand.data.row_digests import survey
 from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
-from evenhand.privacy.ledger import Ledger
+from evenhand.density.sums import Sums
+from evenhand.os_errors import boundary
+from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.publishing import publish
-from evenhand.run_files import digests
-from evenhand.runs import Folder, write_durably, write_json
+from evenhand.run_files import digests, mend
+from evenhand.runs import Folder, write_json
 from evenhand.streams import Stream
 
 Fit = Callable[[Releases, Stream], nn.Module]
+Before = Callable[[Folder], None]
 After = Callable[[Folder, nn.Module], None]
 
 
+@boundary()
 def made(
     plan: Plan,
     data: Data,
@@ -32,18 +36,25 @@ def made(
     out: str | Path | None,
     insecure_seed: int | None = None,
     compose: bool = True,
+    before: Before | None = None,
     after: After | None = None,
 ) -> tuple[nn.Module, Folder | None]:
-    """Run the releases of a plan; with ``out`` every one is on disk before it is made (law 4).
+    """Run the releases of a plan; with ``out`` every one is charged, on disk, before it is made (law 4).
 
-    ``after`` may write further public files, such as held-out metrics, before the statement is written.
+    A folder whose run died after some of the same plan's releases is finished: those that are on disk are not made
+    again. ``before`` may write files before anything is charged; ``after`` further public ones, such as held-out
+    metrics, before the statement is written.
     """
-    stream = Stream.fresh() if insecure_seed is None else Stream.insecure(insecure_seed, 0)
-    if out is None:
+    folder, reading = (None, None) if out is None else _folder(Path(out), plan)
+    segment = 0 if reading is None else len(reading.keys)
+    stream = Stream.fresh() if insecure_seed is None else Stream.insecure(insecure_seed, segment)
+    if folder is None:
         _counted(plan, data, compose, stream)
         return fit(Releases(plan, stream), stream), None
-    folder = Folder.create(Path(out), plan)
-    write_durably(folder.rows_file, survey(data).to_bytes())
+    sums = Sums(folder)
+    hold(folder, data)
+    if before is not None:
+        before(folder)
     insecure = insecure_seed is not None
     with Ledger.open(
         folder.ledger_file,
@@ -51,15 +62,31 @@ def made(
         steps=plan.steps,
         key=stream.fingerprint,
         insecure=insecure,
+        anchors=folder.anchors(),
         files=digests(folder.path),
+        block=1,
     ) as ledger:
-        write_json(folder.composition_file, _counted(plan, data, compose, stream))
-        model = fit(Releases(plan, stream, ledger), stream)
+        mend(folder.path, ledger)
+        if not folder.composition_file.exists():
+            write_json(folder.composition_file, _counted(plan, data, compose, stream))
+        model = fit(Releases(plan, stream, ledger, sums, 0 if reading is None else reading.committed), stream)
         if after is not None:
             after(folder, model)
         publish(model, folder.model_file, ledger)
         folder.write_statement()
+        sums.forget()
     return model, folder
+
+
+def _folder(path: Path, plan: Plan) -> tuple[Folder, Reading | None]:
+    """Make the folder of a new run, or give the one whose run of the same plan died, with its ledger."""
+    folder = Folder(path)
+    if folder.begun and not folder.finished():
+        reading = folder.ledger()
+        if reading.reserved and reading.plan == plan.digest:
+            Sums(folder).refuse_lost(plan, reading.reserved)
+            return folder, reading
+    return Folder.create(path, plan), None
 
 
 def _counted(plan: Plan, data: Data, compose: bool, stream: Stream) -> dict[str, Any]:

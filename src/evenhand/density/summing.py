@@ -19,6 +19,7 @@ from torch import Tensor
 from evenhand import _validate
 from evenhand.accounting.budgets import Budgets, Promise
 from evenhand.accounting.plan import Plan
+from evenhand.density.sums import Sums
 from evenhand.errors import UsageError
 from evenhand.methods.composition import Method
 from evenhand.methods.rules import Clip
@@ -75,14 +76,20 @@ def total(parts: Iterable[Tensor]) -> Tensor:
 class Releases:
     """The releases of a plan, in order. Each sum's record vectors must be weighted by ``weights`` for its norms.
 
+    With ``sums`` each is on disk before it is returned, and one that is there already is returned as it is: nothing is
+    charged or drawn for it again. ``committed`` is how many the ledger says to have been made.
+
     Guarantee:
       With record vectors v_i whose weights are ``weights(norm of v_i)``, adding or removing a record of class k moves
       ``sum_i w_i v_i`` by at most ``scale_k * bound``; the noise covers that, float rounding and the grid
       (``privacy.noise.charged``), and its standard deviation is what the ledger records (law 2).
     """
 
-    def __init__(self, plan: Plan, stream: Stream, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, plan: Plan, stream: Stream, ledger: Ledger | None = None, sums: Sums | None = None, committed: int = 0
+    ) -> None:
         self.plan, self._stream, self._ledger = plan, stream, ledger
+        self._sums, self._committed, self._beside = sums, committed, dict[str, Tensor]()
         self._scales = torch.tensor(plan.scales, dtype=torch.float64)
         self.position = 0
         self.commits: list[Commit] = []
@@ -93,15 +100,28 @@ class Releases:
         usable = torch.isfinite(norms)
         return torch.where(usable, self._scales[owner] * bound / norms.clamp(min=bound), 0.0)
 
+    def _held(self) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """The next release, if it was charged before and is on disk; a file that nobody paid for is not used."""
+        if self._sums is None or self._ledger is None or self.position >= self._ledger.reserved:
+            return None
+        return self._sums.read(self.position)
+
+    def beside(self, name: str, value: Tensor) -> Tensor:
+        """Keep a public value with the next release; returns the one that was kept with it, if that is on disk."""
+        held = self._held()
+        self._beside[name] = value if held is None else held[1][name]
+        return self._beside[name]
+
     def release(self, summed: Tensor, *, dimension: int | None = None) -> Tensor:
         """Charge the next release, then the sum with noise on the grid; float64.
 
         ``dimension`` is how many coordinates one record can change, if not all.
         """
-        if not bool(torch.isfinite(summed).all()):
+        held = self._held()
+        if held is None and not bool(torch.isfinite(summed).all()):
             raise UsageError("The bounded sum is not finite: nothing was released.")
         level = self.plan.level_at(self.position)
-        if self._ledger is not None:
+        if held is None and self._ledger is not None:
             self._ledger.reserve(1)
         sensitivity = self._scales * level.bound
         spacing = noise.grid(float(sensitivity.max()))
@@ -109,9 +129,14 @@ class Releases:
         column = sensitivity.numpy()
         charged = noise.charged(column, spacing, size, records, float(column.max()))
         covered, std = noise_std(level, charged, self._scales.numpy())
-        noisy = release(summed.double(), std, spacing, self._stream, "gradient", self.position)
+        if held is None:
+            noisy = release(summed.double(), std, spacing, self._stream, "gradient", self.position)
+            if self._sums is not None:
+                self._sums.write(self.position, noisy, self._beside)
+        else:
+            noisy = held[0]
         self.commits.append(Commit(self.position, 1, covered, std))
-        if self._ledger is not None:
+        if self._ledger is not None and self.position >= self._committed:
             self._ledger.commit(self.commits[-1:])
-        self.position += 1
+        self.position, self._beside = self.position + 1, {}
         return noisy

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from evenhand.errors import UsageError
+from evenhand.terminal import say
 
 _OTHER = re.compile(r"[^A-Za-z0-9_ -]")
 
@@ -79,7 +79,4 @@ class Broadcast:
                 logger.log(step, dict(values))
             except Exception as error:
                 self._loggers.remove(logger)
-                print(
-                    f"{type(logger).__name__} failed ({type(error).__name__}) and is switched off; training goes on.",
-                    file=sys.stderr,
-                )
+                say(f"{type(logger).__name__} failed ({type(error).__name__}) and is switched off; training goes on.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,10 @@ def _wrong_type(name: str, whole: bool) -> str:
     return f"The {name} looks its inputs up in a table, and these are floats: give whole numbers, 0 to 255."
 
 
+LARGEST = 2**27
+"""Numbers in one record."""
+
+
 def parts(model: str) -> tuple[Path, str]:
     """File and factory of ``file.py:factory``."""
     return usercode.parts(model, "--model", "nets.py:small")
@@ -125,8 +130,11 @@ def declared_shape(facts: Facts) -> tuple[int, ...] | None:
       >>> declared_shape(Facts(9, (("all", 9),), inputs="(1, 8, 8) float32"))
       (1, 8, 8)
     """
-    found = re.match(r"\(([\d, ]*)\) \w+$", facts.inputs)
-    return None if found is None else tuple(int(size) for size in re.findall(r"\d+", found.group(1)))
+    found = re.match(r"\(((?:\d{1,9}, ?)*(?:\d{1,9})?)\) \w+\Z", facts.inputs)
+    shape = None if found is None else tuple(int(size) for size in re.findall(r"\d+", found.group(1)))
+    if shape is not None and math.prod(shape) > LARGEST:
+        raise UsageError(f"A record of shape {shape} has more than {LARGEST} numbers: no built-in model takes that.")
+    return shape
 
 
 def declared_type(facts: Facts) -> torch.dtype:
@@ -136,7 +144,9 @@ def declared_type(facts: Facts) -> torch.dtype:
       >>> declared_type(Facts(9, (("all", 9),), inputs="(20,) int64"))
       torch.int64
     """
-    kind: torch.dtype = getattr(torch, facts.inputs.split()[-1])
+    kind = getattr(torch, facts.inputs.split()[-1], None)
+    if not isinstance(kind, torch.dtype):
+        raise UsageError("The type of the inputs is none that torch has: plan.json was damaged or edited.")
     return kind
 
 

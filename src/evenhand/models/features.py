@@ -94,13 +94,14 @@ def check(module: Callable[[Tensor], Tensor], records: Tensor, what: str) -> Non
             together = module(records)
         except Exception as error:
             shape = tuple(records.shape[1:])
-            raise UsageError(f"{what} cannot take inputs of shape {shape}: {described(error)}") from error
+            raise UsageError(f"{what} cannot take inputs of shape {shape} ({type(error).__name__}).") from None
         if not isinstance(together, Tensor) or together.dim() < 2 or len(together) != len(records):
             raise UsageError(f"{what} must return one tensor with a row of features per record.")
         try:
             alone = [module(records[row : row + 1]) for row in rows]
         except Exception as error:
-            raise UnsupportedModelError(f"{what} cannot compute a record alone ({described(error)}){MIXED}") from error
+            kind = type(error).__name__  # what it says may quote the record
+            raise UnsupportedModelError(f"{what} cannot compute a record alone ({kind}){MIXED}") from None
     if any(not torch.equal(old, new) for old, new in zip(before, _state(module), strict=True)):
         raise UnsupportedModelError(
             f"{what} changes while it computes, so later records would carry something of earlier ones, and no bound "

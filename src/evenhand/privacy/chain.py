@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,17 @@ from evenhand.types import Commit
 
 BLOCK = 64
 """Largest number of steps that one reserve row may charge; a torn line is charged as this many."""
+FORMAT = 2
+"""Format of the run folders that this version writes. Those of format 1 bear no number; their metrics name no weights.
+"""
 GENESIS = "0" * 64
 LARGEST = 2**30
-"""Bytes of a ledger that is read."""
+"""Bytes of a ledger that is read, row by row."""
+LONGEST = 2**20
+"""Bytes of one row: the longest names the random keys of a run that went on fifteen thousand times."""
 _DAMAGED = "A row of the ledger does not match its hash: it was damaged or edited and cannot be trusted."
 _NUMBER = (int, float)
+_OPEN, _RESERVE = b'{"type":"open",', b'{"type":"reserve",'
 _FIELDS: Mapping[str, Any] = {
     "open": {"plan": str, "steps": int},
     "segment": {"segment": int, "key": str, "insecure": bool},
@@ -32,6 +40,7 @@ _FIELDS: Mapping[str, Any] = {
     "release": {"model": str},
     "told": {"position": int},
     "foreign": {"position": int},
+    "lost": {"from": int, "to": int},
     "torn": {"lines": int},
     "stopped": {"position": int},
     "blocked": {"position": int, "cause": str},
@@ -59,7 +68,9 @@ class Reading:
     random keys that must not be used again: those of its segments and, after a fork, those of the run it left.
     ``file_rows`` are those of this run's own folder: after a fork, those behind it. ``covering`` says that files have
     been recorded from the ledger's start on, so that a shareable file without a row is a foreign one.
-    ``blocked`` are rows that say that no figure holds.
+    ``blocked`` are rows that say that no figure holds. ``lost`` are stretches of charged steps, from the first to
+    behind the last, that are in no weights any more. ``format`` is that of the run folder, ``block`` the largest number
+    of steps that one row charges, ``torn_charge`` what the ``torn`` lines at the end are charged.
     """
 
     plan: str
@@ -77,6 +88,10 @@ class Reading:
     keys: tuple[str, ...]
     hashes: tuple[str, ...]
     torn: int
+    torn_charge: int
+    lost: tuple[tuple[int, int], ...]
+    format: int
+    block: int
     blocked: tuple[Mapping[str, Any], ...]
     file_rows: tuple[FileRow, ...]
     covering: bool
@@ -101,6 +116,18 @@ class Reading:
         """
         return self.reserved if self.stopped else self.steps
 
+    def survived(self, held: int | None = None) -> int:
+        """Return how many charged steps no crash took from the weights.
+
+        With ``held`` those of a checkpoint after so many steps of the plan, behind which all is lost.
+        """
+        behind = [] if held is None else [(held, self.reserved)]
+        lost, reached = 0, 0
+        for first, end in sorted([*self.lost, *behind]):
+            lost += max(0, end - max(first, reached))
+            reached = max(reached, end)
+        return self.reserved - lost
+
     @property
     def committed(self) -> int:
         """Number of steps that are known to have run."""
@@ -113,38 +140,66 @@ def read(path: Path) -> Reading:
         path.stat()
     except OSError:
         raise LedgerError(f"There is no ledger at {path}: without it nothing is known about what was spent.") from None
+    if unbegun(path):
+        raise LedgerError(
+            "The ledger has no whole open row yet: the run was cut off before anything was charged. `evenhand resume` "
+            "begins it, and `evenhand train` with the same --out starts over."
+        )
     try:
-        return parse(untrusted.read_bytes(path, largest=LARGEST))
+        return _read(untrusted.lines(path, largest=LARGEST, longest=LONGEST))
     except VerificationError as error:
         raise LedgerError(str(error)) from None
 
 
+def unbegun(path: Path) -> bool:
+    """Return whether a crash left nothing of a ledger but a part of its first row, so that nothing was charged.
+
+    A step is charged in a later row, which is on disk only when the first one is.
+    """
+    if not path.is_file() or path.stat().st_size > 2**16:
+        return False
+    data = path.read_bytes()
+    cut = b"\n" not in data and (data.startswith(_OPEN) or _OPEN.startswith(data))
+    return cut and _parse(data, GENESIS) is None
+
+
 def read_until(path: Path, head: str) -> Reading:
     """Read a ledger up to the row whose hash is ``head``, as it was when that was its last one."""
-    lines = untrusted.read_bytes(path, largest=LARGEST).splitlines(keepends=True)
-    marked = f'"hash":"{head}"'.encode()
-    last = next((place for place, line in enumerate(lines) if marked in line), None)
-    if last is None:
-        raise LedgerError("The ledger does not contain the row that a file of its run names: it was shortened.")
-    return parse(b"".join(lines[: last + 1]))
+    return _read(_until(untrusted.lines(path, largest=LARGEST, longest=LONGEST), f'"hash":"{head}"'.encode()))
+
+
+def _until(lines: Iterable[bytes], marked: bytes) -> Iterator[bytes]:
+    for line in lines:
+        yield line
+        if marked in line:
+            return
+    raise LedgerError("The ledger does not contain the row that a file of its run names: it was shortened.")
 
 
 def parse(data: bytes) -> Reading:
     """Check the bytes of a ledger; see ``read``."""
-    rows, hashes, torn = _chain(data)
+    return _read(io.BytesIO(data))
+
+
+def _read(lines: Iterable[bytes]) -> Reading:
+    rows, hashes, cut = _chain(lines)
     if not rows or rows[0]["type"] != "open":
         raise LedgerError("The ledger does not begin with an open row: it is damaged and cannot be trusted.")
+    number, block = _format(rows[0]), _block(rows)
     plan, steps, reserved = str(rows[0]["plan"]), _whole(rows[0]["steps"], 1), 0
     replans: list[tuple[str, int]] = []
     stopped = False
     for row in rows:
         stopped = _still_stopped(stopped, row, reserved)
         if row["type"] == "reserve":
-            if row["first"] != reserved or _whole(row["count"], 1) > BLOCK:
+            if row["first"] != reserved or _whole(row["count"], 1) > block:
                 raise LedgerError("A reserve row does not continue the one before it: the ledger is damaged.")
             reserved += row["count"]
         elif row["type"] == "torn":
-            reserved = min(steps, reserved + BLOCK * _whole(row["lines"], 1))
+            reserved = min(steps, reserved + _whole(row.get("charged", BLOCK * _whole(row["lines"], 1)), 0))
+        elif row["type"] == "lost":
+            if not 0 <= row["from"] < row["to"] <= reserved:
+                raise LedgerError("A lost row speaks of steps that are not charged: the ledger is damaged.")
         elif row["type"] == "replan":
             if row["from"] != reserved or reserved > steps:
                 raise LedgerError("A replan row does not start where the charges end: the ledger is damaged.")
@@ -155,7 +210,8 @@ def parse(data: bytes) -> Reading:
     ended = next((place for place, row in enumerate(rows) if row["type"] == "withdrawn"), len(rows))
     if any(row["type"] not in ("file", "torn") for row in rows[ended + 1 :]):
         raise LedgerError("The ledger goes on after its run was withdrawn: it is damaged and cannot be trusted.")
-    reserved = min(steps, reserved + BLOCK * torn) if torn else reserved
+    charge = torn_charge(cut, block)
+    reserved = min(steps, reserved + charge) if charge else reserved
     if reserved > steps:
         raise LedgerError("The ledger charges more steps than its plan has: it is damaged.")
     commits, kinds = tuple(_commits(rows)), [row["type"] for row in rows]
@@ -173,13 +229,17 @@ def parse(data: bytes) -> Reading:
         commits=commits,
         released=tuple(str(row["model"]) for row in rows if row["type"] == "release"),
         told=tuple(_whole(row["position"], 0) for row in rows if row["type"] == "told"),
-        stopped=stopped and not torn and reserved < steps,
+        stopped=stopped and not cut and reserved < steps,
         foreign=tuple(_whole(row["position"], 0) for row in rows if row["type"] == "foreign"),
         forks=tuple(row for row in rows if row["type"] == "fork"),
         withdrawn=rows[ended] if ended < len(rows) else None,
         keys=tuple(_keys(rows)),
         hashes=tuple(hashes),
-        torn=torn,
+        torn=len(cut),
+        torn_charge=charge,
+        lost=tuple((row["from"], row["to"]) for row in rows if row["type"] == "lost"),
+        format=number,
+        block=block,
         file_rows=_file_rows(rows),
         covering="file" in kinds and ("reserve" not in kinds or kinds.index("file") < kinds.index("reserve")),
         charged_head=next(digest for kind, digest in zip(kinds[::-1], hashes[::-1], strict=False) if kind != "file"),
@@ -196,31 +256,78 @@ def _still_stopped(stopped: bool, row: Mapping[str, Any], reserved: int) -> bool
     return stopped and row["type"] not in ("reserve", "torn", "replan", "fork")
 
 
-def _chain(data: bytes) -> tuple[list[dict[str, Any]], list[str], int]:
-    """Rows and hashes in order, and how many lines at the end were cut.
+def _format(opened: Mapping[str, Any]) -> int:
+    """Return the format of the run folder; one that a later version wrote is refused, with that version's number."""
+    number = _whole(opened.get("format", 1), 1)
+    if number > FORMAT:
+        written = str(opened.get("evenhand", ""))
+        version = f"evenhand {written}" if re.fullmatch(r"[0-9A-Za-z.+-]{1,40}", written) else "a later evenhand"
+        raise LedgerError(
+            f"This run folder has format {number}, and this version of evenhand reads formats up to {FORMAT}: use "
+            f"{version}, which wrote it, or a later one."
+        )
+    return number
+
+
+def _block(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return the largest number of steps that one row of this ledger may charge."""
+    block = _whole(rows[0].get("block", BLOCK), 1) if rows else BLOCK
+    if block > BLOCK:
+        raise LedgerError(_DAMAGED)
+    return block
+
+
+def torn_charge(lines: Sequence[bytes], block: int) -> int:
+    """Return what lines that crashes cut short are charged: a block each, unless they show that they charge nothing.
+
+    A step runs only after its row is on disk, whole. What begins like a row of another kind cannot be one that charged.
+
+    Examples:
+      >>> torn_charge([b'{"type":"reserve","fi'], 64), torn_charge([b'{"type":"commit",'], 64), torn_charge([b"?"], 64)
+      (64, 0, 64)
+    """
+    others = [f'{{"type":"{kind}"'.encode() for kind in _FIELDS if kind != "reserve"]
+
+    def charges(line: bytes) -> bool:
+        return _RESERVE.startswith(line[: len(_RESERVE)]) or not any(
+            line.startswith(other) or other.startswith(line) for other in others
+        )
+
+    return sum(block for line in lines if charges(line))
+
+
+def _chain(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[str], list[bytes]]:
+    """Rows and hashes in order, and the lines at the end that were cut.
 
     A crash can leave one cut line at the end, and a crash while that one is sealed a second behind it; a ``torn`` row
     must follow them. A complete last line that does not match is damage, not a crash.
     """
-    *complete, tail = data.split(b"\n")
     rows: list[dict[str, Any]] = []
     hashes = [GENESIS]
-    cut = 0
-    for line in [*complete, tail] if tail else complete:
-        row = _parse(line, hashes[-1])
-        if row is None and cut < 2:
-            cut += 1
+    cut: list[bytes] = []
+    ended = True
+    for line in lines:
+        ended = line.endswith(b"\n")
+        row = _parse(line.removesuffix(b"\n"), hashes[-1])
+        if row is None and len(cut) < 2:
+            cut.append(line.removesuffix(b"\n"))
             continue
-        if row is None or (cut and (row["type"] != "torn" or row.get("lines") != cut)):
+        if row is None or (cut and not _seals(row, cut, _block(rows))):
             raise LedgerError(_DAMAGED)
         if not untrusted.fits(row, _FIELDS.get(row["type"], {})):
             raise LedgerError("A row of the ledger lacks what it must hold: it was damaged or edited.")
-        cut = 0
+        cut = []
         rows.append(row)
         hashes.append(str(row["hash"]))
-    if cut and not tail:
+    if cut and ended:
         raise LedgerError(_DAMAGED)
     return rows, hashes, cut
+
+
+def _seals(row: Mapping[str, Any], cut: Sequence[bytes], block: int) -> bool:
+    """Return whether a row speaks of exactly these cut lines; an early version's charges a full block for each."""
+    charged = row.get("charged", torn_charge(cut, block))
+    return row["type"] == "torn" and row.get("lines") == len(cut) and charged == torn_charge(cut, block)
 
 
 def _parse(line: bytes, previous: str) -> dict[str, Any] | None:

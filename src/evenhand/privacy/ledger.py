@@ -2,7 +2,9 @@
 
 Rows (one JSON object a line; each carries the hash of the row before it and its own):
 
-* ``open``     the plan's digest and number of steps;
+* ``open``     the plan's digest and number of steps; the ``format`` of the run folder and the version of evenhand that
+  wrote it (a folder without them has format 1); ``block``, the largest number of steps that one row charges, if it is
+  not the usual one;
 * ``segment``  a process starts: segment number, fingerprint of its random key, whether the key was a public seed;
 * ``reserve``  steps ``first .. first + count - 1`` of the plan are charged. On disk (fsync) before any of them runs;
 * ``commit``   what those steps used: sensitivity per owner class (with many classes one number, to be multiplied by
@@ -21,7 +23,11 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
 * ``foreign``  the weights were changed between two steps, by something that is not accounted here;
 * ``blocked``  before step ``position`` records were found to touch each other (``cause`` "records"), or state to have
   been changed that no private step wrote ("state"): no figure holds, and nothing more is trained or released;
-* ``torn``     ``lines`` lines that crashes cut short were found before this row, each charged as a full block.
+* ``lost``     a process took up weights that hold nothing of the charged steps ``from`` up to, without, ``to``: they
+  ran after the last checkpoint, or not at all;
+* ``torn``     ``lines`` lines that crashes cut short were found before this row, and are ``charged`` as so many steps:
+  a full block each, but nothing for one that began as a row of another kind than ``reserve``. Without that number:
+  a full block for each.
 
 Spent = every plan position that was ever reserved. It never falls: after a crash at any point, recorded >= spent.
 A meaning never changes; a new meaning gets a new row type.
@@ -29,17 +35,20 @@ A meaning never changes; a new meaning gets a new row type.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from filelock import FileLock, Timeout
 
+from evenhand import durable, untrusted
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.privacy.chain import BLOCK, GENESIS, Reading, encoded, parse, read
+from evenhand.privacy.chain import BLOCK, FORMAT, GENESIS, Reading, encoded, parse, read, unbegun
+from evenhand.software import software
 from evenhand.types import Commit
 
 __all__ = [
@@ -53,7 +62,7 @@ __all__ = [
     "refuse_blocked",
     "refuse_shortened",
     "refuse_withdrawn",
-    "sync_folder",
+    "unbegun",
 ]
 
 
@@ -75,12 +84,13 @@ class Ledger:
 
     def __init__(self, path: Path, lock: FileLock, reading: Reading | None) -> None:
         self._path, self._lock = path, lock
-        self._file = path.open("ab")
+        self._file = durable.open_to_append(path)
         self._usable = True
         self._head = reading.head if reading else GENESIS
         self.reserved = reading.reserved if reading else 0
         self.steps = reading.steps if reading else 0
         self._blocked = False
+        self.block = reading.block if reading else BLOCK
         self.segment = len(reading.keys) if reading else 0
         self.files = reading.files() if reading else {}
         self._name = (os.getpid(), str(path.resolve()))
@@ -97,15 +107,17 @@ class Ledger:
         insecure: bool,
         anchors: Sequence[str] = (),
         files: Mapping[str, str] | None = None,
+        block: int = BLOCK,
     ) -> Ledger:
         """Start a ledger, or continue one that belongs to the same plan, with a new segment and a new key.
 
         ``anchors`` are heads that a checkpoint or statement was written after: a ledger without them was shortened.
-        ``files`` are digests of shareable files that lie in the folder before the ledger starts.
+        ``files`` are digests of shareable files that lie in the folder before the ledger starts. ``block`` is the
+        largest number of steps that a row of a new ledger charges. A first row that a crash cut short is written anew.
         """
-        lock = locked(path)
+        lock, ledger = locked(path), None
         try:
-            reading = read(path) if path.exists() and path.stat().st_size else None
+            reading = read(path) if path.exists() and not unbegun(path) else None
             refuse_shortened(reading, anchors)
             if reading and reading.plan != plan:
                 raise PlanMismatchError(
@@ -118,18 +130,25 @@ class Ledger:
                 )
             refuse_withdrawn(reading)
             refuse_blocked(reading)
+            if reading is None and path.exists():
+                os.truncate(path, 0)
             ledger = cls(path, lock, reading)
             if reading is None:
-                ledger.steps = steps
-                ledger._append({"type": "open", "plan": plan, "steps": steps})
+                ledger.steps, ledger.block = steps, block
+                made: dict[str, Any] = {"format": FORMAT, "evenhand": software()["evenhand"]}
+                made |= {} if block == BLOCK else {"block": block}
+                ledger._append({"type": "open", "plan": plan, "steps": steps, **made})
+            else:
+                ledger._seal(reading)
+            if reading is None or not reading.segments:
                 for name, digest in (files or {}).items():
                     ledger.file(name, digest)
-            else:
-                ledger._seal(reading.torn)
             ledger._append({"type": "segment", "segment": ledger.segment, "key": key, "insecure": insecure})
             ledger.sync()
-            sync_folder(path.parent)
+            durable.sync_folder(path.parent)
         except BaseException:
+            if ledger is not None:
+                ledger._abandon()
             lock.release()
             raise
         return ledger
@@ -146,7 +165,7 @@ class Ledger:
         try:
             reading = read(path)
             with cls(path, lock, reading) as ledger:
-                ledger._seal(reading.torn)
+                ledger._seal(reading)
                 yield ledger
         finally:
             lock.release()
@@ -178,7 +197,7 @@ class Ledger:
             if not fits(reading):
                 raise PlanMismatchError("The run went on meanwhile, so this does not fit it any more: ask again.")
             with cls(path, lock, reading) as ledger:
-                ledger._seal(reading.torn)
+                ledger._seal(reading)
                 ledger._append(row)
         finally:
             lock.release()
@@ -195,11 +214,13 @@ class Ledger:
                 f"All {self.steps} steps of the plan are charged: one more would spend more than was "
                 "promised. Nothing was released. Start a new plan, and add up both."
             )
-        if not 1 <= count <= BLOCK:
-            raise LedgerError(f"A reserve row charges 1 to {BLOCK} steps, not {count}.")
+        if not 1 <= count <= self.block:
+            raise LedgerError(f"A reserve row charges 1 to {self.block} steps, not {count}.")
         if not self._path.exists() or os.fstat(self._file.fileno()).st_ino != self._path.stat().st_ino:
             raise LedgerError(
-                "The ledger file was removed or replaced while the run was going on: nothing was released."
+                "The ledger file was moved, removed or replaced while the run was going on: nothing was released, and "
+                f"{self.reserved} of {self.steps} steps are charged. If the folder was moved, go on where it is now: "
+                "evenhand resume FOLDER"
             )
         self._append({"type": "reserve", "first": self.reserved, "count": count})
         self.sync()
@@ -229,6 +250,11 @@ class Ledger:
         if self.files.get(name) != digest:
             self._append({"type": "file", "name": name, "sha256": digest})
             self.files[name] = digest
+        self.sync()
+
+    def lost(self, first: int, end: int) -> None:
+        """Record that the weights hold nothing of the charged steps ``first .. end - 1``; durable on return."""
+        self._append({"type": "lost", "from": first, "to": end})
         self.sync()
 
     def told(self, position: int) -> None:
@@ -273,8 +299,21 @@ class Ledger:
                 self.sync()
         finally:
             _WRITERS.pop(self._name, None)
+            try:
+                self._close_file()
+            finally:
+                self._lock.release()
+
+    def _close_file(self) -> None:
+        """After a failed write what is left in the buffer may fail once more: that has been said."""
+        with contextlib.nullcontext() if self._usable else contextlib.suppress(OSError):
             self._file.close()
-            self._lock.release()
+
+    def _abandon(self) -> None:
+        """Let go of a file that may not be writable any more; whoever opens it next reads what is on disk."""
+        _WRITERS.pop(self._name, None)
+        with suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -282,11 +321,14 @@ class Ledger:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _seal(self, torn: int) -> None:
+    def _seal(self, reading: Reading) -> None:
         """End a last line that a crash left open, so that the next row starts on its own line."""
-        opened = not self._path.read_bytes().endswith(b"\n")
-        if torn:
-            self._append({"type": "torn", "lines": torn}, before=b"\n" if opened else b"")
+        with untrusted.opened(self._path, largest=None) as file:
+            file.seek(-1, os.SEEK_END)
+            opened = file.read() != b"\n"
+        if reading.torn:
+            row = {"type": "torn", "lines": reading.torn, "charged": reading.torn_charge}
+            self._append(row, before=b"\n" if opened else b"")
         elif opened:
             self._write(b"\n")
 
@@ -308,7 +350,8 @@ class Ledger:
         if not self._usable:
             raise LedgerError("An earlier write to the ledger failed. Nothing more is released: resume the run.")
         self._usable = False
-        action()
+        with durable.named(self._path):
+            action()
         self._usable = True
 
 
@@ -347,7 +390,7 @@ def refuse_blocked(reading: Reading | None) -> None:
 
 def locked(path: Path) -> FileLock:
     """The lock that a writer of this ledger holds; refused while another one does."""
-    lock = FileLock(str(path) + ".lock")
+    lock = durable.lock(path.with_name(path.name + ".lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -355,14 +398,3 @@ def locked(path: Path) -> FileLock:
             f"Another process is training into {path.parent}: wait for it, or choose another --out."
         ) from None
     return lock
-
-
-def sync_folder(path: Path) -> None:
-    """Put a new name in a folder on disk; file systems that cannot are left alone."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        return
-    finally:
-        os.close(handle)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from evenhand.accounting import accountant, owner_classes
-from evenhand.privacy import statement_sharing, statement_warnings
+from evenhand.privacy import statement_form, statement_sharing, statement_warnings
 
 if TYPE_CHECKING:
     from evenhand.planning import Plan
@@ -48,6 +48,18 @@ _DECLARED = (
     "way. The figures count the charged steps alone and hold only if that is true; else those of the whole plan hold, "
     "which are in plan.json."
 )
+_ESCAPED = (
+    ("&", "&amp;"),
+    ("\\", "&#92;"),
+    ("<", "&lt;"),
+    ("[", "\\["),
+    ("`", "&#96;"),
+    ("://", "&#58;//"),
+    ("www.", "www&#46;"),
+    ("WWW.", "WWW&#46;"),
+    ("@", "&#64;"),
+)
+"""What could become markup, and how it is written, in this order: what stands in front of a mark cannot free it."""
 OWNERS_SHOWN = 50
 EVERYONE = "every record in every step"
 PROFILE_EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -109,11 +121,11 @@ def build(
         "files": dict(files),
         "software": dict(software),
     }
-    return {**body, "digest": digest(body)}
+    return {**body, "digest": digest(statement_form.packed(body))}
 
 
 def digest(body: Mapping[str, Any]) -> str:
-    """Hash of a statement without its own digest: a changed byte shows."""
+    """Hash of a statement in the form of its file, without its own digest: a changed byte shows."""
     rest = {key: value for key, value in body.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -193,8 +205,10 @@ def markdown(statement: Mapping[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Names are anyone's: no tag, entity or link may come of them."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("[", "\\[")
+    """Names are anyone's: no tag, entity, link, picture or code may come of them, nor of an address in them."""
+    for found, written in _ESCAPED:
+        text = text.replace(found, written)
+    return text
 
 
 def rounded_up(value: float, digits: int = 3) -> str:

@@ -34,6 +34,11 @@ def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
     found += [forked(row) for row in ledger.forks]
     if ledger.withdrawn is not None:
         found.append(withdrawn(ledger.withdrawn))
+    if ledger.lost:
+        found.append(
+            f"{ledger.reserved - ledger.survived()} of the {ledger.reserved} charged steps are in no weights: the run "
+            "stopped before a checkpoint held them. They are paid for, and the model was trained for as many fewer."
+        )
     if model is not None and ledger.reserved < plan.steps:
         found.append(
             f"the model was released after {ledger.reserved} of {plan.steps} planned steps: if held-out figures "

@@ -66,7 +66,7 @@ class Place:
     def find(self, name: str) -> Path | None:
         """The file or folder of this name, or the file with ``.gz`` behind it."""
         for path in (self.folder / name, self.folder / f"{name}.gz"):
-            if path.exists():
+            if os.path.exists(path):
                 return path
         return None
 

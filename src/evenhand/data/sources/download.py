@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
+from evenhand import durable
 from evenhand.data.sources.base import File, Place, Source
 from evenhand.errors import DataError, UsageError
 
@@ -33,18 +32,21 @@ def fetch(source: Source, place: Place, watch: Watch = lambda name, done, total:
             f"evenhand does not download {source.name}: its terms ask you to get it yourself, or no published checksum "
             f"is known. {source.absent(place)}"
         )
-    place.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        durable.make_folder(place.folder, parents=True)
+    except OSError as error:
+        raise UsageError(f"{place.folder} cannot be made ({error.strerror}): choose another --data-dir.") from None
     return [_download(file, source, place, watch) for file in source.files[0] if not place.find(file.name)]
 
 
 def _download(file: File, source: Source, place: Place, watch: Watch) -> Path:
     """One file, written aside and renamed."""
     name = file.url.rpartition("/")[2]
-    aside, target = place.folder / f".{name}.{os.getpid()}", place.folder / name
+    target = place.folder / name
     kind, _, wanted = file.digest.partition(":")
     digest = hashlib.new(kind, usedforsecurity=False)
     try:
-        with urllib.request.urlopen(_request(file.url), timeout=TIMEOUT) as reply, aside.open("wb") as out:
+        with urllib.request.urlopen(_request(file.url), timeout=TIMEOUT) as reply, durable.writing(target) as out:
             length = reply.headers.get("Content-Length")
             total, done = int(length) if length and length.isdigit() else None, 0
             while chunk := reply.read(CHUNK):
@@ -52,21 +54,18 @@ def _download(file: File, source: Source, place: Place, watch: Watch) -> Path:
                 out.write(chunk)
                 done += len(chunk)
                 watch(name, done, total)
-        if digest.hexdigest() != wanted:
-            raise DataError(
-                f"{file.url} is not the published file: its {kind} checksum differs, so nothing was kept. The download "
-                f"was cut short or the file was changed. Try again, or put {name} into {place.folder} yourself."
-            )
-        aside.replace(target)
+            if digest.hexdigest() != wanted:
+                raise DataError(
+                    f"{file.url} is not the published file: its {kind} checksum differs, so nothing was kept. The "
+                    f"download was cut short or the file was changed. Try again, or put {name} into {place.folder} "
+                    "yourself."
+                )
         return target
     except (urllib.error.URLError, HTTPException, OSError) as error:
         raise UsageError(
             f"{file.url} cannot be fetched ({_reason(error)}). Without a network: put "
             f"{', '.join(entry.name for entry in source.files[0])} (gzipped or not) into {place.folder}."
         ) from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            aside.unlink()
 
 
 def _request(url: str) -> urllib.request.Request:

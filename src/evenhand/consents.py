@@ -1,0 +1,93 @@
+"""Code of the user's own that a run used: its digest in the run, and what was named on this machine.
+
+A run folder may come from anybody, so no file of code that a folder names is executed because the folder names it. A
+person names it on the command line. That is remembered in the state folder of this machine, for this file with these
+bytes, so that ``evenhand resume RUN`` finds it again; nobody can send that memory along with a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evenhand import untrusted, usercode
+from evenhand.datasets import state_folder
+from evenhand.errors import EvenhandError, VerificationError
+from evenhand.runs import Folder, write_json
+
+if TYPE_CHECKING:
+    from evenhand.data import Declaration
+
+ROLES = ("model", "features")
+"""Settings that may name a file of code: file.py:factory."""
+KEY = "code"
+"""In preprocessing.json: the SHA-256 of each file of code, by what it is for."""
+_DIGESTS: untrusted.Shape = {str: str}
+
+
+def write(folder: Folder, declared: Declaration | None, references: Mapping[str, str | None]) -> None:
+    """Write how new records are encoded, with the digests of the code that ``references`` name, by role."""
+    found = {role: usercode.digest(text) for role, text in references.items() if text and usercode.is_own(text)}
+    if declared is not None:
+        write_json(folder.path / "preprocessing.json", {**declared.to_json(), **({KEY: found} if found else {})})
+    if found:
+        write_json(_file(folder), found)
+
+
+def copy(folder: Folder, new: Folder) -> None:
+    """Take the digests over into a fork of the run."""
+    if _file(folder).exists():
+        write_json(_file(new), untrusted.read_json(_file(folder), _DIGESTS))
+
+
+def tell_difference(path: Path, role: str, reference: str) -> None:
+    """Say on stderr if a file of code is not the one that the run was trained with. Weights must fit all the same."""
+    recorded = _recorded(Folder(path)).get(role)
+    if recorded is not None and recorded != usercode.digest(reference):
+        print(
+            f"evenhand: the {role} file that you name is not the one that this run was trained with: their digests "
+            "differ. What it computes may be something else, even if the weights fit.",
+            file=sys.stderr,
+        )
+
+
+def remember(references: Iterable[str | None]) -> None:
+    """Note files of code that a person named; without a state folder that can be written, they are named again."""
+    for reference in references:
+        if reference and usercode.is_own(reference):
+            with suppress(OSError, EvenhandError):
+                place = _place(reference)
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                place.touch(mode=0o600)
+
+
+def remembered(reference: str) -> bool:
+    """Return whether a person named this very file, with these bytes and this factory, on this machine."""
+    try:
+        return usercode.parts(reference, "", "")[0].is_absolute() and _place(reference).is_file()
+    except (OSError, EvenhandError, ValueError):
+        return False
+
+
+def _place(reference: str) -> Path:
+    secret = f"{reference}\0{usercode.digest(reference)}"
+    return state_folder() / "code" / hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _file(folder: Folder) -> Path:
+    return folder.private / "code.json"
+
+
+def _recorded(folder: Folder) -> Mapping[str, str]:
+    """Return the digests in a run: those that may be shared, else those in private/; none of older runs."""
+    for file, key in ((folder.path / "preprocessing.json", KEY), (_file(folder), None)):
+        with suppress(VerificationError):
+            found = untrusted.read_json(file)
+            inner = found if key is None else found.get(key)
+            if untrusted.fits(inner, _DIGESTS):
+                return dict(inner)
+    return {}

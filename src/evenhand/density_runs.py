@@ -1,0 +1,113 @@
+"""A density as a Config describes it: trained, evaluated and written into a run folder, or finished after a crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evenhand import _validate, consents, density, evaluation, weights
+from evenhand.accounting.budgets import Budgets, Promise
+from evenhand.accounting.plan import Plan
+from evenhand.config import PYTHON, Config, to_toml
+from evenhand.data import Data
+from evenhand.data.row_digests import survey
+from evenhand.data.training_overlap import refuse_training_records
+from evenhand.errors import UsageError
+from evenhand.integrations.loggers import Broadcast, Logger, released
+from evenhand.results import Run
+from evenhand.runs import Folder, write_durably
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from evenhand.density.estimators import PrivateDensity
+
+
+def promised(config: Config, data: Data) -> Budgets | None:
+    """The budgets per owner or per record that a config asks for; None if it promises the same to all."""
+    if config.record_budgets is not None:
+        return Budgets.named(data.facts.owner_names, config.delta)
+    return Budgets(config.budgets, config.delta) if config.budgets else None
+
+
+def estimator(config: Config, out: Path | None) -> PrivateDensity:
+    """The estimator that a config asks for, which writes into ``out``."""
+    kind = getattr(density, density.METHODS[config.method])
+    for key in config.settings:
+        _validate.known(key, density.settings(config.method), f"setting of {config.method}")
+    made: PrivateDensity = kind(
+        **config.settings, seed=config.seed, insecure_seed=config.insecure_seed, out=out, compose=config.compose
+    )
+    return made
+
+
+def train(
+    config: Config,
+    data: Data,
+    held_out: Data | None,
+    promise: Promise | None,
+    out: Path,
+    *,
+    on_start: Callable[[Plan, float], None] | None = None,
+    loggers: Sequence[Logger] = (),
+) -> Run:
+    """Fit a density: every release is a step over all records. Releases that ``out`` has on disk are not made again."""
+    made = estimator(config, None).plan(data.facts, promise)
+    research = config.training_records
+    if held_out is not None and not research:
+        refuse_training_records(survey(data), held_out)
+    telling = Broadcast(loggers, evaluates=held_out is not None and not research)
+    if on_start is not None:
+        from evenhand.density.chunks import seconds
+
+        on_start(made, seconds(data) * made.steps)
+
+    def before(folder: Folder) -> None:
+        write_durably(folder.path / "config.toml", to_toml(config).encode())
+        consents.write(folder, data.declared, {"features": config.features})
+
+    def after(folder: Folder, model: nn.Module) -> None:
+        if held_out is not None:
+            line = evaluation.row(model, held_out, made.steps, float(made.steps))
+            line |= {"segment": len(folder.ledger().keys) - 1, "weights": weights.digest(model)}
+            metrics = folder.training_metrics_file if research else folder.metrics_file
+            write_durably(metrics, (json.dumps(line) + "\n").encode())
+            spent = max((epsilon for epsilon in made.epsilons if epsilon is not None), default=None)
+            telling.log(made.steps, released(line, spent, spent))
+
+    fitted = estimator(config, out).fit_data(
+        data, promise, before=before, after=after, allow_not_finite=config.allow_not_finite
+    )
+    finished = Run(fitted.folder, fitted.model_)
+    if held_out is not None:
+        page = fitted.folder.private / "report-full.html" if research else finished.path / "report.html"
+        finished.report(training_records=research).save(page)
+    write_durably(finished.path / "model-card.md", finished.card().encode())
+    return finished
+
+
+def refuse_unfinishable(folder: Folder, config: Config, *, given: bool) -> None:
+    """Raise if a density that died cannot be finished by ``resume``; ``given``: its data were passed.
+
+    Raises:
+      BudgetExhausted: a release was charged whose noisy sum is lost.
+      UsageError: it was fitted in Python, so that its settings are not in the folder.
+    """
+    from evenhand.density.sums import Sums
+
+    if folder.begun:
+        reading = folder.ledger()
+        if reading.released and Sums(folder).read(0) is None:
+            raise UsageError(
+                "A density has no steps to go on with, and this one has released its model: start another in a new "
+                "folder."
+            )
+        Sums(folder).refuse_lost(folder.plan(), reading.reserved)
+    if config.method not in density.METHODS or (config.data == PYTHON and not given):
+        raise UsageError(
+            f"This density was fitted in Python, so its settings are not in the folder: call fit(X, y) again with the "
+            f"same settings, the same data and out={str(folder.path)!r}. It takes the releases that are on disk from "
+            "there, and charges nothing twice."
+        )

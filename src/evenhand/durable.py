@@ -1,0 +1,280 @@
+"""The one writer: a file gets its name only when all of it is on disk, and nothing that lies in the way redirects it.
+
+Bytes go into a new file with a random name beside the target (``evenhand-<32 hex digits>.part``), which is opened so
+that a name that exists already, a symbolic link included, is an error. Then it is synced and renamed. On failure it is
+removed; what a crash left is removed by ``clean``. Every ``OSError`` from here names the file that was to be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock
+
+from evenhand.errors import VerificationError
+
+try:
+    import fcntl
+except ImportError:  # Windows does not remove files that are open, so that they need no lock there
+    fcntl = None  # type: ignore[assignment]
+
+SHARED, PRIVATE = 0o666, 0o600
+"""Who may read a new file: whom the user's mask allows, or its owner alone."""
+_PART = re.compile(r"evenhand-[0-9a-f]{32}\.part")
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR)
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def write(path: Path, data: bytes, mode: int = SHARED) -> None:
+    """Write a file so that a crash at any point leaves either the old one or the new one."""
+    with writing(path, mode) as file:
+        file.write(data)
+
+
+@contextmanager
+def writing(path: Path, mode: int = SHARED) -> Iterator[BinaryIO]:
+    """Give an open file that takes the place of ``path`` when the block ends well; else nothing is left of it."""
+    with named(path):
+        _refuse_special(path)
+    with waiting(path, path.parent, mode) as (part, file):
+        yield file
+    _rename_or_remove(part, path)
+
+
+@contextmanager
+def waiting(path: Path, folder: Path, mode: int = SHARED) -> Iterator[tuple[Path, BinaryIO]]:
+    """Give a new file in ``folder`` and its random name; after the block it is on disk and waits to become ``path``."""
+    part = folder / f"evenhand-{secrets.token_hex(16)}.part"
+    with named(path):
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, mode)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                _lock(handle)
+                yield part, file
+                file.flush()
+                os.fsync(handle)
+        except BaseException:
+            _remove(part)
+            raise
+
+
+def rename(part: Path, path: Path) -> None:
+    """Give a file that waits its name, for good; if that fails it goes on waiting."""
+    with named(path):
+        os.replace(part, path)
+        sync_folder(path.parent)
+
+
+def create(path: Path, data: bytes, mode: int = SHARED) -> None:
+    """Write a new file; one that is there already, or a link of that name, is an error and stays as it is."""
+    with named(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, mode)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(handle)
+        except BaseException:
+            _remove(path)
+            raise
+        sync_folder(path.parent)
+
+
+def link(file: Path, path: Path) -> None:
+    """Give bytes that are never written again a second name; a copy where the disk has no second names."""
+    part = path.with_name(f"evenhand-{secrets.token_hex(16)}.part")
+    try:
+        os.link(file, part)
+    except OSError:
+        with writing(path, PRIVATE) as copy, file.open("rb") as source:
+            shutil.copyfileobj(source, copy)
+        return
+    try:
+        rename(part, path)
+    finally:
+        _remove(part)  # it is still there after an error, and where both names were of one file before
+
+
+def open_to_append(path: Path, mode: int = SHARED) -> BinaryIO:
+    """Open a file, made if need be, to add bytes at its end.
+
+    Raises:
+      VerificationError: it is a link, has a second name, or is no regular file: what is added would land elsewhere.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _SAFE
+    with named(path):
+        try:
+            handle = os.open(path, flags, mode)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise _planted(path) from None
+            raise
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            os.close(handle)
+            raise _planted(path)
+        return os.fdopen(handle, "ab")
+
+
+def append(path: Path, data: bytes, mode: int = SHARED) -> None:
+    """Add bytes at the end of a file, made if need be."""
+    with named(path), open_to_append(path, mode) as file:
+        file.write(data)
+
+
+def make_folder(path: Path, *, private: bool = False, parents: bool = False) -> None:
+    """Make a folder if there is none; a private one is for its owner alone.
+
+    Raises:
+      VerificationError: a private folder is a link, so that what is written into it would land elsewhere.
+    """
+    path.mkdir(mode=0o700 if private else 0o777, parents=parents, exist_ok=True)
+    if private:
+        refuse_link(path)
+        path.chmod(0o700)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise if a folder that evenhand makes itself is a link to another place."""
+    if path.is_symlink():
+        raise _planted(path)
+
+
+def lock(path: Path) -> FileLock:
+    """Return the lock that is held by way of this file, not acquired yet; a planted link of its name is refused."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise _planted(path)
+    return FileLock(str(path))
+
+
+def parts(folder: Path) -> list[Path]:
+    """Return the files in a folder that wait for their name, or that a crash left; [] if there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(folder / entry.name for entry in entries if _PART.fullmatch(entry.name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def clean(*folders: Path) -> None:
+    """Remove what crashes left of files that were being written; those that a process is writing now stay."""
+    for folder in folders:
+        for part in parts(folder):
+            with contextlib.suppress(OSError):
+                if part.is_symlink() or _left(part):
+                    part.unlink()
+
+
+def sync_folder(path: Path) -> None:
+    """Put a new name in a folder on disk; file systems that cannot are left alone."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Let an operating-system error say which file it is about."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+class Deferred:
+    """A file for libraries that write by callback: an error is kept until ``settle``, since some end the process.
+
+    After an error nothing more is written.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Take the bytes, return how many there were."""
+        if self._error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._error = error
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed and synced when it is complete."""
+
+    def settle(self) -> None:
+        """Raise what went wrong."""
+        if self._error is not None:
+            raise self._error
+
+
+def _left(part: Path) -> bool:
+    """Return whether nobody is writing the file any more."""
+    handle = os.open(part, os.O_RDONLY | _SAFE)
+    try:
+        return stat.S_ISREG(os.fstat(handle).st_mode) and _lock(handle)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Mark an open file as in use until it is closed; returns False if another process does so."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            return True
+    return True
+
+
+def _rename_or_remove(part: Path, path: Path) -> None:
+    try:
+        rename(part, path)
+    except BaseException:
+        _remove(part)
+        raise
+
+
+def _remove(part: Path) -> None:
+    with contextlib.suppress(OSError):
+        part.unlink()
+
+
+def _refuse_special(path: Path) -> None:
+    """A device or pipe in the place of a file would be replaced by a file, for everybody."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(code, "it is a folder" if stat.S_ISDIR(mode) else "it is a device or a pipe, not a file")
+
+
+def _planted(path: Path) -> VerificationError:
+    return VerificationError(
+        f"{path} is a link, has a second name (a hard link), or is not a file of its own: what is written there would "
+        "land elsewhere, so nothing is. Find out who put it there, then remove the link, or copy what it points to "
+        "in its place."
+    )

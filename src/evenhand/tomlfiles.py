@@ -1,0 +1,113 @@
+"""The one reader of TOML files: what would take minutes or gigabytes to parse is refused before it is parsed.
+
+Messages name the file and the line, never what stands there: somebody may pass a table of records by mistake.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from evenhand import untrusted
+from evenhand.errors import UsageError, VerificationError
+
+LARGEST, MOST = 2**22, 400_000
+"""Bytes, and marks between names and values; the budgets of a hundred thousand owners take three quarters of these."""
+DEEPEST = 16
+"""Levels of brackets, and of names joined by dots; no setting has more than four."""
+LONGEST = 256
+"""Characters of a number or of a name without quotes."""
+_TOKENS = re.compile(
+    r"""(?P<comment>\#[^\n]*)
+    |(?P<text>\"{3}(?:[^"\\]|\\.|\"(?!\"\"))*+\"{3,5}|'{3}(?:[^']|'(?!''))*+'{3,5}
+        |"(?:[^"\\\n]|\\[^\n])*+"|'[^'\n]*+')
+    |(?P<word>[^\s#"'.,=\[\]{}]++)
+    |(?P<space>[^\S\n]++)
+    |(?P<mark>.|\n)""",
+    re.VERBOSE | re.DOTALL,
+)
+_PLACE = re.compile(r"at (line \d+, column \d+|end of document)")
+_REASONS = (
+    "Expected '=' after a key",
+    "Expected newline or end of document",
+    "Invalid value",
+    "Invalid initial character for a key part",
+    "Unterminated string",
+    "Unclosed array",
+    "Unclosed inline table",
+    "Cannot overwrite a value",
+)
+"""How messages of the parser begin that quote nothing of the file."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says; a missing, odd, too large or damaged one is an error that says which and where."""
+    if "\0" in str(path):
+        raise UsageError("A file name cannot hold a NUL character.")
+    try:
+        if not os.path.lexists(path):
+            raise UsageError(f"There is no file {path}.")
+        data = untrusted.read_bytes(path, largest=LARGEST)
+    except OSError as error:
+        raise UsageError(f"This file cannot be read ({error.strerror}): {str(path)[:LONGEST]}") from None
+    except VerificationError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, name: str) -> dict[str, Any]:
+    r"""Return what TOML bytes say. ``name`` is the file's, for messages.
+
+    Examples:
+      >>> parse(b"epochs = 3", "people.toml")
+      {'epochs': 3}
+      >>> try: parse(b"seed = " + b"9" * 1000, "people.toml")
+      ... except UsageError as error: print(error)
+      people.toml, line 1: a number or name of more than 256 characters. No setting takes one.
+    """
+    try:
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name} is not valid TOML: it is not UTF-8 (first on line {line}).") from None
+    _refuse_bombs(text, name)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name} is not valid TOML: {_reason(str(error))}.") from None
+    except (ValueError, RecursionError, OverflowError):
+        raise UsageError(f"{name} is not valid TOML: a value in it is none that TOML has.") from None
+
+
+def _refuse_bombs(text: str, name: str) -> None:
+    """Refuse what parsers take too long for; one pass, in time that grows with the size."""
+    line, depth, dots, marks = 1, 0, 0, 0
+    for token in _TOKENS.finditer(text):
+        kind, found = token.lastgroup, token.group()
+        if kind == "word" and len(found) > LONGEST:
+            raise UsageError(
+                f"{name}, line {line}: a number or name of more than {LONGEST} characters. No setting takes one."
+            )
+        if kind == "mark":
+            depth = max(0, depth + (found in "[{") - (found in "]}"))
+            dots, marks = dots + 1 if found == "." else 0, marks + 1
+            if marks > MOST:
+                raise UsageError(f"{name}, line {line}: more names and values than any settings have.")
+            if max(depth, dots) > DEEPEST:
+                raise UsageError(f"{name}, line {line}: more than {DEEPEST} levels of tables or lists. No setting has.")
+        line += found.count("\n")
+
+
+def _reason(message: str) -> str:
+    """Return what the parser says, without what it quotes.
+
+    Examples:
+      >>> _reason("Invalid value (at line 3, column 5)"), _reason("Illegal character 'x' (at line 1, column 2)")
+      ('Invalid value (line 3, column 5)', 'it cannot be understood (line 1, column 2)')
+    """
+    words = next((reason for reason in _REASONS if message.startswith(reason)), "it cannot be understood")
+    place = _PLACE.search(message)
+    return words if place is None else f"{words} ({place.group(1)})"
