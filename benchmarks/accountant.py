@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from evenhand.privacy.accountants import epsilon
-from evenhand.privacy.calibration import calibrate, owner_bounds, owner_rates
+from evenhand.accounting.accountant import epsilon
+from evenhand.accounting.calibration import calibrate, owner_bounds, owner_rates
 
 DELTA = 1e-5
 Events = list[tuple[float, float, int]]

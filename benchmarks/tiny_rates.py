@@ -14,7 +14,7 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from evenhand.privacy import accountants
+from evenhand.accounting import accountant
 
 CASES = [
     (rate, noise, count, delta)
@@ -38,7 +38,7 @@ def main() -> None:
     print("| rate | noise | releases | delta | epsilon | an attack needs | ratio |")
     print("|---|---|---|---|---|---|---|")
     for rate, noise, count, delta in CASES:
-        found = accountants.epsilon([(rate, noise, count)], delta)
+        found = accountant.epsilon([(rate, noise, count)], delta)
         least = attacked(rate, noise, count, delta)
         ratio = f"{found / least:.4f}" if least > 0 else ""
         shown = f"{found:.5g} | {least:.5g} | {ratio}"

@@ -220,8 +220,8 @@ def claims() -> str:
 
 def cached(file: Path, make: Callable[[], str]) -> str:
     """Make the page again only when the accountant or the papers' formulas changed: it takes a while."""
-    accountant = [path for path in SOURCE.glob("privacy/*.py") if not path.name.startswith("statement")]
-    used = [*accountant, *SOURCE.glob("schedules/*.py"), SOURCE / "published.py", SOURCE / "cli" / "claims.py"]
+    others = ("methods/schedules.py", "published.py", "cli/claims.py")
+    used = [*SOURCE.glob("accounting/*.py"), *(SOURCE / name for name in others)]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(used))).hexdigest()
     mark = f"<!-- from sources {digest} -->\n\n"
     if file.exists() and file.read_text(encoding="utf-8").startswith(mark):

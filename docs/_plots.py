@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from evenhand.accounting.budgets import Budgets, Privacy
+from evenhand.accounting.plan import Plan
 from evenhand.config import Config
 from evenhand.configured import planned
 from evenhand.density import PublishedSmoothing
@@ -19,8 +21,6 @@ from evenhand.methods import catalogue
 from evenhand.methods.composition import Method
 from evenhand.methods.density_methods import DENSITIES
 from evenhand.planning import plan
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Budgets, Privacy
 from evenhand.reporting.charts import lines
 from evenhand.types import Facts, Public, State, Stats
 

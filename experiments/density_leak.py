@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from evenhand.accounting.budgets import Privacy
 from evenhand.density import PublishedSmoothing, RandomFeatureDensity
 from evenhand.density.chunks import as_data
 from evenhand.density.figures import rho_of
 from evenhand.density.summing import Releases
-from evenhand.privacy.budgets import Privacy
 from evenhand.reporting.charts import lines
 from evenhand.streams import Stream
 

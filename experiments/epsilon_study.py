@@ -16,8 +16,8 @@ from pathlib import Path
 import plotting
 
 from evenhand._numbers import rounded_up
+from evenhand.accounting import accountant
 from evenhand.methods.schedules import Constant
-from evenhand.privacy import accountants
 from evenhand.published import Setting, dpsgd_f
 from evenhand.reporting.charts import lines
 
@@ -65,7 +65,7 @@ def cost(setting: Setting, noise: float) -> Cost:
     clamped = dpsgd_f(setting, noise, COUNTS)[1]
     if clamped.claimed is None or clamped.true is None:
         raise ValueError("the clamped form has a claimed and a true epsilon")
-    alone = accountants.epsilon(setting.events(Constant(), noise), setting.delta)
+    alone = accountant.epsilon(setting.events(Constant(), noise), setting.delta)
     return Cost(clamped.claimed, clamped.true, alone)
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import evenhand as eh
+from evenhand.accounting.plan import Plan
 from evenhand.data import Data
 from evenhand.optimizing import Schedule
-from evenhand.plans import Plan
 from evenhand.private import Private
 from evenhand.reporting.charts import lines
 from evenhand.reporting.group_metrics import Estimate

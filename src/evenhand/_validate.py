@@ -57,6 +57,31 @@ def delta(value: Any) -> float:
     return result
 
 
+def real(value: Any, name: str) -> float:
+    """Return ``value`` as a float, finite or infinite, or raise naming it if it is no number.
+
+    >>> real(3, "noise"), real(math.inf, "noise")
+    (3.0, inf)
+    """
+    if type(value) is float and value == value:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+        raise UsageError(f"{name} must be a number, got {value!r}.")
+    return float(value)
+
+
+def any_delta(value: Any) -> float:
+    """Return a delta strictly between 0 and 1, for accounting; ``delta`` also refuses those that promise nothing.
+
+    >>> any_delta(0.5)
+    0.5
+    """
+    result = real(value, "delta")
+    if not 0 < result < 1:
+        raise UsageError(f"delta must lie strictly between 0 and 1, got {result}; usual is less than 1/records.")
+    return result
+
+
 def known(name: str, names: Iterable[str], what: str) -> str:
     """Return ``name`` if it is one of ``names``; otherwise name the nearest one."""
     options = sorted(names)

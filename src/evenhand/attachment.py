@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from evenhand import checkpoints, guards
+from evenhand.accounting.plan import Plan
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.coupling import Coupling
 from evenhand.errors import BudgetExhausted, LedgerError, UsageError
@@ -20,7 +21,6 @@ from evenhand.losses import Loss
 from evenhand.mechanism import Mechanism
 from evenhand.methods import registry
 from evenhand.os_errors import boundary
-from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.private import Kept, Private
 from evenhand.run_files import digests, mend

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from evenhand import durable, untrusted
+from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, PlanMismatchError, UsageError, VerificationError
-from evenhand.plans import Plan
 from evenhand.runs import Folder, as_json, write_json
 
 KEPT = 5

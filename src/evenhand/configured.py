@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import consents, density, density_runs
+from evenhand.accounting.budgets import Promise
+from evenhand.accounting.plan import Plan
 from evenhand.config import Config
 from evenhand.data import Data
 from evenhand.density_runs import promised
 from evenhand.guards import Compute
 from evenhand.methods.catalogue import method
 from evenhand.planning import plan
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Promise
 from evenhand.results import Run
 from evenhand.training import fit, new_folder
 from evenhand.training import promised as promise_of
@@ -71,7 +71,7 @@ def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
     """The plan that ``train`` would follow under this promise, for gradient methods and for densities.
 
     Examples:
-      >>> from evenhand.privacy.budgets import Privacy
+      >>> from evenhand import Privacy
       >>> facts = Facts(1000, (("all", 1000),), labels=("a", "b"))
       >>> planned(Config(method="moment_density"), facts, Privacy(1.0)).steps
       2

@@ -10,13 +10,13 @@ import secrets
 from dataclasses import dataclass, field
 
 from evenhand import untrusted
+from evenhand.accounting.plan import Plan
 from evenhand.data import duplicate_rows
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import identity
 from evenhand.data.row_digests import survey
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import PlanMismatchError
-from evenhand.plans import Plan
 from evenhand.runs import Folder, write_durably, write_json
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import untrusted
+from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.plans import Plan
 from evenhand.runs import write_durably
 
 MERGED = "merged.cache"

@@ -18,16 +18,15 @@ from typing import Any
 from filelock import Timeout
 
 from evenhand import dataset_entries, durable
+from evenhand.accounting import accountant
+from evenhand.accounting.plan import Plan, Stage
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import assignment, fingerprint
 from evenhand.dataset_entries import Entry
 from evenhand.errors import EvenhandError, StorageError, UsageError
-from evenhand.plans import Plan
-from evenhand.privacy import accountants
 from evenhand.privacy.ledger import Reading
 from evenhand.privacy.statement_warnings import insecure
 from evenhand.runs import write_json
-from evenhand.stages import Stage
 from evenhand.types import Event
 
 SHOWN = 64
@@ -188,7 +187,7 @@ def _total(runs: list[tuple[Plan, bool]], name: str, delta: float) -> float:
     for plan, same in {(plan.digest, same): (plan, same) for plan, same in runs}.values():
         for rate, noise, count in _events(plan, name if same else ANYONE):
             counts[rate, noise] += count * times[plan.digest, same]
-    return accountants.epsilon([(rate, noise, count) for (rate, noise), count in counts.items()], delta)
+    return accountant.epsilon([(rate, noise, count) for (rate, noise), count in counts.items()], delta)
 
 
 def _events(plan: Plan, name: str) -> list[Event]:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenhand import _validate, consents, density, evaluation, weights
+from evenhand.accounting.budgets import Budgets, Promise
+from evenhand.accounting.plan import Plan
 from evenhand.config import PYTHON, Config, to_toml
 from evenhand.data import Data
 from evenhand.data.row_digests import survey
 from evenhand.data.training_overlap import refuse_training_records
 from evenhand.errors import UsageError
 from evenhand.integrations.loggers import Broadcast, Logger, released
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Budgets, Promise
 from evenhand.results import Run
 from evenhand.runs import Folder, write_durably
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand._numbers import promised, rounded_up
+from evenhand.accounting import owner_classes
 from evenhand.methods.density_methods import DENSITIES
-from evenhand.privacy import classes, statement_warnings
 
 if TYPE_CHECKING:
     from evenhand.planning import Plan
@@ -42,7 +42,7 @@ def warnings(made: Plan) -> list[str]:
 
     The statement of the run will say the same.
     """
-    return [*made.warnings(), *statement_warnings.replacing(made, made.steps)]
+    return [*made.warnings(), *made.replacement_warnings(made.steps)]
 
 
 def _levels(made: Plan) -> list[str]:
@@ -61,9 +61,9 @@ def _levels(made: Plan) -> list[str]:
 
 def _owners(made: Plan) -> list[str]:
     """A line per owner class, or quantiles over them."""
-    found = classes.rows(made, made.epsilons)
-    if len(found) > classes.LISTED:
-        first, *rest = classes.in_words(classes.summary(found))
+    found = owner_classes.rows(made, made.epsilons)
+    if len(found) > owner_classes.LISTED:
+        first, *rest = owner_classes.in_words(owner_classes.summary(found))
         terms = f"at delta {made.delta:g} ({made.adjacency} {made.unit})"
         return [f"  {first}, {terms}:", *(f"    {line}" for line in rest)]
     return [f"  {_owner(row, made)}" for row in found]
@@ -76,11 +76,10 @@ def _owner(row: Mapping[str, Any], made: Plan) -> str:
         else f"spends epsilon {rounded_up(row['epsilon'])}"
         + ("" if row["budget"] is None else f" of {promised(row['budget'])} promised")
     )
-    seen = (
-        ""
-        if row["bound"] is None
-        else f", bound {classes.span(row['bound'])}, noise multiplier {classes.span(row['noise_multiplier'])}"
-    )
+    seen = ""
+    if row["bound"] is not None:
+        bound, noise = owner_classes.span(row["bound"]), owner_classes.span(row["noise_multiplier"])
+        seen = f", bound {bound}, noise multiplier {noise}"
     sampled = "in every release" if made.method in DENSITIES else f"sampled with rate {row['rate']:.6g}"
     return (
         f"each of {row['records']} records of owner {row['name']!r}: {spends} at delta {made.delta:g}"

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import checkpoints, consents, untrusted
+from evenhand.accounting.plan import Plan
 from evenhand.checkpoints import Mark
 from evenhand.config import recorded
 from evenhand.errors import CalibrationError, LedgerError, UsageError
-from evenhand.plans import Plan
 from evenhand.privacy import ledger_forks
 from evenhand.privacy.chain import LARGEST
 from evenhand.privacy.ledger import Ledger, Reading, locked, parse, read, refuse_shortened, refuse_withdrawn

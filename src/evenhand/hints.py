@@ -21,7 +21,7 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
 
     Examples:
       >>> from evenhand.planning import plan
-      >>> from evenhand.privacy.budgets import Privacy
+      >>> from evenhand import Privacy
       >>> from evenhand.types import Facts
       >>> made = plan("dpsgd", Privacy(0.1), data=Facts(500, (("all", 500),), labels=("no", "yes")), epochs=5)
       >>> after(made, 10_000, [{"accuracy": 0.5, "groups": {}, "group_records": {}}])[0].split(":")[0][-45:]
@@ -68,7 +68,7 @@ def cautions(plan: Plan, charged: int, metrics: Sequence[Mapping[str, Any]]) -> 
 
     Examples:
       >>> from evenhand.planning import plan
-      >>> from evenhand.privacy.budgets import Privacy
+      >>> from evenhand import Privacy
       >>> from evenhand.types import Facts
       >>> made = plan("dpsgd", Privacy(3), data=Facts(1000, (("all", 1000),), labels=("a", "b")), epochs=2)
       >>> cautions(made, made.steps, [{"accuracy": 0.9, "group_records": {"a": 12}}])[0][:45]

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evenhand.privacy import classes
+from evenhand.accounting import owner_classes
 from evenhand.reporting.text import cell
 
 LISTED = 100
@@ -31,7 +31,7 @@ def recalls(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> dic
 def as_json(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any], table: str | None = None) -> dict[str, Any]:
     """``{"owners": {name: {"epsilon", "budget", "records", "recall"}}}``; of many a summary, and where the table is."""
     if len(owners) > LISTED:
-        return {"owners": None, "owners_summary": classes.summary(owners), "owners_table": table}
+        return {"owners": None, "owners_summary": owner_classes.summary(owners), "owners_table": table}
     found = recalls(owners, last)
     kept = ("epsilon", "budget", "records", "rate", "bound", "noise_multiplier")
     return {

@@ -1,6 +1,6 @@
 """``plan``: where sampling, rule, queries and schedule meet the promise, before the first gradient.
 
-It sees public facts only, and returns the frozen Plan of ``plans.py``.
+It sees public facts only, and returns the frozen Plan of ``accounting/plan.py``.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import math
 from collections.abc import Collection, Sequence
 
 from evenhand import _validate
+from evenhand.accounting import calibration
+from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
+from evenhand.accounting.events import merged_noise
+from evenhand.accounting.many_owners import FEW
+from evenhand.accounting.plan import Plan, PlannedLevel, default_delta
 from evenhand.errors import UsageError
 from evenhand.methods import registry
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
-from evenhand.plans import Plan, default_delta
-from evenhand.privacy import accountants, calibration
-from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
-from evenhand.privacy.settling import FEW
-from evenhand.stages import PlannedLevel
 from evenhand.types import Facts, Level
 
 __all__ = ["Plan", "PlannedLevel", "default_batch", "default_delta", "plan"]
@@ -163,7 +163,7 @@ def _calibrated(
         return privacy.noise, *alike
     promised = [float(epsilon) for epsilon in budgets if epsilon is not None]
     sizes = [count for _, count in facts.owners]
-    side = accountants.merged(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
+    side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
     if chosen.sampling == "owner":
         scale, rates = calibration.owner_rates(sizes, promised, batch, shape, delta, query_noise=side)
         return scale, tuple(rates), alike[1]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from evenhand._numbers import promised, rounded_up
-from evenhand.privacy.classes import chosen_few
+from evenhand.accounting.owner_classes import chosen_few
 from evenhand.reporting.text import label
 from evenhand.terminal import plain, say
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evenhand import _validate
+from evenhand.accounting import accountant, calibration, rdp, zcdp
+from evenhand.accounting.events import merged_noise
 from evenhand.errors import UsageError
 from evenhand.methods.schedules import Constant, Linear, Phases, Schedule, Step, Time
-from evenhand.privacy import accountants, calibration, concentrated, rdp
 from evenhand.types import Event
 
 LEAST_NOISE = 1e-4
@@ -102,18 +103,18 @@ def adapt_v2(
     per_epoch = schedule.segments(round(setting.epochs), 1)
     total = sum(count / level.noise**2 for count, level in per_epoch)
     weight = 13 * setting.rate**2 * total / 2
-    start = noise if noise is not None else math.sqrt(weight / concentrated.zcdp_rho(epsilon or 0.0, setting.delta))
-    claimed = epsilon if epsilon is not None else concentrated.zcdp_epsilon(weight / start**2, setting.delta)
+    start = noise if noise is not None else math.sqrt(weight / zcdp.zcdp_rho(epsilon or 0.0, setting.delta))
+    claimed = epsilon if epsilon is not None else zcdp.zcdp_epsilon(weight / start**2, setting.delta)
     events = setting.events(schedule, start)
     least = min(level for _, level, _ in events)
-    _, broken = concentrated.tcdp_subsampled(setting.rate, least)
+    _, broken = zcdp.tcdp_subsampled(setting.rate, least)
     reasons = [f"table 2 composes once per epoch, Algorithm 1 adds noise in each of {sum(e[2] for e in events)} steps"]
     reasons += [f"lemma 4 does not apply: {text}" for text in broken[:1]]
     return Claim(
         "004 Global-Adapt-V2",
         f"{schedule.name}, sigma from {start:.4g} to {least:.4g}",
         claimed,
-        accountants.epsilon(events, setting.delta),
+        accountant.epsilon(events, setting.delta),
         setting.delta,
         "; ".join(reasons),
         TEXT,
@@ -135,7 +136,7 @@ def sad(setting: Setting, epsilon: float, phases: Phases | None = None) -> tuple
     shape = phases or SAD_PHASES
     one = calibration.calibrate(setting.events(Constant(), 1.0), epsilon, setting.delta)
     last = one / shape.noise ** (shape.n - 1)
-    would = accountants.epsilon(setting.events(shape, last), setting.delta)
+    would = accountant.epsilon(setting.events(shape, last), setting.delta)
     words = f"{shape.n} phases, sigma from {one:.4g} to {last:.4g}"
     return (
         Claim("000 SAD-DPSGD", words, epsilon, None, setting.delta, _SHUFFLED, _SAD_COMMIT),
@@ -157,7 +158,7 @@ def sad_text(setting: Setting, epsilon: float) -> Claim:
         "000 SAD-DPSGD",
         f"{shape.n} phases, sigma from {noise * shape.noise ** (shape.n - 1):.4g} to {noise:.4g}",
         epsilon,
-        accountants.epsilon(setting.events(shape, noise), setting.delta),
+        accountant.epsilon(setting.events(shape, noise), setting.delta),
         setting.delta,
         "its Renyi sum is right when every step enters with its own sigma and the sampling rate, on Poisson batches",
         TEXT,
@@ -173,7 +174,7 @@ def dpsgd_f(setting: Setting, noise: float, query_noise: float = 10.0) -> tuple[
       (6.55, None)
     """
     events = setting.events(Constant(), noise)
-    together = setting.events(Constant(), accountants.merged(noise, [query_noise]))
+    together = setting.events(Constant(), merged_noise(noise, [query_noise]))
     claimed = rdp.epsilon(events, setting.delta, conversion="old")
     why = "one Gaussian of gradient and side query, which share a sample; C_k in [C0, 5 C0], max over all groups"
     return (
@@ -182,7 +183,7 @@ def dpsgd_f(setting: Setting, noise: float, query_noise: float = 10.0) -> tuple[
             "003 DPSGD-F",
             f"clamped, sigma {noise:g} and {query_noise:g}",
             claimed,
-            accountants.epsilon(together, setting.delta),
+            accountant.epsilon(together, setting.delta),
             setting.delta,
             why,
             ASSUMED,
@@ -218,7 +219,7 @@ def owner_budgets(setting: Setting, budgets: Sequence[float]) -> list[Claim]:
             "001 INO-SGD",
             f"owner with budget {budget:g}, bound x{bound:.3f}",
             budget,
-            accountants.epsilon([(setting.rate, scale / bound, levels[0][1])], setting.delta),
+            accountant.epsilon([(setting.rate, scale / bound, levels[0][1])], setting.delta),
             setting.delta,
             _OWNERS,
             TEXT,

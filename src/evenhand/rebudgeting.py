@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import forking, untrusted
+from evenhand.accounting.budgets import Budgets, Privacy
+from evenhand.accounting.plan import Plan
 from evenhand.config import of_run
 from evenhand.counting import hold
 from evenhand.data.dataset import wrap
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
 from evenhand.os_errors import boundary
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Budgets, Privacy
 from evenhand.privacy.ledger import Ledger, refuse_blocked, refuse_withdrawn
 from evenhand.replanning import OverspentError, back, promised, refuse_overspent, replan
 from evenhand.runs import Folder, write_json

@@ -7,7 +7,8 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from evenhand.privacy.ledger import BLOCK, Commit, Ledger
+from evenhand.privacy.ledger import BLOCK, Ledger
+from evenhand.types import Commit
 
 TIMED = 7
 BLOCK_SECONDS = 0.3

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from evenhand import _validate
 from evenhand._numbers import rounded_up
+from evenhand.accounting import remaining_budget
+from evenhand.accounting.budgets import Budgets, Privacy
+from evenhand.accounting.events import merged_noise
+from evenhand.accounting.plan import Plan, PlannedLevel, Stage, cut_levels
 from evenhand.errors import CalibrationError, UsageError
 from evenhand.methods import registry
 from evenhand.methods.catalogue import method as find_method
 from evenhand.methods.composition import Method
 from evenhand.planning import budgets_of, level_of, stretches_of
-from evenhand.plans import Plan
-from evenhand.privacy import accountants, continuing
-from evenhand.privacy.budgets import Budgets, Privacy
-from evenhand.stages import PlannedLevel, Stage, cut
 
 Solved = tuple[float, tuple[float, ...], tuple[float, ...]]
 
@@ -73,7 +73,7 @@ def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, 
     if further := _further(plan, charged, epochs):
         try:
             return _continued(plan, budgets, before, further)
-        except continuing.NothingLeftError:
+        except remaining_budget.NothingLeftError:
             pass
     last = next(stage for stage in reversed(before) if stage.levels)
     ended = dataclasses.replace(
@@ -136,7 +136,7 @@ def _continued(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], 
     chosen = _method(plan)
     stretches = stretches_of(chosen, charged + further, plan.facts.records / plan.expected_batch)
     whole = [PlannedLevel(n, level.noise, level.bound) for n, level in stretches]
-    rest = cut(whole, charged, charged + further)
+    rest = cut_levels(whole, charged, charged + further)
     scale, rates, scales = _solved(plan, chosen, budgets, charged, rest)
     made = dataclasses.replace(
         plan,
@@ -174,19 +174,19 @@ def _method(plan: Plan) -> Method:
 
 def _solved(plan: Plan, chosen: Method, budgets: Sequence[float], charged: int, rest: Sequence[PlannedLevel]) -> Solved:
     """Scale of the noise, rates and relative bounds for the steps that remain, on top of what was spent."""
-    side = accountants.merged(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
-    left = continuing.Rest(
+    side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
+    left = remaining_budget.RemainingSteps(
         tuple((part.noise, part.count) for part in rest), plan.expected_batch, plan.delta, query_noise=side
     )
     owed = [
-        continuing.Owed(records, budget, tuple(plan.events(owner, charged)))
+        remaining_budget.OwnerBudget(records, budget, tuple(plan.events(owner, charged)))
         for owner, ((_, records), budget) in enumerate(zip(plan.facts.owners, budgets, strict=True))
     ]
     rate, ones = plan.expected_batch / plan.facts.records, (1.0,) * len(owed)
     if chosen.sampling == "owner":
-        scale, rates = continuing.rates(owed, left)
+        scale, rates = remaining_budget.remaining_rates(owed, left)
         return scale, tuple(rates), ones
     if chosen.bounds == "owner":
-        scale, bounds = continuing.bounds(owed, left)
+        scale, bounds = remaining_budget.remaining_bounds(owed, left)
         return scale, (rate,) * len(owed), tuple(bounds)
-    return continuing.alike(owed, left), (rate,) * len(owed), ones
+    return remaining_budget.common_noise(owed, left), (rate,) * len(owed), ones

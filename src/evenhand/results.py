@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand import measured
 from evenhand._numbers import promised, rounded_up, setting
+from evenhand.accounting import owner_classes
 from evenhand.errors import UsageError
-from evenhand.privacy import classes
 from evenhand.privacy import statement as statements
 from evenhand.reporting import group_metrics, model_card, run_page
 from evenhand.runs import Folder, write_durably
@@ -218,7 +218,7 @@ def _report(
 ) -> run_page.ReportData:
     plan, statement = folder.plan(), folder.statement()
     counted, owners = statement["mechanism"]["steps_counted"], statement["owners"]
-    shown = classes.chosen_few([row["epsilon"] for row in owners])
+    shown = owner_classes.chosen_few([row["epsilon"] for row in owners])
     return run_page.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
         headline=run_page.headline(frame.overall, frame.by_group),
@@ -230,8 +230,8 @@ def _report(
             for index in shown
         },
         budgets={owners[index]["name"]: owners[index]["budget"] for index in shown},
-        classes=[_class(row) for row in owners] if 1 < len(owners) <= classes.LISTED else (),
-        summary=classes.in_words(classes.summary(owners)) if len(owners) > classes.LISTED else (),
+        classes=[_class(row) for row in owners] if 1 < len(owners) <= owner_classes.LISTED else (),
+        summary=owner_classes.in_words(owner_classes.summary(owners)) if len(owners) > owner_classes.LISTED else (),
         statement=statements.paragraphs(statement),
         warnings=statement["warnings"],
         facts=_facts(plan, statement),
@@ -250,8 +250,8 @@ def _class(row: Mapping[str, Any]) -> run_page.OwnerClass:
         promised=promised(row["budget"]),
         spent="none" if row["epsilon"] is None else rounded_up(row["epsilon"]),
         rate=f"{row['rate']:.4g}",
-        bound=classes.span(row["bound"]),
-        noise=classes.span(row["noise_multiplier"]),
+        bound=owner_classes.span(row["bound"]),
+        noise=owner_classes.span(row["noise_multiplier"]),
     )
 
 

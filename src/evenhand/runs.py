@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from evenhand import durable, owner_tables, untrusted, weights
+from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
-from evenhand.plans import Plan
 from evenhand.privacy import ledger as ledgers
 from evenhand.privacy import statement as statements
 from evenhand.privacy import statement_form, statement_sharing

@@ -6,7 +6,7 @@ import platform
 from functools import cache
 from importlib import metadata
 
-PACKAGES = ("evenhand", "torch", "numpy", "scipy", "cryptography", "dp-accounting")
+PACKAGES = ("evenhand", "torch", "numpy", "scipy", "cryptography")
 
 
 def software() -> dict[str, str]:

@@ -23,10 +23,9 @@ from evenhand.mechanism import Mechanism
 from evenhand.methods.rules import SampleRule
 from evenhand.planning import PlannedLevel
 from evenhand.privacy import noise
-from evenhand.privacy.ledger import Commit
 from evenhand.releasing import release_few, release_parts
 from evenhand.streams import Stream
-from evenhand.types import Batch, Pass, State, Stats
+from evenhand.types import Batch, Commit, Pass, State, Stats
 from evenhand.weighing import total_of, weights_of
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from evenhand import averaging, consents, density_runs, evaluation, losses, pacing, threads
+from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.attachment import start
 from evenhand.augmenting import Augment, views_of
 from evenhand.averaging import EMA, Average
@@ -33,7 +34,6 @@ from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
 from evenhand.os_errors import boundary
 from evenhand.planning import Plan
 from evenhand.planning import plan as make_plan
-from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.remembering import descent_again, settings_of, views_again
 from evenhand.results import Run
 from evenhand.runs import Folder, write_durably

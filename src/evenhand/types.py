@@ -136,3 +136,18 @@ class Batch:
 
     def __len__(self) -> int:
         return int(self.record.shape[0])
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Record what ``count`` equal steps from ``first`` on used, as a row of the ledger names it.
+
+    ``sensitivity`` has one entry per owner class, or one per unit of relative bound for many; ``std`` is the standard
+    deviation of the noise. ``queries`` holds (sensitivity, std) of each side query.
+    """
+
+    first: int
+    count: int
+    sensitivity: tuple[float, ...]
+    std: float
+    queries: tuple[tuple[float, float], ...] = ()

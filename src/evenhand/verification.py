@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import measured, signing, untrusted
+from evenhand.accounting import accountant
+from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.plans import Plan
-from evenhand.privacy import accountants, statement_form, statement_sharing, statement_warnings
 from evenhand.privacy import statement as statements
+from evenhand.privacy import statement_form, statement_sharing, statement_warnings
 from evenhand.privacy.chain import read_until
-from evenhand.privacy.ledger import Commit, Ledger, Reading
+from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.run_files import LEDGER, RECORDED, SIGNATURE, waiting
 from evenhand.runs import Folder, as_json, as_written, head_in
 from evenhand.software import software
+from evenhand.types import Commit
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -201,7 +203,7 @@ def _holds(plan: Plan, owner: int, steps: int, written: float, computed: float) 
         return True
     if written < computed * (1 - _LOOSER) or owner >= _PROOFS:
         return False
-    return accountants.Composition(plan.events(owner, steps), rel=_FINER).epsilon(plan.delta) <= written
+    return accountant.Composition(plan.events(owner, steps), rel=_FINER).epsilon(plan.delta) <= written
 
 
 def _noise_problems(plan: Plan, reading: Reading) -> list[str]:

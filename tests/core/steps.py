@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from evenhand.accounting.budgets import FixedNoise
 from evenhand.mechanism import Mechanism
 from evenhand.methods.catalogue import Method
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import Clip, Rule
 from evenhand.planning import Plan, plan
-from evenhand.privacy.budgets import FixedNoise
 from evenhand.step import Released, private_gradient
 from evenhand.streams import Stream
 from evenhand.types import Batch, Facts, Pass

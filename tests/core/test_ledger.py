@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.privacy.ledger import BLOCK, Commit, Ledger, Reading, read
+from evenhand.privacy.ledger import BLOCK, Ledger, Reading, read
+from evenhand.types import Commit
 
 
 def opened(path: Path, key: str = "k0", plan: str = "p", steps: int = 1000) -> Ledger:

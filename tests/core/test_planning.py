@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from evenhand.accounting import accountant
+from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy
 from evenhand.errors import UsageError
 from evenhand.methods.catalogue import Method, catalogue, method
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import BatchRule, Clip
 from evenhand.methods.schedules import Schedule
 from evenhand.planning import Plan, default_delta, plan
-from evenhand.privacy import accountants
-from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy
 from evenhand.types import Facts, Level, State, Stats
 
 FACTS = Facts(1000, (("strict", 400), ("open", 600)), groups=("a", "b"), labels=("0", "1"), inputs="(3,) float32")
@@ -87,7 +87,7 @@ def test_a_query_of_fixed_noise_is_paid_by_the_gradient() -> None:
     assert level.noise > made().levels[0].noise
     assert fixed.epsilons[0] is not None
     assert 3 * (1 - 1e-3) <= fixed.epsilons[0] <= 3
-    as_separate = accountants.epsilon([(0.1, level.noise, 100), (0.1, 5.0, 100)], 1e-5)
+    as_separate = accountant.epsilon([(0.1, level.noise, 100), (0.1, 5.0, 100)], 1e-5)
     assert as_separate < fixed.epsilons[0], "merged accounting must cost more than two separate samples would claim"
 
 
@@ -101,7 +101,7 @@ def test_fixed_noise_reports_its_cost() -> None:
     found = made(FixedNoise(1.3, 1e-5))
     assert found.levels[0].noise == 1.3
     assert found.budgets == (None, None)
-    assert found.epsilons[0] == pytest.approx(accountants.epsilon([(0.1, 1.3, 100)], 1e-5), rel=1e-9)
+    assert found.epsilons[0] == pytest.approx(accountant.epsilon([(0.1, 1.3, 100)], 1e-5), rel=1e-9)
 
 
 def test_sgd_has_no_epsilon_and_says_so() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evenhand.privacy.ledger import Commit
 from evenhand.recording import Recorder
+from evenhand.types import Commit
 
 
 class Reserved(list[int]):

@@ -10,6 +10,7 @@ from scipy import stats as tests
 from steps import FACTS, almost_noiseless, made, rows, run, vectors
 from torch import nn
 
+from evenhand.accounting.budgets import Privacy
 from evenhand.data import wrap
 from evenhand.gradients import per_sample
 from evenhand.mechanism import Mechanism
@@ -18,7 +19,6 @@ from evenhand.methods.rules import Clip, Identity, Ordered
 from evenhand.methods.schedules import Constant
 from evenhand.planning import plan
 from evenhand.privacy import noise as noises
-from evenhand.privacy.budgets import Privacy
 from evenhand.step import private_gradient
 from evenhand.streams import Stream
 from evenhand.summation import Summation

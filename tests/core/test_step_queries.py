@@ -11,6 +11,7 @@ import torch
 from steps import FACTS, rows, vectors
 from torch import Tensor
 
+from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UnsupportedModelError
 from evenhand.mechanism import Mechanism
 from evenhand.methods.catalogue import Method
@@ -18,7 +19,6 @@ from evenhand.methods.queries import Count, GroupSizes, Query
 from evenhand.methods.rules import Clip
 from evenhand.planning import Plan, plan
 from evenhand.privacy import noise
-from evenhand.privacy.budgets import FixedNoise
 from evenhand.releasing import Ahead, release_few
 from evenhand.step import Released, private_gradient, rehearse
 from evenhand.streams import Stream

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from steps import FACTS, almost_noiseless, made, rows, run, vectors
 from torch import Tensor
 
+from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UnsupportedModelError
 from evenhand.mechanism import Mechanism
 from evenhand.methods.catalogue import Method
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import BatchRule, Clip, SampleRule
 from evenhand.planning import plan
-from evenhand.privacy.budgets import FixedNoise
 from evenhand.step import bounded, private_gradient, rehearse
 from evenhand.streams import Stream
 from evenhand.types import Facts, State, Stats

@@ -11,11 +11,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from evenhand.accounting.budgets import Budgets, FixedNoise, Promise
+from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.density.chunks import as_data
 from evenhand.density.summing import Query, Releases, plan_of
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Budgets, FixedNoise, Promise
 from evenhand.streams import Stream
 
 

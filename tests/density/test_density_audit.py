@@ -15,13 +15,13 @@ import torch
 from density_exact import Exact, certified, planned, wrapped
 from numpy.typing import NDArray
 
+from evenhand.accounting import accountant
+from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.density import embedding as rows
 from evenhand.density import fourier, moments
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query, Releases
-from evenhand.plans import Plan
-from evenhand.privacy import accountants
 from evenhand.streams import Stream
 
 TRIALS, DELTA, K = 800, 0.05, 1.0
@@ -74,7 +74,7 @@ def attack(name: str) -> tuple[float, float]:
     """The epsilon that an attack certifies, and the one that is claimed."""
     mechanism, query = SOUND[name]
     plan = planned(wrapped(INPUTS, LABELS, 2), [query])
-    claimed = accountants.epsilon(plan.events(), DELTA)
+    claimed = accountant.epsilon(plan.events(), DELTA)
     with_it, without = (losses(mechanism, plan, present) for present in (True, False))
     lowest = 0.0
     for threshold in (0.0, claimed):

@@ -11,6 +11,7 @@ import torch
 from sklearn.base import clone
 from sklearn.neighbors import KernelDensity
 
+from evenhand.accounting.budgets import Budgets
 from evenhand.density import (
     METHODS,
     ClaimedFigures,
@@ -21,7 +22,6 @@ from evenhand.density import (
 )
 from evenhand.density.figures import rho_of
 from evenhand.errors import DataError, UsageError
-from evenhand.privacy.budgets import Budgets
 
 SOUND = [RandomFeatureDensity, MomentDensity, NoisyEmbeddingDensity]
 

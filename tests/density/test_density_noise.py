@@ -12,6 +12,7 @@ from density_exact import planned, two_owners, wrapped
 from dp_accounting import pld
 from scipy import optimize, stats
 
+from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy
 from evenhand.density import embedding as rows
 from evenhand.density import fourier
 from evenhand.density.moments import Embedding
@@ -21,7 +22,6 @@ from evenhand.density.random_feature import RandomFeatureDensity, total_noise
 from evenhand.density.summing import Query, Releases, plan_of
 from evenhand.errors import UsageError
 from evenhand.privacy import noise
-from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy
 from evenhand.streams import Stream
 from evenhand.types import Facts
 

@@ -14,6 +14,7 @@ import evenhand as eh
 from commands import evenhand, result
 from evenhand import density
 from evenhand._numbers import rounded_up
+from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.config import Config
 from evenhand.configured import planned, train
 from evenhand.data import Data
@@ -21,8 +22,6 @@ from evenhand.density import METHODS, MomentDensity, NoisyEmbeddingDensity, Rand
 from evenhand.density.rebuilding import rebuilt
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.methods.density_methods import DENSITIES
-from evenhand.privacy.budgets import Budgets, Privacy
-from evenhand.privacy.statement_warnings import replacing
 from evenhand.types import Facts
 
 
@@ -71,9 +70,9 @@ def test_a_statement_of_noisy_rows_names_its_relation_and_the_epsilon_of_replaci
 def test_many_owners_get_the_largest_epsilon_of_replacing(tmp_path: Path) -> None:
     budgets = np.repeat(np.linspace(0.5, 4.0, 30).round(2), 10)
     fitted = NoisyEmbeddingDensity(delta=1e-4, out=tmp_path / "run").fit(*arrays(), budgets=budgets)
-    (words,) = replacing(fitted.plan_, 1)
+    (words,) = fitted.plan_.replacement_warnings(1)
     assert f"at most epsilon {rounded_up(max(fitted.privacy_.replaced.values()))} for owner '4'" in words
-    assert replacing(fitted.plan_, 0) == []
+    assert fitted.plan_.replacement_warnings(0) == []
 
 
 def test_less_noise_than_planned_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +139,7 @@ def test_plan_prints_what_a_density_would_spend_from_public_facts_alone(method: 
         assert f"release of the {name} with noise multiplier {level.noise:.4f}" in words
     for owner, epsilon in zip(("strict", "open"), made.epsilons, strict=True):
         assert f"owner {owner!r}: spends epsilon {rounded_up(epsilon)} of" in words
-    assert found["warnings"] == replacing(made, made.steps)
+    assert found["warnings"] == made.replacement_warnings(made.steps)
     assert ("warning: every record is released in a row" in words) == (method == "noisy_embedding_density")
 
 
@@ -165,7 +164,7 @@ def test_no_plan_promises_anything_for_the_published_form() -> None:
 @pytest.mark.parametrize("adjacency", ["replace one", "add/remove"])
 def test_the_plan_of_noisy_rows_warns_as_the_statement_of_the_run_will(adjacency: Any, tmp_path: Path) -> None:
     form = NoisyEmbeddingDensity(epsilon=2.0, delta=1e-4, adjacency=adjacency, out=tmp_path / "run").fit(*arrays())
-    (warning,) = replacing(form.plan_, 1)
+    (warning,) = form.plan_.replacement_warnings(1)
     assert warning in json.loads((tmp_path / "run" / "statement.json").read_text())["warnings"]
     assert f"warning: {warning}" in str(form.plan_)
     assert f"promised for: {adjacency}" in warning

@@ -12,12 +12,12 @@ import torch
 from density_exact import Exact, two_owners, worst_move, wrapped
 from torch import Tensor
 
+from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.density import embedding as rows
 from evenhand.density import fourier, moments
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query, Releases
-from evenhand.plans import Plan
 from evenhand.streams import Stream
 
 CLASSES, SIZE, K = 3, 4, 0.7

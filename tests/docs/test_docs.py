@@ -150,7 +150,7 @@ def test_checking_needs_only_what_the_page_says(
     (packages,) = re.findall(r"pip install (numpy .*)", page)
     project = (ROOT / "pyproject.toml").read_text()
     needed = set(re.findall(r'^  "([a-z-]+)[>=]', project.partition("optional-dependencies")[0], re.MULTILINE))
-    modules = {"scikit-learn": "sklearn", "dp-accounting": "dp_accounting"}
+    modules = {"scikit-learn": "sklearn"}
     absent = [modules.get(name, name) for name in needed - set(packages.split())]
     assert "torch" in absent
     eh.fit(torch.nn.Linear(64, 10), digit_data[0], epsilon=3.0, epochs=1, out=tmp_path / "run", compose=False)

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 import evenhand as eh
 from commands import evenhand
-from evenhand.privacy.events import merged
+from evenhand.accounting.events import merged_noise
 
 
 def epsilon_of_the_largest(rate: float, noise: float, count: int, delta: float) -> float:
@@ -108,4 +108,4 @@ def test_extreme_settings_end_in_an_answer_or_an_error_that_is_meant(flags: str)
     ],
 )
 def test_noises_of_any_size_merge(noises: tuple[float, float], expected: float) -> None:
-    assert merged(noises[0], [noises[1]]) == pytest.approx(expected)
+    assert merged_noise(noises[0], [noises[1]]) == pytest.approx(expected)

@@ -12,9 +12,9 @@ from dp_accounting.pld import PLDAccountant
 from torch import nn
 
 import evenhand as eh
+from evenhand.accounting.plan import Plan
 from evenhand.attachment import Private
 from evenhand.data import Data, wrap
-from evenhand.plans import Plan
 from evenhand.runs import Folder
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import evenhand as eh
+from evenhand.accounting.plan import Plan
 from evenhand.data import Data, wrap
-from evenhand.plans import Plan
 from evenhand.runs import Folder
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

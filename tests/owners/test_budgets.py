@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import evenhand as eh
+from evenhand.accounting import owner_classes
+from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError
-from evenhand.plans import Plan
-from evenhand.privacy import classes
 from evenhand.progress import Progress
 from evenhand.types import Facts
 
@@ -89,7 +89,7 @@ def test_a_plan_shows_each_class_or_their_quantiles() -> None:
         "idp_scale", eh.Budgets({"a": 1, "b": 4}, 1e-5), data=Facts(900, (("a", 300), ("b", 600))), batch_size=30
     )
     lines = [line for line in str(few).splitlines() if "records of owner" in line]
-    for line, row in zip(lines, classes.rows(few, few.epsilons), strict=True):
+    for line, row in zip(lines, owner_classes.rows(few, few.epsilons), strict=True):
         assert f"noise multiplier {row['noise_multiplier'][0]:.4g}" in line
         assert f"bound {row['bound'][0]:.4g}" in line
         assert row["noise_multiplier"][0] == pytest.approx(few.levels[0].noise / row["bound_scale"])
@@ -101,13 +101,13 @@ def test_a_plan_shows_each_class_or_their_quantiles() -> None:
 
 def test_a_summary_tells_the_dearest_class_and_the_quantiles() -> None:
     made = many()
-    found = classes.summary(classes.rows(made, made.epsilons))
+    found = owner_classes.summary(owner_classes.rows(made, made.epsilons))
     rates = sorted(made.rates)
     assert found["rate"]["least"] == rates[0]
     assert found["rate"]["most"] == rates[-1]
     assert found["rate"]["middle"] == rates[20]
     assert found["dearest"] == "4"
-    assert classes.within(classes.rows(made, made.epsilons))
+    assert owner_classes.within(owner_classes.rows(made, made.epsilons))
 
 
 class Bar:

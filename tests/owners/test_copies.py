@@ -14,10 +14,10 @@ from torch import nn
 
 import evenhand as eh
 from evenhand import forking, recording
+from evenhand.accounting import accountant
 from evenhand.attachment import start
 from evenhand.datasets import DatasetLedger
 from evenhand.errors import EvenhandError
-from evenhand.privacy import accountants
 from evenhand.privacy.ledger import Ledger
 from evenhand.runs import Folder
 
@@ -64,7 +64,7 @@ def test_no_total_falls_under_another_state_folder(
         began(tmp_path / name, data(), other, 5)
     after = total(resumed(tmp_path / "run", data()))
     assert after >= before
-    assert after >= accountants.epsilon(3 * other.events(0) + cheap.events(0), 1e-3) * (1 - 1e-6)
+    assert after >= accountant.epsilon(3 * other.events(0) + cheap.events(0), 1e-3) * (1 - 1e-6)
 
 
 def test_new_budgets_of_a_run_whose_copy_went_on_count_both(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_new_budgets_of_a_run_whose_copy_went_on_count_both(tmp_path: Path) -> N
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     resumed(tmp_path / "copy", data())
     new = raised(tmp_path / "run", data())
-    both = accountants.epsilon(new.events(0) + plan.events(0), plan.delta)
+    both = accountant.epsilon(new.events(0) + plan.events(0), plan.delta)
     assert total(Folder.existing(tmp_path / "run")) >= both * (1 - 1e-6)
 
 
@@ -120,7 +120,7 @@ def test_every_copy_of_a_run_that_goes_on_is_counted(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "run", tmp_path / name)
     folders = [resumed(tmp_path / name, data()) for name in ("run", "a", "b")]
     assert [runs(folder) for folder in folders] == [1, 2, 3]
-    three = accountants.epsilon(3 * plan.events(0), plan.delta)
+    three = accountant.epsilon(3 * plan.events(0), plan.delta)
     assert (folders[2].composition() or {})["epsilons"]["all"] == pytest.approx(three, rel=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_an_equal_plan_of_another_run_does_not_stand_for_this_one(
     began(tmp_path / "b", data(), plan, plan.steps)
     new = eh.rebudget(tmp_path / "a", eh.Privacy(3.2), epochs=1, train=data())
     counted = Folder.existing(tmp_path / "a").composition() or {}
-    both = accountants.epsilon(new.events(0) + plan.events(0), plan.delta)
+    both = accountant.epsilon(new.events(0) + plan.events(0), plan.delta)
     assert counted["epsilons"]["all"] == pytest.approx(both, rel=1e-6)
 
 

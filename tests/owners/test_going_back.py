@@ -17,10 +17,10 @@ from torch import nn
 
 import evenhand as eh
 from commands import evenhand, result
+from evenhand.accounting.accountant import epsilon
 from evenhand.attachment import Private, start
 from evenhand.checkpoints import KEPT, marks, spread
 from evenhand.errors import CalibrationError, LedgerError, PlanMismatchError, UsageError
-from evenhand.privacy.accountants import epsilon
 from evenhand.replanning import back, replan
 from evenhand.runs import Folder
 

@@ -13,10 +13,10 @@ from forks import LOSS, LOWER, OLD, data, further, gone_back, parts, planned, re
 from torch import nn
 
 import evenhand as eh
+from evenhand.accounting.accountant import epsilon
 from evenhand.attachment import start
 from evenhand.checkpoints import marks
 from evenhand.errors import CalibrationError, EvenhandError, LedgerError, UsageError
-from evenhand.privacy.accountants import epsilon
 from evenhand.runs import Folder, write_json
 
 pytestmark = pytest.mark.usefixtures("slow_steps")

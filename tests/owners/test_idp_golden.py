@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from evenhand.accounting import rdp
+from evenhand.accounting.budgets import Budgets
 from evenhand.planning import plan
-from evenhand.privacy import rdp
-from evenhand.privacy.budgets import Budgets
 from evenhand.types import Facts
 
 Q, T, DELTA = 512 / 60_000, 9_375, 1e-5

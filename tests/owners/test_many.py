@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import evenhand as eh
+from evenhand.accounting.accountant import epsilon
+from evenhand.accounting.plan import Plan
 from evenhand.data import Data, wrap
-from evenhand.plans import Plan
-from evenhand.privacy.accountants import epsilon
 from evenhand.types import Facts
 
 RECORDS, BATCH, STEPS = 50_000, 256, 150

@@ -15,10 +15,10 @@ from torch import nn
 
 import evenhand as eh
 from commands import evenhand, result
+from evenhand.accounting.accountant import epsilon
+from evenhand.accounting.plan import Plan
 from evenhand.data import Data, wrap
 from evenhand.errors import CalibrationError, PlanMismatchError, UsageError
-from evenhand.plans import Plan
-from evenhand.privacy.accountants import epsilon
 from evenhand.rebudgeting import replan
 from evenhand.runs import Folder, write_json
 from evenhand.types import Facts

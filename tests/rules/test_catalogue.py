@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from evenhand.accounting import rdp
+from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy
+from evenhand.accounting.plan import Plan
 from evenhand.cli.methods import rows
 from evenhand.density import PublishedSmoothing
 from evenhand.errors import UsageError
@@ -20,9 +23,6 @@ from evenhand.methods.queries import Exceedance, GroupCounts, GroupSizes
 from evenhand.methods.rules import Clip, GlobalAdapt, GroupClip, Ordered, Psac
 from evenhand.methods.schedules import Linear, Phases, Step, Table
 from evenhand.planning import plan
-from evenhand.plans import Plan
-from evenhand.privacy import rdp
-from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy
 from evenhand.step import private_gradient, rehearse
 from evenhand.streams import Stream
 from evenhand.types import Batch, Facts, Pass

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 import evenhand as eh
+from evenhand.accounting import accountant
 from evenhand.attachment import Private
 from evenhand.data import Data, wrap
 from evenhand.data.fingerprint import fingerprint
 from evenhand.datasets import DatasetLedger, state_folder
 from evenhand.planning import Plan
-from evenhand.privacy import accountants
 from evenhand.replanning import replan
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -47,7 +47,7 @@ def test_ten_runs_spend_what_ten_runs_spend(tiny: Data, tiny_plan: Plan, tmp_pat
     last = statement(tmp_path / "9")["accounting"]
     assert last["runs_composed"] == 10
     alone = tiny_plan.events(0)
-    assert last["epsilon_all_runs"] == pytest.approx(accountants.epsilon(alone * 10, tiny_plan.delta), rel=1e-3)
+    assert last["epsilon_all_runs"] == pytest.approx(accountant.epsilon(alone * 10, tiny_plan.delta), rel=1e-3)
     assert last["epsilon_all_runs"] > 2 * tiny_plan.epsilons[0]
     words = (tmp_path / "9" / "statement.md").read_text()
     assert "counts 10 runs" in words
@@ -168,9 +168,9 @@ def test_equal_names_of_other_records_are_not_taken_for_the_same_owner() -> None
     assert DatasetLedger.of(before).folder == DatasetLedger.of(after).folder
     DatasetLedger.of(before).enter(first)
     found = DatasetLedger.of(after).enter(second)["epsilons"]
-    true = accountants.epsilon([*first.events(0), *second.events(1)], 1e-5)
+    true = accountant.epsilon([*first.events(0), *second.events(1)], 1e-5)
     assert max(found.values()) == pytest.approx(true, rel=1e-6)
-    assert found["a"] >= accountants.epsilon([*first.events(1), *second.events(0)], 1e-5)
+    assert found["a"] >= accountant.epsilon([*first.events(1), *second.events(0)], 1e-5)
 
 
 def test_the_same_owners_spend_each_their_own() -> None:
@@ -178,7 +178,7 @@ def test_the_same_owners_spend_each_their_own() -> None:
     plan = planned(data, a=8.0, b=0.5)
     for _ in range(2):
         found = DatasetLedger.of(data).enter(plan)["epsilons"]
-    assert found["b"] == pytest.approx(accountants.epsilon(plan.events(1) * 2, 1e-5), rel=1e-6)
+    assert found["b"] == pytest.approx(accountant.epsilon(plan.events(1) * 2, 1e-5), rel=1e-6)
 
 
 def test_an_owner_of_an_earlier_run_does_not_vanish() -> None:
@@ -203,7 +203,7 @@ def test_an_entry_that_does_not_say_who_owned_what_counts_as_the_dearest() -> No
     found = ledger.enter(plan)
     assert found["runs"] == 2
     assert found["epsilons"]["b"] == pytest.approx(
-        accountants.epsilon([*plan.events(0), *plan.events(1)], 1e-5), rel=1e-6
+        accountant.epsilon([*plan.events(0), *plan.events(1)], 1e-5), rel=1e-6
     )
 
 
@@ -214,7 +214,7 @@ def test_the_dearest_class_covers_all_of_them_where_budgets_changed_over() -> No
     DatasetLedger.of(data).enter(changed)
     found = DatasetLedger.of(other).enter(planned(other, a=0.5, b=0.5))["epsilons"]
     worst = [*start.events(0), *changed.events(1)[len(start.events(1)) :]]
-    assert min(found.values()) > accountants.epsilon(worst, 1e-5)
+    assert min(found.values()) > accountant.epsilon(worst, 1e-5)
 
 
 def test_a_part_and_the_whole_are_the_same_data(tiny: Data, tmp_path: Path) -> None:

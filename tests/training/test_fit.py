@@ -125,7 +125,8 @@ def test_a_shortened_ledger_is_noticed(five: list[Run]) -> None:
 
 
 def test_less_noise_than_planned_is_noticed(five: list[Run], tmp_path: Path) -> None:
-    from evenhand.privacy.ledger import Commit, Ledger
+    from evenhand.privacy.ledger import Ledger
+    from evenhand.types import Commit
 
     plan = five[0].plan
     folder = Folder.create(tmp_path, plan)

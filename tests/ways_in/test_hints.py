@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from evenhand import hints
+from evenhand.accounting.budgets import Privacy
 from evenhand.planning import Plan, plan
-from evenhand.privacy.budgets import Privacy
 from evenhand.types import Facts
 
 

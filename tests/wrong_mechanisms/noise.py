@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from evenhand.methods.rules import Clip
-from evenhand.privacy.ledger import Commit
 from evenhand.streams import Domain, Stream
 from evenhand.testing.reference_step import ReferenceStep, Vector
 from evenhand.testing.subjects import BATCH, Subject
+from evenhand.types import Commit
 from wrong_mechanisms.base import Wrong, wrong_step
 
 

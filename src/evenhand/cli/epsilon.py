@@ -42,7 +42,7 @@ def run(
     """Epsilon of Poisson-subsampled Gaussian steps: per record, add/remove. Exit code 2 if it is infinite."""
     from evenhand import _validate
     from evenhand._numbers import rounded_up
-    from evenhand.privacy import accountants
+    from evenhand.accounting import accountant
 
     shape = schedules.built(schedule, decay, every, phases)
     if as_published is not None:
@@ -50,14 +50,14 @@ def run(
     sampled, count, per_epoch = _training(rate, steps, records, batch_size, epochs)
     level = _validate.number(noise, "noise", low=0, open_low=False) if noise is not None else _missing("--noise")
     events = [(sampled, level * part.noise, number) for number, part in shape.segments(count, per_epoch)]
-    value = accountants.epsilon(events, _validate.delta(delta))
+    value = accountant.epsilon(events, _validate.delta(delta))
     words = (
         f"noise multiplier {level:g}"
         if len(events) < 2
         else f"{shape.name} noise from {level:g} to {events[-1][1]:.4g}"
     )
     if plot is not None and math.isfinite(value):
-        schedules.draw(plot, {"all": accountants.curve(events, delta)}, {}, delta)
+        schedules.draw(plot, {"all": accountant.curve(events, delta)}, {}, delta)
     bounded = math.isfinite(value)
     shown = rounded_up(value) if bounded else f"{rounded_up(value)}, or above a million: this promises nothing,"
     text = (

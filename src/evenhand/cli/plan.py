@@ -13,10 +13,10 @@ from evenhand.cli import options, schedules
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
+    from evenhand.accounting.budgets import Promise
+    from evenhand.accounting.plan import Plan
     from evenhand.methods.density_methods import Density
     from evenhand.methods.schedules import Schedule
-    from evenhand.plans import Plan
-    from evenhand.privacy.budgets import Promise
     from evenhand.types import Facts
 
 NAME = "plan"
@@ -50,9 +50,9 @@ def run(
 ) -> None:
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
     from evenhand import owner_tables
+    from evenhand.accounting.owner_classes import chosen_few, rows
     from evenhand.describing import warnings
     from evenhand.methods.density_methods import DENSITIES
-    from evenhand.privacy.classes import chosen_few, rows
 
     name = method or "dpsgd"
     shape = None if schedule is None else partial(schedules.built, schedule, decay, every, phases)
@@ -134,7 +134,7 @@ def _facts(named: Mapping[str, Any], records: int | None, owners: str | None, by
 def _promise(
     epsilon: float | None, delta: float | None, noise: float | None, budgets: Mapping[str, Any], facts: Facts
 ) -> Promise | None:
-    from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy
+    from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy
 
     if sum(given is not None for given in (epsilon, noise, budgets or None)) > 1:
         raise UsageError("Give one of --epsilon, --budgets and --noise: one follows from the other.")

@@ -67,7 +67,7 @@ def run(
 
 
 def _rebudget(folder: Path, epsilon: float | None, budgets: str | None, epochs: float | None, out: Path | None) -> None:
-    from evenhand.privacy.budgets import Budgets, Privacy
+    from evenhand.accounting.budgets import Budgets, Privacy
     from evenhand.rebudgeting import rebudget
 
     if epsilon is not None and budgets is not None:

@@ -19,7 +19,7 @@ from evenhand.errors import VerificationError
 from evenhand.runs import Folder, write_durably, write_json
 
 if TYPE_CHECKING:
-    from evenhand.plans import Plan
+    from evenhand.accounting.plan import Plan
 
 
 _TRAINING = (
@@ -75,8 +75,8 @@ def task(
 @lru_cache(maxsize=4096)
 def _planned(same: _Same, epsilon: float | None, validation: Validation | None) -> Plan:
     """The plan of a config: seeds and learning rates share it."""
+    from evenhand.accounting.budgets import Privacy
     from evenhand.configured import planned, promised
-    from evenhand.privacy.budgets import Privacy
 
     config = same.config
     training = _loaded(_data(config), validation)[0]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import _validate
+from evenhand.accounting.budgets import Budgets
 from evenhand.comparison import claims, lines, tuning
 from evenhand.config import Config, absolute, merged, settings
 from evenhand.errors import UsageError
-from evenhand.privacy.budgets import Budgets
 
 REFERENCE = "sgd"
 EACH_RUN = "each run"

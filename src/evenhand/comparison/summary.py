@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from evenhand.accounting import accountant
 from evenhand.comparison import paired, research
 from evenhand.comparison.cells import Task, seconds
 from evenhand.comparison.pool import Failure
 from evenhand.config import Config
-from evenhand.privacy import accountants
 from evenhand.reporting.comparison_rows import NOTHING, Effort, Entry
 from evenhand.reporting.group_metrics import Estimate, across
 from evenhand.reporting.intervals import over_seeds, privacy_cost
@@ -95,7 +95,7 @@ def together(results: Iterable[Result]) -> float | None:
         return None
     owners = range(len(runs[0].facts.owners))
     exposed = {tuple(event for plan in runs for event in plan.events(owner)) for owner in owners}
-    return max(accountants.epsilon(events, runs[0].delta) for events in exposed)
+    return max(accountant.epsilon(events, runs[0].delta) for events in exposed)
 
 
 def _by_seed(runs: Sequence[Result]) -> dict[int, Mapping[str, Any]]:

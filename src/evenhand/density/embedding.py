@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.density.chunks import chunks
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query, Releases
-from evenhand.plans import Plan
 from evenhand.streams import Stream
 
 
@@ -45,7 +45,7 @@ def stricter(plan: Plan, factor: float) -> Plan:
     Examples:
       >>> from evenhand.density.promises import replaced
       >>> from evenhand.density.summing import plan_of
-      >>> from evenhand.privacy.budgets import Privacy
+      >>> from evenhand import Privacy
       >>> from evenhand.types import Facts
       >>> plan = plan_of("rows", {}, [query(0.0, 1)], Privacy(1.0, 1e-5), Facts(100, (("all", 100),)))
       >>> 2.1 < replaced(plan, 2.0)[0] < 2.3, replaced(stricter(plan, 2.0), 2.0)[0] <= 1

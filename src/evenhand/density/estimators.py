@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
+from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
+from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.data.not_finite import check_finite
 from evenhand.data.owners_and_groups import by_record, owned
@@ -22,8 +24,6 @@ from evenhand.density.promises import Promise as Promised
 from evenhand.density.saving import After, Before, made
 from evenhand.density.summing import Releases
 from evenhand.errors import UsageError
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.runs import Folder
 from evenhand.streams import Stream
 from evenhand.types import Facts

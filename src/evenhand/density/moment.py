@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import _validate
+from evenhand.accounting.budgets import Promise
+from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.density import moments
 from evenhand.density.chunks import chunks
@@ -15,8 +17,6 @@ from evenhand.density.models import MomentModel
 from evenhand.density.promises import ADD_REMOVE, of_plan
 from evenhand.density.promises import Promise as Promised
 from evenhand.density.summing import Releases, plan_of
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Promise
 from evenhand.streams import Stream
 from evenhand.types import Facts
 

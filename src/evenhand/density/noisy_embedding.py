@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 
 from evenhand import _validate
+from evenhand.accounting.budgets import FixedNoise, Promise
+from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.density import embedding as rows
 from evenhand.density import moments
@@ -21,8 +23,6 @@ from evenhand.density.promises import ADD_REMOVE, REPLACE_ONE, of_plan
 from evenhand.density.promises import Promise as Promised
 from evenhand.density.summing import Releases, plan_of
 from evenhand.errors import UsageError
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import FixedNoise, Promise
 from evenhand.streams import Stream
 from evenhand.types import Facts
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evenhand._numbers import rounded_up
-from evenhand.plans import Plan
-from evenhand.privacy import accountants
+from evenhand.accounting import accountant
+from evenhand.accounting.plan import Plan
 from evenhand.types import Guarantee
 
 REPLACE_ONE, ADD_REMOVE = "replace one", "add/remove"
@@ -68,7 +68,7 @@ def replaced(plan: Plan, factor: float) -> tuple[float, ...]:
     for index, scale in enumerate(plan.scales):
         if scale not in found:
             events = [(rate, noise / factor, count) for rate, noise, count in plan.events(index)]
-            found[scale] = accountants.epsilon(events, plan.delta)
+            found[scale] = accountant.epsilon(events, plan.delta)
     return tuple(found[scale] for scale in plan.scales)
 
 

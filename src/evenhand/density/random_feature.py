@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import _validate
+from evenhand.accounting.budgets import Promise
+from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.density import fourier, moments
 from evenhand.density.chunks import chunks
@@ -17,8 +19,6 @@ from evenhand.density.promises import ADD_REMOVE, of_plan
 from evenhand.density.promises import Promise as Promised
 from evenhand.density.summing import Query, Releases, plan_of
 from evenhand.errors import UsageError
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Promise
 from evenhand.streams import Stream
 from evenhand.types import Facts
 
@@ -135,7 +135,7 @@ def total_noise(plan: Plan, owner: int = 0) -> float:
     """The noise multiplier of the one Gaussian release that all releases of a plan amount to, for an owner class.
 
     Examples:
-      >>> from evenhand.privacy.budgets import FixedNoise
+      >>> from evenhand import FixedNoise
       >>> plan = RandomFeatureDensity().plan(Facts(10, (("all", 10),)), FixedNoise(2.0, 1e-5))
       >>> round(total_noise(plan), 9)
       2.0

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from evenhand.accounting.plan import Plan
 from evenhand.counting import hold
 from evenhand.data import duplicate_rows
 from evenhand.data.dataset import Data
@@ -15,7 +16,6 @@ from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
 from evenhand.density.sums import Sums
 from evenhand.os_errors import boundary
-from evenhand.plans import Plan
 from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.publishing import publish
 from evenhand.run_files import digests, mend

@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from evenhand import _validate
+from evenhand.accounting.budgets import Budgets, Promise
+from evenhand.accounting.plan import Plan
 from evenhand.density.sums import Sums
 from evenhand.errors import UsageError
 from evenhand.methods.composition import Method
 from evenhand.methods.rules import Clip
 from evenhand.methods.schedules import Table
 from evenhand.planning import plan as make_plan
-from evenhand.plans import Plan
 from evenhand.privacy import noise
-from evenhand.privacy.budgets import Budgets, Promise
-from evenhand.privacy.ledger import Commit, Ledger
+from evenhand.privacy.ledger import Ledger
 from evenhand.releasing import release
 from evenhand.step import noise_std
 from evenhand.streams import Stream
-from evenhand.types import Facts
+from evenhand.types import Commit, Facts
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def plan_of(
     Owners with budgets of their own get their own bound, a multiple of each query's, as idp_scale does.
 
     Examples:
-      >>> from evenhand.privacy.budgets import Privacy
+      >>> from evenhand import Privacy
       >>> facts = Facts(1000, (("all", 1000),))
       >>> made = plan_of("sums", {}, [Query("a", 0.5, 1.0), Query("b", 0.5, 2.0)], Privacy(1.0, 1e-5), facts)
       >>> made.steps, made.rates, 0.999 < made.epsilons[0] <= 1

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from evenhand.accounting.plan import Plan
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.methods.density_methods import DENSITIES
-from evenhand.plans import Plan
 from evenhand.runs import Folder, write_durably
 
 _NOISY = "noisy"

@@ -14,6 +14,7 @@ from typing import Any
 
 from evenhand import untrusted
 from evenhand.errors import LedgerError, VerificationError
+from evenhand.types import Commit
 
 BLOCK = 64
 """Largest number of steps that one reserve row may charge; a torn line is charged as this many."""
@@ -46,17 +47,6 @@ _FIELDS: Mapping[str, Any] = {
     "file": {"name": str, "sha256": str},
 }
 """What a row of each type must hold; see ``untrusted.fits``."""
-
-
-@dataclass(frozen=True)
-class Commit:
-    """What a run of equal steps used: gradient sensitivities per class and noise, then the same for each query."""
-
-    first: int
-    count: int
-    sensitivity: tuple[float, ...]
-    std: float
-    queries: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

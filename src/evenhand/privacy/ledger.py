@@ -47,8 +47,9 @@ from filelock import FileLock, Timeout
 
 from evenhand import durable, untrusted
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.privacy.chain import BLOCK, FORMAT, GENESIS, Commit, Reading, encoded, parse, read, unbegun
+from evenhand.privacy.chain import BLOCK, FORMAT, GENESIS, Reading, encoded, parse, read, unbegun
 from evenhand.software import software
+from evenhand.types import Commit
 
 __all__ = [
     "BLOCK",

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from evenhand._numbers import rounded_up
-from evenhand.privacy import accountants, classes, statement_form, statement_sharing, statement_warnings
+from evenhand.accounting import accountant, owner_classes
+from evenhand.privacy import statement_form, statement_sharing, statement_warnings
 
 if TYPE_CHECKING:
     from evenhand.planning import Plan
@@ -77,7 +78,7 @@ def build(
 ) -> dict[str, Any]:
     """The statement as data, for the steps that the promise counts: the whole plan, or see ``Reading.counted``."""
     spent = plan.spent_by_owner(ledger.counted)
-    owners = classes.rows(plan, [None] * len(spent) if ledger.blocked else spent)
+    owners = owner_classes.rows(plan, [None] * len(spent) if ledger.blocked else spent)
     worst = max(owners, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])
     body = {
         "schema": SCHEMA,
@@ -142,7 +143,9 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
         texts += [_owner_words(row, guarantee["delta"]) for row in owners[:OWNERS_SHOWN]]
         texts += further_owners(owners)
         if len(owners) > OWNERS_SHOWN:
-            texts.append("; ".join(classes.in_words(classes.summary(owners))) + f" (delta {guarantee['delta']:g}).")
+            texts.append(
+                "; ".join(owner_classes.in_words(owner_classes.summary(owners))) + f" (delta {guarantee['delta']:g})."
+            )
     mechanism = statement["mechanism"]
     drawn = "all of them" if mechanism["sampling"] == EVERYONE else "by Poisson sampling"
     texts.append(
@@ -247,7 +250,7 @@ def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
     left = owners[OWNERS_SHOWN:]
     if not left:
         return []
-    kept = "each within its own budget" if classes.within(left) else "listed in statement.json"
+    kept = "each within its own budget" if owner_classes.within(left) else "listed in statement.json"
     return [f"And {len(left)} more owners, {kept}."]
 
 
@@ -264,7 +267,7 @@ def _exposed(row: Mapping[str, Any]) -> str:
         return ""
     if row["rate"] == 0:
         return "; not drawn any more"
-    bound, noise = classes.span(row["bound"]), classes.span(row["noise_multiplier"])
+    bound, noise = owner_classes.span(row["bound"]), owner_classes.span(row["noise_multiplier"])
     return f"; drawn with rate {row['rate']:.4g}, clip bound {bound}, noise multiplier {noise}"
 
 
@@ -279,7 +282,7 @@ def _profile(plan: Plan, ledger: Reading, owner: int) -> dict[str, Any]:
 @lru_cache(maxsize=16)
 def _figures(events: tuple[Event, ...], delta: float) -> tuple[float, float, tuple[float, ...]]:
     """Mu, guess rate and profile, kept: a run that ends asks for them several times, a tenth of a second each."""
-    composed = accountants.compose(events)
+    composed = accountant.compose(events)
     return composed.mu(delta), composed.guess_rate(0.01), tuple(map(composed.delta, PROFILE_EPSILONS))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from evenhand.privacy import statement_warnings
 
 if TYPE_CHECKING:
-    from evenhand.plans import Plan
+    from evenhand.accounting.plan import Plan
     from evenhand.privacy.ledger import Reading
 
 FROM_NOISE = (

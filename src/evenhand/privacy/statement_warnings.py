@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from evenhand.privacy import accountants
 
 if TYPE_CHECKING:
     from evenhand.planning import Plan
     from evenhand.privacy.ledger import Reading
 
-OWNERS_LISTED = 10
 _NO_EPSILON = "no bound and no epsilon holds for this run"
 
 
@@ -34,7 +30,7 @@ def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
             f"budgets changed after {sum(stage.steps for stage in plan.earlier)} steps: the figures hold for all steps "
             "together if that was decided without looking at what this run had released."
         )
-    found += replacing(plan, ledger.counted)
+    found += plan.replacement_warnings(ledger.counted)
     found += [forked(row) for row in ledger.forks]
     if ledger.withdrawn is not None:
         found.append(withdrawn(ledger.withdrawn))
@@ -49,33 +45,6 @@ def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
             "decided that, they no longer are an independent test of it."
         )
     return found
-
-
-def replacing(plan: Plan, steps: int) -> list[str]:
-    """What add/remove means where every record is released in a row of its own, and epsilon if one is REPLACED.
-
-    The plan of such a method gives ``replacing_factor``: how much further replacing a record moves the rows.
-    """
-    settings = plan.rule.get("settings", {})
-    if "replacing_factor" not in settings or not steps or not plan.certified:
-        return []
-
-    def spent(owner: int) -> str:
-        events = [
-            (rate, noise / settings["replacing_factor"], count) for rate, noise, count in plan.events(owner, steps)
-        ]
-        epsilon = math.ceil(1000 * accountants.epsilon(events, plan.delta) - 1e-9) / 1000
-        return f"epsilon {epsilon:.3f} for owner {plan.facts.owner_names[owner]!r}"
-
-    largest = max(range(len(plan.scales)), key=plan.scales.__getitem__)
-    many = len(plan.scales) > OWNERS_LISTED
-    figures = f"at most {spent(largest)}" if many else ", ".join(map(spent, range(len(plan.scales))))
-    meant = "" if set(plan.budgets) == {None} else f" Budgets were promised for: {settings['adjacency']}."
-    return [
-        "every record is released in a row of its own: these add/remove epsilons hold only where the "
-        "number of rows of each owner is public and a missing record leaves a row of zeros. If one record is REPLACED "
-        f"by any other of its owner: {figures}, delta {plan.delta:g}.{meant}"
-    ]
 
 
 def insecure(ledger: Reading) -> bool:

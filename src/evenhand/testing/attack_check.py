@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.privacy import accountants
+from evenhand.accounting import accountant
 from evenhand.step import bounded
 from evenhand.testing.made_up_batches import Case, Row
 from evenhand.testing.reference_step import answers_of, as_pass, batch_of
@@ -56,7 +56,7 @@ def audit(subject: Subject) -> tuple[bool, str]:
     made = subject.plan()
     owner = pair.whole.rows[pair.removed].owner
     z = made.noise_seen(made.level_at(0), owner)
-    claimed = accountants.epsilon([(1.0, z, 1)], _DELTA)
+    claimed = accountant.epsilon([(1.0, z, 1)], _DELTA)
     losses = {present: _losses(subject, pair, present) for present in (True, False)}
     lowest = max(
         bound

@@ -14,10 +14,11 @@ import numpy as np
 from scipy.fft import irfft, rfft
 from scipy.special import ndtr
 
-from evenhand.privacy.events import check_delta, check_events
-from evenhand.privacy.grids import Grid, plan
-from evenhand.privacy.hockeystick import Array, Direction, Relation, directions, loss_at
-from evenhand.privacy.levels import Levels
+from evenhand._validate import any_delta
+from evenhand.accounting.events import check_events
+from evenhand.accounting.gaussian_profile import Array, Direction, Relation, directions, loss_at
+from evenhand.accounting.loss_distribution import Grid, choose_grid
+from evenhand.accounting.noise_levels import NoiseLevels
 from evenhand.types import Event
 
 
@@ -73,13 +74,13 @@ def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_
         >>> 1.826 < epsilon([(0.01, 1.0, 1000)], 1e-5) < 1.8284
         True
     """
-    levels = Levels.of(check_events(events), relation)
-    delta = check_delta(delta)
+    levels = NoiseLevels.of(check_events(events), relation)
+    delta = any_delta(delta)
     return max(_one(levels, delta, direction, rel) for direction in directions(relation))
 
 
-def _one(levels: Levels, delta: float, direction: Direction, rel: float) -> float:
-    grid = plan(levels, direction, delta=delta, rel=rel)
+def _one(levels: NoiseLevels, delta: float, direction: Direction, rel: float) -> float:
+    grid = choose_grid(levels, direction, delta=delta, rel=rel)
     size = grid.size
     log_k, offset, log_g = 0.0, 0.0, np.zeros(size // 2 + 1, dtype=np.complex128)
     for q, s, n in levels.events():

@@ -20,14 +20,13 @@ from evenhand.methods.queries import Query
 from evenhand.methods.rules import BatchRule, Clip, Rule
 from evenhand.planning import Plan, PlannedLevel
 from evenhand.privacy import noise
-from evenhand.privacy.ledger import Commit
 from evenhand.step import Released
 from evenhand.streams import Domain, Stream
 from evenhand.summation import Summation
 from evenhand.testing.made_up_batches import Case
 from evenhand.testing.sensitivity_search import by_row, taken, weights
 from evenhand.testing.subjects import Subject, public
-from evenhand.types import Batch, Facts, Pass, State, Stats
+from evenhand.types import Batch, Commit, Facts, Pass, State, Stats
 
 Vector = NDArray[np.float64]
 

@@ -7,7 +7,8 @@ from functools import cache
 
 import torch
 
-from evenhand.privacy import accountants, noise
+from evenhand.accounting import accountant
+from evenhand.privacy import noise
 from evenhand.step import Released
 from evenhand.testing import epsilon_lower_bound
 from evenhand.testing.made_up_batches import BOUNDS, LAST, SCALES, Case, cases
@@ -99,7 +100,7 @@ def accounting(subject: Subject) -> tuple[bool, str]:
             cost = (commit.sensitivity[owner] / commit.std) ** 2 + sum(part**2 for part in parts)
             found.setdefault(owner, []).append((made.rates[owner], 1 / math.sqrt(cost), level.count))
     for owner, truth in found.items():
-        claimed, least = accountants.epsilon(subject.events(made, owner), DELTA), _lower(tuple(truth))
+        claimed, least = accountant.epsilon(subject.events(made, owner), DELTA), _lower(tuple(truth))
         if claimed < least * (1 - 1e-4):
             return False, f"claims epsilon {claimed:.4g} for owner {owner}, but the steps spend at least {least:.4g}"
     return True, f"{len(found)} owner classes, both levels of noise"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evenhand import usercode
+from evenhand.accounting.budgets import FixedNoise
 from evenhand.data.sampling import PoissonSampler
 from evenhand.errors import UsageError
 from evenhand.mechanism import Mechanism
@@ -22,7 +23,6 @@ from evenhand.methods.queries import Query
 from evenhand.methods.rules import Clip, Rule
 from evenhand.methods.schedules import Phases
 from evenhand.planning import Plan, plan
-from evenhand.privacy.budgets import FixedNoise
 from evenhand.step import Released, private_gradient
 from evenhand.streams import Stream
 from evenhand.types import Batch, Event, Facts, Pass, Public

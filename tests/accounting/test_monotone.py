@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenhand.privacy.accountants import compose, epsilon
+from evenhand.accounting.accountant import compose, epsilon
 
 SLACK = 2e-4
 LEVELS = st.lists(

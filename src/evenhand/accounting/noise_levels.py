@@ -11,11 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.privacy.hockeystick import Array, Direction, Relation, total_variation_gap
-from evenhand.privacy.rdp import log_moments
+from evenhand.accounting.gaussian_profile import Array, Direction, Relation, total_variation_gap
+from evenhand.accounting.rdp import log_moments
 from evenhand.types import Event
 
 _EXACT = 40  # levels that are composed one by one
@@ -26,20 +27,31 @@ _ROUNDING = 1e-11  # added to weights on the dearer knot; far above the rounding
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Releases that share the same knots: row ``i`` of ``weights`` mixes them for ``counts[i]`` releases."""
+class MixtureCell:
+    """Releases that mix the same knots.
+
+    ``corners`` are positions of knots; row ``i`` of ``weights`` mixes them for ``counts[i]`` releases.
+    """
 
     corners: tuple[int, ...]
     weights: Array
     counts: Array
 
 
+class _MixingLimit(NamedTuple):
+    """How much mixing may raise epsilon (``cost``), judged at order ``tilt``, with the loss cut off at ``reach``."""
+
+    tilt: float
+    cost: float
+    reach: float
+
+
 @dataclass(frozen=True)
-class Levels:
-    """Distinct levels, sorted; releases without sampling are merged into one, which is exact.
+class NoiseLevels:
+    """Distinct (rate, noise) levels and their counts, sorted; releases without sampling are merged into one, exactly.
 
     Example:
-        >>> Levels.of([(1.0, 3.0, 9), (0.1, 2.0, 5), (0.1, 2.0, 5)], "add_remove").noise.round(6).tolist()
+        >>> NoiseLevels.of([(1.0, 3.0, 9), (0.1, 2.0, 5), (0.1, 2.0, 5)], "add_remove").noise.round(6).tolist()
         [2.0, 1.0]
     """
 
@@ -49,8 +61,8 @@ class Levels:
     relation: Relation
 
     @classmethod
-    def of(cls, events: Sequence[Event], relation: Relation) -> Levels:
-        """Merge equal levels; drop those that release nothing."""
+    def of(cls, events: Sequence[Event], relation: Relation) -> NoiseLevels:
+        """Merge equal levels of the events; drop those that release nothing."""
         merged: dict[tuple[float, float], float] = {}
         precisions: list[float] = []
         for q, s, n in events:
@@ -71,12 +83,12 @@ class Levels:
         )
 
     def events(self) -> list[tuple[float, float, float]]:
-        """The levels as plain triples."""
+        """Return the levels as plain triples (rate, noise, count)."""
         return list(zip(self.rate.tolist(), self.noise.tolist(), self.count.tolist(), strict=True))
 
     @cached_property
-    def _sketch(self) -> list[tuple[float, float, float]]:
-        """A few dozen levels of about the same cost, to plan with."""
+    def _planning_sample(self) -> list[tuple[float, float, float]]:
+        """Return at most a few dozen levels of about the same cost, to choose grids with."""
         if self.rate.size <= 24:
             return self.events()
         log_q, log_s = np.log(self.rate), np.log(self.noise)
@@ -89,14 +101,19 @@ class Levels:
         return list(zip(q.tolist(), s.tolist(), n.tolist(), strict=True))
 
     def moments(self, orders: Array, direction: Direction, reach: float) -> Array:
-        """Rows ``K``, ``K'``, ``K''`` of the composed, truncated loss at every order; approximate, for planning."""
+        """Return rows ``K``, ``K'``, ``K''`` of the composed, truncated loss at every order; see ``log_moments``.
+
+        Approximate: only for choosing grids.
+        """
         total = np.zeros((3, orders.size))
-        for q, s, n in self._sketch:
+        for q, s, n in self._planning_sample:
             total += n * np.array(log_moments(q, s, orders, direction, reach=reach))
         return total
 
-    def reduce(self, tilt: float, cost: float, reach: float) -> tuple[list[tuple[float, float]], list[Cell]]:
-        """Knots and the cells that mix them; one cell per level when there are few levels.
+    def reduce(self, tilt: float, cost: float, reach: float) -> tuple[list[tuple[float, float]], list[MixtureCell]]:
+        """Choose knots (rate, noise) that stand for all levels, and the cells that mix them.
+
+        Few levels are knots themselves, each with a cell of its own.
 
         Args:
             tilt: order at which the cost of mixing is judged.
@@ -105,7 +122,7 @@ class Levels:
         """
         if self.rate.size <= _EXACT:
             knots = [(q, s) for q, s, _ in self.events()]
-            return knots, [Cell((i,), np.ones((1, 1)), self.count[i : i + 1]) for i in range(len(knots))]
+            return knots, [MixtureCell((i,), np.ones((1, 1)), self.count[i : i + 1]) for i in range(len(knots))]
         rates = np.unique(self.rate)
         if rates.size > _RATES:
             sampled = rates[rates < 1]
@@ -113,7 +130,7 @@ class Levels:
             grid[[0, -1]] = sampled[0], sampled[-1]
             rates = np.append(grid, rates[rates == 1])
         place: dict[tuple[float, float], int] = {}
-        cells: list[Cell] = []
+        cells: list[MixtureCell] = []
         upper = np.searchsorted(rates, self.rate)
         for column in np.unique(upper):
             rows = np.flatnonzero(upper == column)
@@ -122,21 +139,30 @@ class Levels:
             part = np.ones(rows.size)
             if low < high:
                 part = np.minimum((self.rate[rows] - low) / (high - low) + _ROUNDING, 1.0)
-            cells += self._column(rows, low, high, part, place, (tilt, cost, reach))
+            cells += self._cells_between_rates(rows, low, high, part, place, _MixingLimit(tilt, cost, reach))
         return list(place), cells
 
-    def _column(
+    def _cells_between_rates(
         self,
         rows: np.ndarray[tuple[int], np.dtype[np.intp]],
         low: float,
         high: float,
         part: Array,
         place: dict[tuple[float, float], int],
-        scale: tuple[float, float, float],
-    ) -> list[Cell]:
-        """Cells of the levels whose rates lie between two rate knots; ``part`` is their weight on the upper one."""
+        limit: _MixingLimit,
+    ) -> list[MixtureCell]:
+        """Return the cells of the levels whose rates lie between two rate knots.
+
+        Args:
+            rows: positions of these levels.
+            low: lower rate knot.
+            high: upper rate knot.
+            part: weight of each level on the upper knot.
+            place: position of every knot so far; new knots are added to it.
+            limit: what mixing may cost.
+        """
         distance = 1 / self.noise[rows]
-        knots = self._knots(high, distance, self.count[rows], *scale)
+        knots = self._noise_knots(high, distance, self.count[rows], limit)
         upper = np.searchsorted(knots, distance)
         cells = []
         for j in np.unique(upper):
@@ -154,40 +180,42 @@ class Levels:
                 if np.any(w > 0):
                     index = place.setdefault((q, 1 / m_knot), len(place))
                     mixed[index] = mixed.get(index, 0.0) + w
-            cells.append(Cell(tuple(mixed), np.stack(list(mixed.values()), axis=1), self.count[rows][chosen]))
+            cells.append(MixtureCell(tuple(mixed), np.stack(list(mixed.values()), axis=1), self.count[rows][chosen]))
         return cells
 
-    def _knots(self, rate: float, distance: Array, count: Array, tilt: float, limit: float, reach: float) -> Array:
-        """Knots along the noise axis: split where mixing costs most, until epsilon rises by less than ``limit``."""
+    def _noise_knots(self, rate: float, distance: Array, count: Array, limit: _MixingLimit) -> Array:
+        """Return knots of ``distance`` (1/noise): split where mixing costs most, until it costs less than ``limit``."""
         fine = np.unique(distance)
         if fine.size <= 3:
             return fine
         if fine.size > _FINE:
             fine = np.unique(np.append(np.geomspace(fine[0], fine[-1], _FINE)[1:-1], fine[[0, -1]]))
         direction: Direction = "remove" if self.relation == "add_remove" else "replace"
-        log_m = np.array([log_moments(rate, 1 / m, np.array([tilt]), direction, reach=reach)[0][0] for m in fine])
+        log_m = np.array(
+            [log_moments(rate, 1 / m, np.array([limit.tilt]), direction, reach=limit.reach)[0][0] for m in fine]
+        )
         moment = np.expm1(np.minimum(log_m, 600.0))
-        held = np.bincount(np.searchsorted(fine, distance), weights=count, minlength=fine.size)
+        releases = np.bincount(np.searchsorted(fine, distance), weights=count, minlength=fine.size)
 
         def cost(i: int, j: int) -> float:
             inner = slice(i, j + 1)
             whole = float(total_variation_gap(fine[i], fine[j], self.relation))
             part = total_variation_gap(fine[i], fine[inner], self.relation) / max(whole, 1e-300)
             over = moment[i] + part * (moment[j] - moment[i]) - moment[inner]
-            return float(held[inner] @ np.maximum(over / (1 + moment[inner]), 0.0))
+            return float(releases[inner] @ np.maximum(over / (1 + moment[inner]), 0.0))
 
         last = fine.size - 1
         heap = [(-cost(0, last), 0, last)]
-        whole: list[tuple[float, int, int]] = []
+        unsplit: list[tuple[float, int, int]] = []
         total = -heap[0][0]
-        while heap and len(heap) + len(whole) < _KNOTS and total > limit * tilt:
+        while heap and len(heap) + len(unsplit) < _KNOTS and total > limit.cost * limit.tilt:
             over, i, j = heapq.heappop(heap)
             if j - i < 2:
-                whole.append((over, i, j))
+                unsplit.append((over, i, j))
                 continue
             middle = (i + j) // 2
             parts = [(-cost(i, middle), i, middle), (-cost(middle, j), middle, j)]
             total += over - parts[0][0] - parts[1][0]
             for part in parts:
                 heapq.heappush(heap, part)
-        return fine[np.unique([i for _, i, _ in heap + whole] + [last])]
+        return fine[np.unique([i for _, i, _ in heap + unsplit] + [last])]

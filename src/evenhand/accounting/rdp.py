@@ -1,4 +1,4 @@
-"""Renyi divergences of the subsampled Gaussian by quadrature: a second opinion, and the planner of the exact one.
+"""Renyi divergences of the subsampled Gaussian by quadrature: a second opinion, and a guide for the exact accountant.
 
 ``log_moments`` gives ``K(t) = log E_P[exp(t * loss)]``, which is ``t`` times the Renyi divergence of order ``t + 1``.
 The trapezoidal rule converges geometrically here because the integrand is analytic in a strip around the real line.
@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from evenhand.privacy.hockeystick import Array, Direction, narrowed
+from evenhand.accounting.gaussian_profile import Array, Direction, sampled_reach
 from evenhand.types import Event
 
 _REACH = 11.0
 
 
+class LogMoments(NamedTuple):
+    """``K``, ``K'`` and ``K''`` of the privacy loss, one entry per order."""
+
+    value: Array
+    slope: Array
+    curvature: Array
+
+
 def log_moments(
     rate: float, noise: float, orders: Array, direction: Direction, *, reach: float | None = None
-) -> tuple[Array, Array, Array]:
-    """``K``, ``K'`` and ``K''`` of the privacy loss of one release at every order.
+) -> LogMoments:
+    """Compute ``K``, ``K'`` and ``K''`` of the privacy loss of one release at every order.
 
     Args:
         rate: sampling rate in (0, 1].
@@ -32,18 +40,17 @@ def log_moments(
             of a truncated loss, good to a few digits, for planning. By default everything, to 10 digits or more.
 
     Example:
-        >>> k, _, _ = log_moments(1.0, 2.0, np.array([1.0]), "remove")
-        >>> float(k[0])
+        >>> float(log_moments(1.0, 2.0, np.array([1.0]), "remove").value[0])
         0.25
     """
     m = 1.0 / noise
     if rate == 1.0:
         spread = 4 * m * m if direction == "replace" else m * m
-        return orders * (orders + 1) * spread / 2, (orders + 0.5) * spread, np.full_like(orders, spread)
+        return LogMoments(orders * (orders + 1) * spread / 2, (orders + 0.5) * spread, np.full_like(orders, spread))
     power_p, power_q = {"remove": (orders + 1, 0 * orders), "add": (-orders, 0 * orders)}.get(
         direction, (orders + 1, -orders)
     )
-    low, high, step = -(reach or 0.0), narrowed(reach or 0.0, rate) + m, 0.2
+    low, high, step = -(reach or 0.0), sampled_reach(reach or 0.0, rate) + m, 0.2
     if reach is None:
         pull = np.concatenate([power_p, power_p - power_q, [0.0]]) * m
         low, high, step = float(pull.min()) - _REACH, float(pull.max()) + _REACH, min(0.25, noise / 4)
@@ -61,7 +68,7 @@ def log_moments(
     mass = weight.sum(axis=1)
     mean = np.einsum("ij,j->i", weight, loss) / mass  # einsum: a threaded BLAS costs more than it saves here
     variance = np.maximum(np.einsum("ij,j->i", weight, loss * loss) / mass - mean * mean, 0.0)
-    return top + np.log(mass * step / math.sqrt(2 * math.pi)), mean, variance
+    return LogMoments(top + np.log(mass * step / math.sqrt(2 * math.pi)), mean, variance)
 
 
 def epsilon(
@@ -71,7 +78,7 @@ def epsilon(
     conversion: Literal["improved", "old"] = "improved",
     orders: Sequence[float] | None = None,
 ) -> float:
-    """Epsilon of a composition by Renyi accounting (add/remove): an upper bound, usually 5 to 15 % high.
+    """Compute epsilon of a composition by Renyi accounting (add/remove): an upper bound, usually 5 to 15 % high.
 
     Guarantee: valid for every choice of ``orders``; ``remove`` is the larger direction at every order (Mironov 2019).
 
@@ -86,16 +93,16 @@ def epsilon(
         >>> round(epsilon([(0.01, 1.0, 1000)], 1e-5), 2)
         2.1
     """
-    used = [(q, s, n) for q, s, n in events if n > 0 and math.isfinite(s)]
-    if not used:
+    noisy = [(q, s, n) for q, s, n in events if n > 0 and math.isfinite(s)]
+    if not noisy:
         return 0.0
-    if min(s for _, s, _ in used) <= 0:
+    if min(s for _, s, _ in noisy) <= 0:
         return math.inf
-    reach = 200.0 * min(s for _, s, _ in used)
+    reach = 200.0 * min(s for _, s, _ in noisy)
     shifts = np.geomspace(reach * 1e-7, reach, 400) if orders is None else np.asarray(orders, dtype=float) - 1
     total = np.zeros_like(shifts)
-    for q, s, n in used:
-        total += n * log_moments(q, s, shifts, "remove")[0]
+    for q, s, n in noisy:
+        total += n * log_moments(q, s, shifts, "remove").value
     budget = -math.log(delta)
     if conversion == "old":
         candidates = (total + budget) / shifts

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from evenhand.privacy.hockeystick import excess, loss_at, total_variation_gap
+from evenhand.accounting.gaussian_profile import excess, loss_at, total_variation_gap
 
 mp.mp.dps = 400
 CDF = mp.ncdf

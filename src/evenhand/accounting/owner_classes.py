@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand._numbers import rounded_up, setting
-from evenhand.privacy.events import merged
+from evenhand.accounting.events import merged_noise
 
 if TYPE_CHECKING:
-    from evenhand.plans import Plan
+    from evenhand.accounting.plan import Plan
 
 LISTED = 20
 """Classes that are listed one by one; more are summarised, with the whole table in a file."""
@@ -19,7 +19,7 @@ QUANTILES = {"least": 0.0, "lower_quarter": 0.25, "middle": 0.5, "upper_quarter"
 
 
 def rows(plan: Plan, spent: Sequence[float | None]) -> list[dict[str, Any]]:
-    """One row per class, in the order of the plan: records, budget, spent epsilon, and what a step does to a record.
+    """Return one row per class, in the order of the plan: records, budget, spent epsilon, exposure of a record.
 
     ``bound`` is the clip bound of its gradient and ``noise_multiplier`` the noise of a whole step over its bound, side
     queries included: smallest and largest over the steps that remain. Both are null where nothing is bounded.
@@ -50,42 +50,43 @@ def rows(plan: Plan, spent: Sequence[float | None]) -> list[dict[str, Any]]:
 def _exposure(
     bounds: tuple[float, float], levels: Collection[tuple[float, tuple[float, ...]]], scale: float
 ) -> tuple[list[float], list[float]]:
-    noises = [merged(noise / scale, queries) for noise, queries in levels]
+    """Return the least and the largest clip bound, and the least and the largest noise, of a class with this scale."""
+    noises = [merged_noise(noise / scale, queries) for noise, queries in levels]
     return [bounds[0] * scale, bounds[1] * scale], [min(noises), max(noises)]
 
 
-def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Quantiles over classes of every figure (of pairs: their cheaper end), and the class that spent most.
+def summary(classes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Compute quantiles over classes of every figure (of pairs: their cheaper end), and the class that spent most.
 
     Examples:
       >>> few = [{"name": str(e), "epsilon": e, "budget": 2 * e, "rate": 0.1, "bound": [1, 2]} for e in (1.0, 2.0, 3.0)]
-      >>> made = summary(few)
-      >>> made["classes"], made["dearest"], made["epsilon"]["middle"], made["bound"]["most"]
+      >>> quantiles = summary(few)
+      >>> quantiles["classes"], quantiles["dearest"], quantiles["epsilon"]["middle"], quantiles["bound"]["most"]
       (3, '3.0', 2.0, 2)
     """
-    made: dict[str, Any] = {"classes": len(found), "dearest": dearest(found)}
+    quantiles: dict[str, Any] = {"classes": len(classes), "dearest": dearest(classes)}
     for figure in FIGURES:
-        values = sorted(_single(figure, row[figure]) for row in found if row.get(figure) is not None)
+        values = sorted(_single(figure, row[figure]) for row in classes if row.get(figure) is not None)
         if values:
             last = len(values) - 1
-            made[figure] = {name: values[math.ceil(share * last)] for name, share in QUANTILES.items()}
-    return made
+            quantiles[figure] = {name: values[math.ceil(share * last)] for name, share in QUANTILES.items()}
+    return quantiles
 
 
 def _single(figure: str, value: Any) -> float:
-    """One number for a pair over steps: the largest bound, the smallest noise."""
+    """Return one number for a pair over steps: the largest bound, the smallest noise."""
     if isinstance(value, int | float):
         return value
     return float(min(value)) if figure == "noise_multiplier" else max(value)
 
 
-def dearest(found: Sequence[Mapping[str, Any]]) -> str:
-    """The class that spent most; one without a bound comes first."""
-    return str(max(found, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])["name"])
+def dearest(classes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of the class that spent most; one without a bound comes first."""
+    return str(max(classes, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])["name"])
 
 
 def chosen_few(epsilons: Sequence[float | None], count: int = 12) -> list[int]:
-    """Numbers of at most ``count`` classes that stand for all: the cheapest, the dearest, and ranks between them.
+    """Return positions of at most ``count`` classes that stand for all: cheapest, dearest, and ranks between them.
 
     Examples:
       >>> chosen_few([3.0, 1.0, 2.0]), chosen_few([float(value) for value in range(1000)], 3)
@@ -98,16 +99,16 @@ def chosen_few(epsilons: Sequence[float | None], count: int = 12) -> list[int]:
     return [ranked[round(rank * (len(ranked) - 1) / (count - 1))] for rank in range(count)]
 
 
-def within(found: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether each of these classes is known to keep to a budget of its own."""
+def within(classes: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether each of these classes is known to spend at most its own budget."""
     return all(
         row["epsilon"] is not None and row["budget"] is not None and row["epsilon"] <= row["budget"] * (1 + 1e-9)
-        for row in found
+        for row in classes
     )
 
 
 def span(pair: Sequence[float] | None) -> str:
-    """A pair in words.
+    """Return a pair as text: one number if both are equal.
 
     Examples:
       >>> span([1.0, 1.0]), span([0.5, 2.0]), span(None)
@@ -116,21 +117,21 @@ def span(pair: Sequence[float] | None) -> str:
     return "none" if pair is None else setting(*pair)
 
 
-def in_words(made: Mapping[str, Any]) -> list[str]:
-    """A summary as lines: one per figure, from the least over the quartiles to the most.
+def in_words(quantiles: Mapping[str, Any]) -> list[str]:
+    """Return a summary as lines of text: one per figure, from the least over the quartiles to the most.
 
     Examples:
-      >>> quartiles = dict(zip(QUANTILES, (1, 2, 3, 4, 5)))
-      >>> in_words({"classes": 50, "dearest": "a", "epsilon": quartiles})[1]
+      >>> epsilons = dict(zip(QUANTILES, (1, 2, 3, 4, 5)))
+      >>> in_words({"classes": 50, "dearest": "a", "epsilon": epsilons})[1]
       'spent epsilon: 1.000 to 5.000 (quartiles 2.000, 3.000, 4.000)'
     """
     names = {"epsilon": "spent epsilon", "budget": "promised epsilon", "rate": "sampling rate"}
     names |= {"bound": "clip bound", "noise_multiplier": "noise multiplier"}
-    lines = [f"{made['classes']} owner classes; most is spent by {made['dearest']!r}"]
+    lines = [f"{quantiles['classes']} owner classes; most is spent by {quantiles['dearest']!r}"]
     for figure, name in names.items():
-        if figure in made:
+        if figure in quantiles:
             shown = rounded_up if figure == "epsilon" else "{:.4g}".format
-            least, lower, middle, upper, most = (shown(made[figure][key]) for key in QUANTILES)
+            least, lower, middle, upper, most = (shown(quantiles[figure][key]) for key in QUANTILES)
             lines.append(
                 f"{name}: {least}" + ("" if least == most else f" to {most} (quartiles {lower}, {middle}, {upper})")
             )

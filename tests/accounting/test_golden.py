@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from evenhand.privacy.accountants import epsilon, merged
-from evenhand.privacy.calibration import calibrate, owner_bounds, owner_rates
-from evenhand.privacy.concentrated import zcdp_rho
+from evenhand.accounting.accountant import epsilon
+from evenhand.accounting.calibration import calibrate, owner_bounds, owner_rates
+from evenhand.accounting.events import merged_noise
+from evenhand.accounting.zcdp import zcdp_rho
 
 CLOSE = 3e-3
 Q, T = 64 / 60000, 93_750
@@ -104,7 +105,7 @@ def test_sad_phases(target: float, sigmas: tuple[float, ...]) -> None:
 
 
 def test_side_query_of_dpsgd_f_costs_half_a_percent() -> None:
-    assert 1.067 / merged(1.067, [10.0]) == pytest.approx(1.0057, abs=2e-4)
+    assert 1.067 / merged_noise(1.067, [10.0]) == pytest.approx(1.0057, abs=2e-4)
 
 
 def test_replace_one_and_tuning_runs() -> None:
@@ -123,6 +124,6 @@ def test_agreement_with_dp_accounting(events: list[tuple[float, float, int]], tr
 
 @pytest.mark.parametrize(("query", "shortfall"), [(10.0, 0.008), (2.0, 0.17), (1.0, 0.42)])
 def test_side_queries_as_separate_samples_would_be_too_low(query: float, shortfall: float) -> None:
-    together = epsilon([(0.01, merged(1.0, [query]), 1000)], 1e-5)
+    together = epsilon([(0.01, merged_noise(1.0, [query]), 1000)], 1e-5)
     apart = epsilon([(0.01, 1.0, 1000), (0.01, query, 1000)], 1e-5)
     assert 1 - apart / together == pytest.approx(shortfall, abs=0.006)

@@ -1,4 +1,4 @@
-"""Checking events, and writing them in the vocabulary of dp-accounting.
+"""Events: what a composition is made of, their checks, and their export to dp-accounting.
 
 An event is ``(rate, noise, count)``: ``count`` Gaussian releases with noise multiplier ``noise``, each on a Poisson
 sample of rate ``rate``.
@@ -8,38 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
+from evenhand._validate import real
 from evenhand.errors import UsageError
 from evenhand.types import Event
-
-
-def check_number(value: object, name: str) -> float:
-    """Return a finite or infinite number as a float, or raise naming it.
-
-    Example:
-        >>> check_number(3, "noise")
-        3.0
-    """
-    if type(value) is float and value == value:
-        return value
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
-        raise UsageError(f"{name} must be a number, got {value!r}.")
-    return float(value)
-
-
-def check_delta(delta: object) -> float:
-    """Return delta as a float, or raise if it is not strictly between 0 and 1.
-
-    Example:
-        >>> check_delta(1e-5)
-        1e-05
-    """
-    value = check_number(delta, "delta")
-    if not 0 < value < 1:
-        raise UsageError(f"delta must lie strictly between 0 and 1, got {value}; usual is less than 1/records.")
-    return value
 
 
 def _check_count(count: object, position: int) -> int:
@@ -63,7 +37,7 @@ def check_events(events: Iterable[Event]) -> list[Event]:
             rate, noise, count = event
         except (TypeError, ValueError):
             raise UsageError(f"event {position} must be a triple (rate, noise, count), got {event!r}.") from None
-        q, s = check_number(rate, f"event {position}: rate"), check_number(noise, f"event {position}: noise")
+        q, s = real(rate, f"event {position}: rate"), real(noise, f"event {position}: noise")
         if not 0 < q <= 1:
             raise UsageError(f"event {position}: rate must lie in (0, 1], got {q}; leave out what is never sampled.")
         if s < 0:
@@ -72,17 +46,17 @@ def check_events(events: Iterable[Event]) -> list[Event]:
     return checked
 
 
-def merged(grad_noise: float, query_noises: Sequence[float]) -> float:
-    """Noise multiplier of one Gaussian that costs what a gradient and its side queries cost on the same sample.
+def merged_noise(grad_noise: float, query_noises: Sequence[float]) -> float:
+    """Return the noise multiplier of one Gaussian that costs what a gradient and its side queries cost together.
 
     All of them read the same Poisson sample, so together they are one subsampled Gaussian in more dimensions.
     Accounting them as separate samples gives an epsilon that is too small.
 
     Example:
-        >>> round(merged(1.0, [2.0]), 4)
+        >>> round(merged_noise(1.0, [2.0]), 4)
         0.8944
     """
-    noises = [check_number(value, "noise") for value in (grad_noise, *query_noises)]
+    noises = [real(value, "noise") for value in (grad_noise, *query_noises)]
     if min(noises) < 0:
         raise UsageError(f"noise must not be negative, got {min(noises)}.")
     if min(noises) == 0:
@@ -94,16 +68,23 @@ def merged(grad_noise: float, query_noises: Sequence[float]) -> float:
 
 
 def dp_event(events: Iterable[Event]) -> Any:
-    """The same composition as a ``dp_accounting.DpEvent``, for cross-checks and other tools.
+    """Return the composition as a ``dp_accounting.DpEvent``, for cross-checks and other tools.
 
-    Imports dp-accounting when called; nothing else in this package does.
+    Needs the extra ``dp-accounting``; nothing else in this package does.
+
+    Raises:
+        UsageError: if dp-accounting is not installed; says what to type.
 
     Example:
         >>> dp_event([(1.0, 2.0, 1)])  # doctest: +ELLIPSIS
         ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=1)])
     """
-    import dp_accounting as dpa
-
+    try:
+        import dp_accounting as dpa
+    except ImportError:
+        raise UsageError(
+            "Exporting events needs dp-accounting, which is not installed: pip install 'evenhand[dp-accounting]'."
+        ) from None
     composed = []
     for rate, noise, count in check_events(events):
         release: Any = dpa.GaussianDpEvent(noise)

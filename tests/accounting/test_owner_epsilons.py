@@ -7,12 +7,12 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
+from evenhand.accounting.budgets import Budgets
+from evenhand.accounting.plan import Plan
 from evenhand.methods.catalogue import Method
 from evenhand.methods.rules import Clip
 from evenhand.methods.schedules import Phases
 from evenhand.planning import plan
-from evenhand.plans import Plan
-from evenhand.privacy.budgets import Budgets
 from evenhand.types import Facts
 
 

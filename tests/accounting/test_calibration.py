@@ -9,10 +9,11 @@ import time
 import numpy as np
 import pytest
 
+from evenhand.accounting.accountant import epsilon
+from evenhand.accounting.calibration import calibrate, owner_bounds, owner_rates
+from evenhand.accounting.events import merged_noise
+from evenhand.accounting.many_owners import certified_deltas, pchip
 from evenhand.errors import CalibrationError, UsageError
-from evenhand.privacy.accountants import epsilon, merged
-from evenhand.privacy.calibration import calibrate, owner_bounds, owner_rates
-from evenhand.privacy.certificates import certify, pchip
 
 LEVELS = [(1.0, 600), (1.3, 400)]
 
@@ -34,7 +35,7 @@ def test_random_shapes_spend_their_budget() -> None:
 def test_a_fixed_side_query_is_included() -> None:
     scale = calibrate([(0.01, 1.0, 1000)], 2.0, 1e-5, query_noise=4.0)
     assert scale > calibrate([(0.01, 1.0, 1000)], 2.0, 1e-5)
-    assert 2 * (1 - 5e-4) <= epsilon([(0.01, merged(scale, [4.0]), 1000)], 1e-5) <= 2.0
+    assert 2 * (1 - 5e-4) <= epsilon([(0.01, merged_noise(scale, [4.0]), 1000)], 1e-5) <= 2.0
 
 
 @pytest.mark.parametrize(
@@ -73,12 +74,12 @@ def test_every_owner_spends_its_own_budget(count: int, query: float) -> None:
     scale, rates = owner_rates(sizes, budgets, batch, LEVELS, 1e-5, query_noise=query)
     assert np.dot(sizes, rates) == pytest.approx(batch)
     for rate, budget in list(zip(rates, budgets, strict=True))[:25]:
-        spent = epsilon([(rate, merged(scale * s, [query]), n) for s, n in LEVELS], 1e-5)
+        spent = epsilon([(rate, merged_noise(scale * s, [query]), n) for s, n in LEVELS], 1e-5)
         assert budget * (1 - 3e-3) <= spent <= budget
     scale, bounds = owner_bounds(sizes, budgets, 0.01, LEVELS, 1e-5, query_noise=query)
     assert np.dot(sizes, bounds) == pytest.approx(sum(sizes))
     for bound, budget in list(zip(bounds, budgets, strict=True))[:25]:
-        spent = epsilon([(0.01, merged(scale * s / bound, [query]), n) for s, n in LEVELS], 1e-5)
+        spent = epsilon([(0.01, merged_noise(scale * s / bound, [query]), n) for s, n in LEVELS], 1e-5)
         assert budget * (1 - 3e-3) <= spent <= budget
 
 
@@ -118,10 +119,10 @@ def test_certificates_are_never_below_the_exact_delta() -> None:
     budgets = np.array([epsilon([(q, 1.0, 500), (q, 1.4, 300)], 1e-6) for q in rates])
     share = ((rates - rates[0]) / (rates[-1] - rates[0]))[:, None]
     low, high = ([(float(q), s, n) for s, n in ((1.0, 500), (1.4, 300))] for q in (rates[0], rates[-1]))
-    bound = certify(low, high, share, budgets, 1e-6)
+    bound = certified_deltas(low, high, share, budgets, 1e-6)
     assert np.all(bound >= 1e-6 * (1 - 3e-3))
     assert np.all(bound <= 1e-6 * 1.05)
-    assert np.all(certify(low, high, share, budgets * 0.99, 1e-6) > 1e-6)
+    assert np.all(certified_deltas(low, high, share, budgets * 0.99, 1e-6) > 1e-6)
 
 
 def test_pchip_is_monotone_and_hits_its_knots() -> None:

@@ -2,7 +2,7 @@
 
 Run from the repository root (ten minutes on one core; dp-accounting is needed, evenhand only picks the noise):
 
-    python tests/privacy/make_fixtures.py
+    python tests/accounting/make_fixtures.py
 
 Every case stores the recipe of its events, delta and relation, and two bounds that do not depend on evenhand:
 ``upper`` from the pessimistic connect-the-dots PLD and ``lower`` from the optimistic privacy-buckets PLD. Compositions
@@ -25,9 +25,9 @@ from typing import Any
 from dp_accounting.pld import privacy_loss_distribution as dpa
 from dp_accounting.privacy_accountant import NeighboringRelation
 
+from evenhand.accounting.calibration import calibrate
+from evenhand.accounting.gaussian_profile import directions, loss_at
 from evenhand.errors import CalibrationError
-from evenhand.privacy.calibration import calibrate
-from evenhand.privacy.hockeystick import directions, loss_at
 
 CASES, GROUPS, CAP = 300, 16, 60
 TARGET = pathlib.Path(__file__).parent / "fixtures" / "random_cases.json"

@@ -1,4 +1,4 @@
-"""Privacy spent by a composition of subsampled Gaussian releases: near-exact, and never too small.
+"""The epsilon that a composition of subsampled Gaussian releases spends: near-exact, and never too small.
 
 An event is ``(rate, noise, count)``: ``count`` releases with noise multiplier ``noise`` on Poisson samples of rate
 ``rate``; rate 1 is a plain Gaussian release. Both directions of add/remove are composed separately and the larger one
@@ -16,15 +16,21 @@ from typing import get_args
 
 import numpy as np
 
+from evenhand._validate import any_delta, real
+from evenhand.accounting.events import check_events
+from evenhand.accounting.gaussian_profile import Array, Direction, Relation, directions, excess, total_variation_gap
+from evenhand.accounting.loss_distribution import (
+    LARGEST_LOSS,
+    TRUNCATION_SHARES,
+    LossDistribution,
+    choose_grid,
+    invert_profile,
+)
+from evenhand.accounting.noise_levels import NoiseLevels
 from evenhand.errors import UsageError
-from evenhand.privacy.events import check_delta, check_events, check_number, merged
-from evenhand.privacy.grids import HUGE, NEGLIGIBLE, invert, plan
-from evenhand.privacy.hockeystick import Array, Direction, Relation, directions, excess, total_variation_gap
-from evenhand.privacy.levels import Levels
-from evenhand.privacy.pld import Table
 from evenhand.types import Event
 
-__all__ = ["Composition", "compose", "curve", "delta", "epsilon", "merged"]
+__all__ = ["Composition", "compose", "curve", "delta", "epsilon"]
 
 _LEAST_NOISE = 1e-5  # below this a release counts as made without noise: epsilon would be reported as infinite anyway
 _FINE = 1e-4
@@ -41,7 +47,7 @@ def _check_relation(relation: Relation) -> Relation:
 
 
 class Composition:
-    """The privacy profile of a composition: ask it for epsilon, delta, GDP mu or the best membership guess.
+    """Privacy profile of a composition: gives epsilon, delta, GDP mu and the best membership guess.
 
     Guarantee: every answer is an upper bound on the exact one for all pairs of neighbouring datasets.
 
@@ -57,19 +63,19 @@ class Composition:
         self._rel = rel
         released = [event for event in self.events if event[2] > 0]
         self._unbounded = any(noise < _LEAST_NOISE for _, noise, _ in released)
-        self._levels = Levels.of([event for event in released if event[1] >= _LEAST_NOISE], relation)
+        self._levels = NoiseLevels.of([event for event in released if event[1] >= _LEAST_NOISE], relation)
         self._nothing = self._levels.rate.size == 0
         self._single = float(self._levels.count.sum()) == 1
 
     @property
     def _total_variation(self) -> float:
-        """Sum of the releases' total variations: a bound on delta(0)."""
+        """Return the sum of the releases' total variations: a bound on delta(0)."""
         levels = self._levels
         each = levels.rate * total_variation_gap(0.0, 1 / levels.noise, self.relation)
         return float((levels.count * each).sum()) * (1 + 1e-9)
 
     def _exact(self, eps: Array) -> Array:
-        """Profile of a single release, from its closed form."""
+        """Compute the profile of a single release from its closed form."""
         values = []
         for direction in directions(self.relation):
             g, error = excess(eps, float(self._levels.rate[0]), float(self._levels.noise[0]), direction)
@@ -78,64 +84,68 @@ class Composition:
         return np.where(np.isfinite(worst), np.minimum(worst, 1.0), 1.0)
 
     def epsilon(self, delta: float, *, near: float | None = None) -> float:
-        """Smallest certified epsilon; infinity if a release has no noise or epsilon exceeds a million.
+        """Return the smallest certified epsilon; infinity if a release has no noise or epsilon exceeds a million.
 
         Args:
             delta: strictly between 0 and 1; do not rely on values below 1e-12.
             near: about where the answer lies, if known; only saves time.
         """
-        delta = check_delta(delta)
+        delta = any_delta(delta)
         if self._unbounded:
             return math.inf
         if self._nothing:
             return 0.0
         if self._single:
-            return invert(self._exact, delta)
+            return invert_profile(self._exact, delta)
         if self._total_variation <= delta:
             return 0.0
-        done = 0.0
+        pairs = directions(self.relation)
+        largest = 0.0
         if self._rel >= _COARSE or near is None:
-            found = {direction: self._solve(direction, delta, near, _COARSE) for direction in directions(self.relation)}
+            coarse = {direction: self._direction_epsilon(direction, delta, near, _COARSE) for direction in pairs}
         else:
-            first, *others = directions(self.relation)
-            done = self._solve(first, delta, near, self._rel)
-            found = {direction: self._solve(direction, delta, None, _COARSE) for direction in others}
+            largest = self._direction_epsilon(pairs[0], delta, near, self._rel)
+            coarse = {direction: self._direction_epsilon(direction, delta, None, _COARSE) for direction in pairs[1:]}
         if self._rel >= _COARSE:
-            return max(found.values())
-        for direction in sorted(found, key=lambda d: -found[d]):
+            return max(coarse.values())
+        for direction in sorted(coarse, key=lambda d: -coarse[d]):
             # A coarse bound that is already below the larger direction needs no refinement.
-            if found[direction] > done:
-                done = max(done, min(self._solve(direction, delta, found[direction], self._rel), found[direction]))
-        return done
+            if coarse[direction] > largest:
+                fine = self._direction_epsilon(direction, delta, coarse[direction], self._rel)
+                largest = max(largest, min(fine, coarse[direction]))
+        return largest
 
-    def _solve(self, direction: Direction, delta: float, loss: float | None, rel: float) -> float:
-        """Epsilon of one direction; at tiny rates the best of several places to cut off the loss's long thin tail."""
-        best = self._search(direction, delta, loss, rel, NEGLIGIBLE)
+    def _direction_epsilon(self, direction: Direction, delta: float, loss: float | None, rel: float) -> float:
+        """Compute epsilon of one direction, on a grid centred on ``loss`` if that is given.
+
+        At tiny rates several places to cut off the loss's long thin tail are tried, and the least epsilon is returned.
+        """
+        best = self._recentred_epsilon(direction, delta, loss, rel, TRUNCATION_SHARES)
         cuts = _CUTS if rel <= self._rel and float(self._levels.rate.max()) < _TINY else ()
-        return min([best, *(self._search(direction, delta, loss, rel, (share,)) for share in cuts)])
+        return min([best, *(self._recentred_epsilon(direction, delta, loss, rel, (share,)) for share in cuts)])
 
-    def _search(
+    def _recentred_epsilon(
         self, direction: Direction, delta: float, loss: float | None, rel: float, shares: Sequence[float]
     ) -> float:
-        """Epsilon of one direction; centres again on what it found when the first guess was off."""
+        """Compute epsilon of one direction; centre the grid again on the result while the centre was far from it."""
         best = math.inf
         for _ in range(8):
-            grid = plan(self._levels, direction, delta=delta, loss=loss, rel=rel, shares=shares)
-            if grid.centre >= HUGE:
+            grid = choose_grid(self._levels, direction, delta=delta, loss=loss, rel=rel, shares=shares)
+            if grid.centre >= LARGEST_LOSS:
                 return math.inf
-            found = Table(self._levels, direction, grid).epsilon(delta)
-            best = min(best, found)
-            if math.isinf(found):
+            epsilon = LossDistribution(self._levels, direction, grid).epsilon(delta)
+            best = min(best, epsilon)
+            if math.isinf(epsilon):
                 rel, loss = rel / 4, grid.top
-            elif abs(found - grid.centre) <= 0.03 * grid.centre or found == 0:
+            elif abs(epsilon - grid.centre) <= 0.03 * grid.centre or epsilon == 0:
                 break
             else:
-                loss = found
+                loss = epsilon
         return best
 
     def delta(self, epsilon: float) -> float:
-        """Smallest delta certified for this epsilon (>= 0)."""
-        eps = check_number(epsilon, "epsilon")
+        """Return the smallest delta certified for this epsilon (>= 0)."""
+        eps = real(epsilon, "epsilon")
         if eps < 0:
             raise UsageError(f"epsilon must not be negative, got {eps}.")
         if self._unbounded:
@@ -147,27 +157,31 @@ class Composition:
             return min(1.0, float(self._exact(where)[0]))
         worst = 0.0
         for direction in directions(self.relation):
-            # A table made for the larger direction's delta is enough to show that the other one is smaller.
-            grid = plan(self._levels, direction, delta=worst or None, loss=None if worst else eps, rel=_COARSE)
-            value = float(Table(self._levels, direction, grid).delta(where)[0])
+            # A distribution made for the larger direction's delta is enough to show that the other one is smaller.
+            grid = choose_grid(self._levels, direction, delta=worst or None, loss=None if worst else eps, rel=_COARSE)
+            value = float(LossDistribution(self._levels, direction, grid).delta(where)[0])
             for _ in range(4 if value > worst else 0):
-                grid = plan(self._levels, direction, delta=max(value, 1e-300), loss=eps, rel=self._rel)
-                before, value = value, min(value, float(Table(self._levels, direction, grid).delta(where)[0]))
+                grid = choose_grid(self._levels, direction, delta=max(value, 1e-300), loss=eps, rel=self._rel)
+                before, value = (
+                    value,
+                    min(value, float(LossDistribution(self._levels, direction, grid).delta(where)[0])),
+                )
                 if value > 0.98 * before:
                     break
             worst = max(worst, value)
         return min(worst, self._total_variation)
 
     @cached_property
-    def _tables(self) -> dict[Direction, list[Table]]:
-        """Tables centred on a ladder of deltas; together they cover the profile down to 1e-13."""
+    def _distributions(self) -> dict[Direction, list[LossDistribution]]:
+        """Compute distributions centred on a ladder of deltas; together they cover the profile down to 1e-13."""
+        levels = self._levels
         return {
-            direction: [Table(self._levels, direction, plan(self._levels, direction, delta=d)) for d in _ANCHORS]
+            direction: [LossDistribution(levels, direction, choose_grid(levels, direction, delta=d)) for d in _ANCHORS]
             for direction in directions(self.relation)
         }
 
     def profile(self, epsilons: Sequence[float] | Array) -> Array:
-        """Certified delta at every epsilon (>= 0), in one go.
+        """Return the certified delta at every epsilon (>= 0), in one go.
 
         Example:
             >>> compose([(1.0, 1.0, 1)]).profile([0.0, 1.0]).round(4).tolist()
@@ -182,11 +196,11 @@ class Composition:
             return np.zeros_like(eps)
         if self._single:
             return self._exact(eps)
-        sides = [np.min([table.delta(eps) for table in tables], axis=0) for tables in self._tables.values()]
-        return np.asarray(np.max(sides, axis=0))
+        by_direction = [np.min([each.delta(eps) for each in some], axis=0) for some in self._distributions.values()]
+        return np.asarray(np.max(by_direction, axis=0))
 
     def mu(self, delta: float) -> float:
-        """Smallest certified mu whose Gaussian profile covers this one wherever delta(epsilon) >= ``delta``.
+        """Return the smallest certified mu whose Gaussian profile covers this one wherever delta(epsilon) >= ``delta``.
 
         Exactly: for every epsilon in [0, epsilon(delta)] the profile of this composition is at most that of one
         Gaussian release with noise 1/mu (a delta above 1 - 1e-12 counts as that). Nothing is claimed below.
@@ -208,7 +222,7 @@ class Composition:
 
         while not covers(high):
             low, high = high, 2 * high
-            if high > HUGE:
+            if high > LARGEST_LOSS:
                 return math.inf
         for _ in range(44):
             middle = math.sqrt(low * high)
@@ -216,13 +230,16 @@ class Composition:
         return high
 
     def guess_rate(self, false_alarms: float = 0.01) -> float:
-        """Largest share of members that any membership guess can flag while flagging ``false_alarms`` of non-members.
+        """Return the largest share of members that a membership guess can flag at this rate of false alarms.
+
+        Args:
+            false_alarms: share of non-members that the guess flags too.
 
         Example:
             >>> round(compose([(1.0, 1.0, 1)]).guess_rate(0.01), 2)
             0.09
         """
-        rate = check_number(false_alarms, "false_alarms")
+        rate = real(false_alarms, "false_alarms")
         if not 0 <= rate <= 1:
             raise UsageError(f"false_alarms must lie in [0, 1], got {rate}.")
         if self._unbounded:
@@ -244,7 +261,7 @@ def compose(events: Sequence[Event], *, relation: Relation = "add_remove") -> Co
 
 
 def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_remove") -> float:
-    """Epsilon spent by the events at ``delta``: an upper bound, typically 0.01 to 0.02 % above the exact value.
+    """Compute the epsilon of the events at ``delta``: an upper bound, typically 0.01 to 0.02 % above the exact value.
 
     At rates below 1e-4 it may lie a few per cent above it, never below (docs/proofs/accountant.md, section 9).
 
@@ -261,7 +278,7 @@ def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_
 
 
 def delta(events: Sequence[Event], epsilon: float, *, relation: Relation = "add_remove") -> float:
-    """Delta of the events at ``epsilon``: an upper bound.
+    """Compute the delta of the events at ``epsilon``: an upper bound.
 
     Example:
         >>> round(delta([(1.0, 1.0, 1)], 1.0), 4)
@@ -271,7 +288,7 @@ def delta(events: Sequence[Event], epsilon: float, *, relation: Relation = "add_
 
 
 def curve(events_in_order: Sequence[Event], delta: float, points: int = 64) -> list[tuple[int, float]]:
-    """Epsilon spent after so many releases of a schedule, at up to ``points`` places, for showing a running spend.
+    """Compute (releases, epsilon spent by then) at up to ``points`` places of a schedule, to show a running spend.
 
     Guarantee: non-decreasing, and each value is an upper bound for every number of releases up to its own; between two
     places take the upper one. The last equals ``epsilon`` of the whole. Above 40 distinct levels at most 24 places.

@@ -1,7 +1,7 @@
 """Privacy profiles of one subsampled Gaussian release, to full relative accuracy in the far tail.
 
 For a pair of output distributions ``P`` (the record is in) and ``Q`` the profile is the hockey-stick divergence
-``delta(e) = sup_S P(S) - exp(e) Q(S)``. It is kept here as its **excess** over the trivial bound,
+``delta(e) = sup_S P(S) - exp(e) Q(S)``. It is represented here by its **excess** over the trivial bound,
 ``g(e) = delta(e) - max(0, 1 - exp(e))``: the excess is tiny on both sides of 0, and nothing is lost to cancellation.
 
 The pairs, with noise multiplier ``s`` (so ``m = 1/s`` is the distance in units of noise) and sampling rate ``q``:
@@ -31,7 +31,7 @@ _SMALL = 0.05  # below this distance a difference of Mills ratios is integrated 
 
 
 def directions(relation: Relation) -> tuple[Direction, ...]:
-    """The ordered pairs whose profiles must be composed separately; the larger one counts.
+    """Return the ordered pairs whose profiles must be composed separately; the larger one counts.
 
     Example:
         >>> directions("add_remove")
@@ -41,12 +41,12 @@ def directions(relation: Relation) -> tuple[Direction, ...]:
 
 
 def _mills(t: Array) -> Array:
-    """``(1 - Phi(t)) / phi(t)``; finite for t > -37."""
+    """Compute ``(1 - Phi(t)) / phi(t)``; finite for t > -37."""
     return np.asarray(math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2)))
 
 
 def _mills_drop(t: Array, width: float) -> tuple[Array, Array]:
-    """``mills(t) - mills(t + width)`` for t >= -width, and its amplification of rounding errors."""
+    """Compute ``mills(t) - mills(t + width)`` for t >= -width, and its amplification of rounding errors."""
     if width > _SMALL:
         first = _mills(t)
         drop = first - _mills(t + width)
@@ -63,7 +63,7 @@ def _density(t: Array) -> Array:
 
 
 def _gaussian(x: Array, m: float) -> tuple[Array, Array]:
-    """Profile of N(m,1) against N(0,1) at ``x >= 0``, with a bound on its relative error."""
+    """Compute the profile of N(m,1) against N(0,1) at ``x >= 0``, with a bound on its relative error."""
     t = x / m - 0.5 * m
     value = np.empty_like(t)
     amplify = np.empty_like(t)
@@ -78,7 +78,7 @@ def _gaussian(x: Array, m: float) -> tuple[Array, Array]:
 
 
 def _remove(eps: Array, q: float, m: float) -> tuple[Array, Array]:
-    """Excess of the remove direction; for negative ``eps`` through ``g_G(x) = exp(x) g_G(-x)``."""
+    """Compute the excess of the remove direction and its error; at negative ``eps`` by ``g_G(x) = exp(x) g_G(-x)``."""
     if q == 1.0:
         value, relative = _gaussian(np.abs(eps), m)
         value *= np.exp(np.minimum(eps, 0))
@@ -104,7 +104,7 @@ def _remove(eps: Array, q: float, m: float) -> tuple[Array, Array]:
 
 
 def _replace(eps: Array, q: float, m: float) -> tuple[Array, Array]:
-    """Excess of the replace-one pair at ``eps >= 0``."""
+    """Compute the excess of the replace-one pair at ``eps >= 0`` and its error."""
     if q == 1.0:
         value, relative = _gaussian(eps, 2 * m)
         return value, value * relative
@@ -129,7 +129,7 @@ def _replace(eps: Array, q: float, m: float) -> tuple[Array, Array]:
 
 
 def excess(eps: Array, rate: float, noise: float, direction: Direction) -> tuple[Array, Array]:
-    """Excess ``g`` of one release at every ``eps`` and a bound on the error of each value.
+    """Compute the excess ``g`` of one release at every ``eps`` and a bound on the error of each value.
 
     Guarantee: the true excess lies within ``g +- error``; tested against 60-digit arithmetic.
 
@@ -156,7 +156,7 @@ def excess(eps: Array, rate: float, noise: float, direction: Direction) -> tuple
 
 
 def loss_at(t: float, rate: float, noise: float, direction: Direction) -> float:
-    """Privacy loss ``log P/Q`` at output ``t`` (in units of noise); monotone in ``t``.
+    """Compute the privacy loss ``log P/Q`` at output ``t`` (in units of noise); monotone in ``t``.
 
     Example:
         >>> loss_at(0.5, 1.0, 1.0, "remove")
@@ -175,14 +175,14 @@ def loss_at(t: float, rate: float, noise: float, direction: Direction) -> float:
     return up if direction == "remove" else -up
 
 
-def narrowed(reach: float, rate: float) -> float:
-    """Return how far past the record's own centre outputs matter, if ``reach`` deviations matter without sampling.
+def sampled_reach(reach: float, rate: float) -> float:
+    """Return how far past the record's centre outputs matter, if ``reach`` deviations matter without sampling.
 
     Of the mass beyond an output only the share ``rate`` differs between the two datasets, so that the excess there is
     at most ``rate * Q(distance)``; with a small rate the loss can be cut off much earlier at the same cost.
 
     Example:
-        >>> narrowed(8.0, 1.0), round(narrowed(8.0, 1e-8), 1)
+        >>> sampled_reach(8.0, 1.0), round(sampled_reach(8.0, 1e-8), 1)
         (8.0, 5.3)
     """
     if rate == 1.0:
@@ -191,7 +191,7 @@ def narrowed(reach: float, rate: float) -> float:
 
 
 def total_variation_gap(low: Array | float, high: Array | float, relation: Relation) -> Array:
-    """``u(high) - u(low)`` where ``u`` is the total variation of the unsampled pair at distance ``m = 1/noise``.
+    """Compute ``u(high) - u(low)``; ``u`` is the total variation of the unsampled pair at distance ``m = 1/noise``.
 
     Every profile is convex in ``u`` (docs/proofs/accountant.md, section 3), so a mixture of two noise levels matched
     in ``u`` dominates every level between them.

@@ -12,9 +12,9 @@ import pytest
 from scipy.integrate import dblquad
 from scipy.special import ndtr
 
+from evenhand.accounting.accountant import compose, curve, delta, epsilon
+from evenhand.accounting.events import dp_event, merged_noise
 from evenhand.errors import UsageError
-from evenhand.privacy.accountants import compose, curve, delta, epsilon, merged
-from evenhand.privacy.events import dp_event
 from evenhand.testing import epsilon_lower_bound
 
 Events = list[tuple[float, float, int]]
@@ -69,7 +69,7 @@ def test_delta_inverts_epsilon_down_to_1e_12(level: float) -> None:
 def test_many_levels_cost_at_least_the_exact_and_hardly_more(span: float, monkeypatch: pytest.MonkeyPatch) -> None:
     events = [(0.02, 0.7 * span ** (i / 80), 5) for i in range(80)]
     mixed = epsilon(events, 1e-6)
-    monkeypatch.setattr("evenhand.privacy.levels._EXACT", 100)
+    monkeypatch.setattr("evenhand.accounting.noise_levels._EXACT", 100)
     one_by_one = epsilon(events, 1e-6)
     assert one_by_one * (1 - 5e-5) <= mixed <= one_by_one * 1.0008
 
@@ -78,7 +78,7 @@ def test_many_rates_and_levels_stay_above_the_exact(monkeypatch: pytest.MonkeyPa
     rng = random.Random(0)
     events = [(rng.uniform(0.01, 0.02), rng.uniform(0.9, 1.4), 4) for _ in range(70)]
     mixed = epsilon(events, 1e-5)
-    monkeypatch.setattr("evenhand.privacy.levels._EXACT", 100)
+    monkeypatch.setattr("evenhand.accounting.noise_levels._EXACT", 100)
     one_by_one = epsilon(events, 1e-5)
     assert one_by_one * (1 - 5e-5) <= mixed <= one_by_one * 1.002
 
@@ -93,14 +93,14 @@ def test_merged_side_queries_are_one_gaussian() -> None:
         return base * max(0.0, ratio - math.exp(eps))
 
     brute, _ = dblquad(gap, -8, 9, -8, 9, epsabs=1e-7, epsrel=1e-6)
-    assert delta([(q, merged(grad, [query]), 1)], eps) == pytest.approx(brute, rel=1e-4)
+    assert delta([(q, merged_noise(grad, [query]), 1)], eps) == pytest.approx(brute, rel=1e-4)
 
 
 def test_merged_edge_cases() -> None:
-    assert merged(1.0, []) == 1.0
-    assert merged(math.inf, []) == math.inf
-    assert merged(1.0, [0.0]) == 0.0
-    assert merged(1.0, [math.inf]) == 1.0
+    assert merged_noise(1.0, []) == 1.0
+    assert merged_noise(math.inf, []) == math.inf
+    assert merged_noise(1.0, [0.0]) == 0.0
+    assert merged_noise(1.0, [math.inf]) == 1.0
 
 
 def test_mu_covers_the_profile_and_is_exact_for_a_gaussian() -> None:
@@ -182,7 +182,22 @@ def test_other_refusals() -> None:
     with pytest.raises(UsageError, match="points"):
         curve([(0.1, 1.0, 1)], 1e-5, points=0)
     with pytest.raises(UsageError, match="noise"):
-        merged(-1.0, [])
+        merged_noise(-1.0, [])
+
+
+def test_export_without_dp_accounting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(UsageError, match=r"pip install 'evenhand\[dp-accounting\]'"):
+        dp_event([(0.01, 1.0, 10)])
+
+
+def test_public_names_are_the_same_in_accounting_and_in_privacy() -> None:
+    import evenhand
+    from evenhand import accounting, privacy
+
+    for name in accounting.__all__:
+        assert getattr(privacy, name) is getattr(accounting, name)
+        assert getattr(evenhand, name, getattr(accounting, name)) is getattr(accounting, name)
 
 
 def test_export_to_dp_accounting_means_the_same() -> None:
@@ -195,7 +210,7 @@ def test_export_to_dp_accounting_means_the_same() -> None:
 
 def test_the_accountant_is_light() -> None:
     code = (
-        "import sys; from evenhand.privacy.accountants import epsilon; epsilon([(0.01, 1.0, 1000)], 1e-5);"
+        "import sys; from evenhand.accounting.accountant import epsilon; epsilon([(0.01, 1.0, 1000)], 1e-5);"
         "heavy = ('torch', 'scipy.stats', 'dp_accounting', 'sklearn', 'scipy.interpolate');"
         "print([m for m in heavy if m in sys.modules])"
     )

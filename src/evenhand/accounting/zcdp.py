@@ -10,60 +10,60 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from evenhand._validate import any_delta, real
 from evenhand.errors import UsageError
-from evenhand.privacy.events import check_delta, check_number
 
 
 def _check_rho(rho: object) -> float:
-    value = check_number(rho, "rho")
+    value = real(rho, "rho")
     if value < 0:
         raise UsageError(f"rho must not be negative, got {value}.")
     return value
 
 
 def gaussian_rho(noise: float) -> float:
-    """Concentrated privacy (zCDP) of one Gaussian release with this noise multiplier: ``1 / (2 noise^2)``, exactly.
+    """Return rho (zCDP) of one Gaussian release with this noise multiplier: ``1 / (2 noise^2)``, exactly.
 
     Example:
         >>> gaussian_rho(2.0)
         0.125
     """
-    value = check_number(noise, "noise")
+    value = real(noise, "noise")
     if value < 0:
         raise UsageError(f"noise must not be negative, got {value}.")
     return math.inf if value == 0 else 0.5 / value**2
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """Epsilon of rho-zCDP by the usual conversion ``rho + 2 sqrt(rho log(1/delta))`` (Bun and Steinke 2016).
+    """Return the epsilon of rho-zCDP by the usual conversion ``rho + 2 sqrt(rho log(1/delta))`` (Bun and Steinke 2016).
 
     Example:
         >>> round(zcdp_epsilon(0.1, 1e-5), 3)
         2.246
     """
-    rho, delta = _check_rho(rho), check_delta(delta)
+    rho, delta = _check_rho(rho), any_delta(delta)
     return rho + 2 * math.sqrt(rho * -math.log(delta))
 
 
 def zcdp_rho(epsilon: float, delta: float) -> float:
-    """Largest rho whose ``zcdp_epsilon`` is at most ``epsilon``.
+    """Return the largest rho whose ``zcdp_epsilon`` is at most ``epsilon``.
 
     Example:
         >>> round(zcdp_rho(zcdp_epsilon(0.1, 1e-5), 1e-5), 9)
         0.1
     """
-    value, budget = check_number(epsilon, "epsilon"), -math.log(check_delta(delta))
+    value, budget = real(epsilon, "epsilon"), -math.log(any_delta(delta))
     if value < 0:
         raise UsageError(f"epsilon must not be negative, got {value}.")
     return (value / (math.sqrt(budget + value) + math.sqrt(budget))) ** 2
 
 
 @dataclass(frozen=True)
-class Truncated:
+class TruncatedCDP:
     """(rho, omega)-tCDP: the Renyi divergence of every order below omega is at most ``rho * order`` (Bun et al. 2018).
 
     Example:
-        >>> round(Truncated(0.02, 20.0).epsilon(1e-5), 3)
+        >>> round(TruncatedCDP(0.02, 20.0).epsilon(1e-5), 3)
         1.006
     """
 
@@ -71,8 +71,8 @@ class Truncated:
     omega: float
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon by the conversion of the same paper; beyond omega it degrades to one fixed order."""
-        budget = -math.log(check_delta(delta))
+        """Return epsilon by the conversion of that paper; beyond omega it degrades to one fixed order."""
+        budget = -math.log(any_delta(delta))
         if self.omega <= 1:
             return math.inf
         if budget <= (self.omega - 1) ** 2 * self.rho:
@@ -80,19 +80,19 @@ class Truncated:
         return self.rho * self.omega + budget / (self.omega - 1)
 
 
-def tcdp_sum(parts: Iterable[Truncated]) -> Truncated:
-    """Composition: rhos add up, the smallest omega remains.
+def tcdp_sum(parts: Iterable[TruncatedCDP]) -> TruncatedCDP:
+    """Compose: rhos add up, the smallest omega remains.
 
     Example:
-        >>> tcdp_sum([Truncated(0.5, 9.0), Truncated(0.25, 4.0)])
-        Truncated(rho=0.75, omega=4.0)
+        >>> tcdp_sum([TruncatedCDP(0.5, 9.0), TruncatedCDP(0.25, 4.0)])
+        TruncatedCDP(rho=0.75, omega=4.0)
     """
     items = list(parts)
-    return Truncated(math.fsum(p.rho for p in items), min((p.omega for p in items), default=math.inf))
+    return TruncatedCDP(math.fsum(p.rho for p in items), min((p.omega for p in items), default=math.inf))
 
 
-def tcdp_subsampled(rate: float, noise: float) -> tuple[Truncated, list[str]]:
-    """The amplification lemma for subsampled tCDP, with the preconditions it needs and does not get.
+def tcdp_subsampled(rate: float, noise: float) -> tuple[TruncatedCDP, list[str]]:
+    """Apply the amplification lemma for subsampled tCDP; also return which of its preconditions fail.
 
     The lemma gives ``(13 rate^2 rho, log(1/rate) / (4 rho))``-tCDP for ``rho = 1/(2 noise^2)``. If the returned list is
     not empty the lemma does not apply, and the first value is only what a paper that ignores this would print.
@@ -101,7 +101,7 @@ def tcdp_subsampled(rate: float, noise: float) -> tuple[Truncated, list[str]]:
         >>> tcdp_subsampled(0.001, 1.0)[1]
         ['rho = 0.5 must be at most 0.1 (noise at least 2.237)']
     """
-    q, rho = check_number(rate, "rate"), gaussian_rho(noise)
+    q, rho = real(rate, "rate"), gaussian_rho(noise)
     if not 0 < q <= 1:
         raise UsageError(f"rate must lie in (0, 1], got {q}.")
     failed = []
@@ -111,4 +111,4 @@ def tcdp_subsampled(rate: float, noise: float) -> tuple[Truncated, list[str]]:
         failed.append(f"rate = {q:.4g} must be at most 0.1")
     if 0 < rho <= 0.1 and math.log(1 / q) < 3 * rho * (2 + math.log2(1 / rho)):
         failed.append(f"log(1/rate) = {math.log(1 / q):.4g} must be at least 3 rho (2 + log2(1/rho))")
-    return Truncated(13 * q * q * rho, math.log(1 / q) / (4 * rho) if rho > 0 else math.inf), failed
+    return TruncatedCDP(13 * q * q * rho, math.log(1 / q) / (4 * rho) if rho > 0 else math.inf), failed

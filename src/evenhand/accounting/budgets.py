@@ -1,4 +1,4 @@
-"""What was promised: one epsilon for all records, one per owner class, or a fixed noise whose cost is reported."""
+"""Promises: one epsilon for all records, one per owner class, or a fixed noise whose cost is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evenhand.errors import UsageError
 
 @dataclass(frozen=True)
 class Privacy:
-    """The same promise for every record: (epsilon, delta), adjacency add/remove one record.
+    """One promise for all records alike: (epsilon, delta), adjacency add/remove one record.
 
     ``delta=None`` takes the default 10^-ceil(log10 N), which the plan prints.
 
@@ -56,14 +56,14 @@ class Budgets:
 
     @classmethod
     def per_record(cls, epsilons: Iterable[Any], delta: float | None = None) -> Budgets:
-        """One epsilon for each record, in the order of the data: a list, an array, a column of a DataFrame.
+        """Return budgets from one epsilon for each record, in the order of the data: a list, an array or a column.
 
         Every distinct value becomes an owner class that is called by it. The values, and how many records have each,
         become public facts of the plan.
 
         Examples:
-          >>> made = Budgets.per_record([1, 3, 3], delta=1e-5)
-          >>> made.epsilons, made.owners
+          >>> budgets = Budgets.per_record([1, 3, 3], delta=1e-5)
+          >>> budgets.epsilons, budgets.owners
           ({'1': 1.0, '3': 3.0}, ('1', '3', '3'))
         """
         owners = _validate.epsilon_names(epsilons)
@@ -71,7 +71,7 @@ class Budgets:
 
     @classmethod
     def named(cls, owners: Iterable[str], delta: float | None = None) -> Budgets:
-        """For owner classes that are called by their epsilon, as ``per_record`` calls them.
+        """Return budgets for owner classes that are called by their epsilon, like those of ``per_record``.
 
         Examples:
           >>> Budgets.named(["1", "2.5"]).epsilons

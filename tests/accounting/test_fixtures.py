@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evenhand.privacy.accountants import epsilon
+from evenhand.accounting.accountant import epsilon
 
 CASES: list[dict[str, Any]] = json.loads((pathlib.Path(__file__).parent / "fixtures" / "random_cases.json").read_text())
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.special import comb, logsumexp
 
+from evenhand.accounting import accountant, rdp
+from evenhand.accounting.zcdp import TruncatedCDP, gaussian_rho, tcdp_subsampled, tcdp_sum, zcdp_epsilon, zcdp_rho
 from evenhand.errors import UsageError
-from evenhand.privacy import accountants, rdp
-from evenhand.privacy.concentrated import Truncated, gaussian_rho, tcdp_subsampled, tcdp_sum, zcdp_epsilon, zcdp_rho
 
 
 @pytest.mark.parametrize("order", [2, 3, 8, 32])
@@ -46,7 +46,7 @@ def test_sigma_of_individual_budgets_by_rdp() -> None:
 
 def test_it_is_above_the_exact_accountant() -> None:
     for events in ([(0.01, 1.0, 1000)], [(1.0, 3.0, 4)], [(0.2, 0.5, 3), (0.01, 0.3, 40)]):
-        exact = accountants.epsilon(events, 1e-6)
+        exact = accountant.epsilon(events, 1e-6)
         assert exact <= rdp.epsilon(events, 1e-6) <= rdp.epsilon(events, 1e-6, conversion="old")
 
 
@@ -59,11 +59,11 @@ def test_concentrated() -> None:
     assert gaussian_rho(0.0) == math.inf
     assert zcdp_epsilon(0.0206, 1e-5) == pytest.approx(0.0206 + 2 * math.sqrt(0.0206 * math.log(1e5)))
     assert zcdp_rho(1.0, 1e-5) == pytest.approx(0.0208, abs=1e-4)
-    assert tcdp_sum([]) == Truncated(0, math.inf)
-    assert Truncated(0.1, 1.0).epsilon(1e-5) == math.inf
-    assert Truncated(0.1, 3.0).epsilon(1e-5) == pytest.approx(0.3 + math.log(1e5) / 2)
+    assert tcdp_sum([]) == TruncatedCDP(0, math.inf)
+    assert TruncatedCDP(0.1, 1.0).epsilon(1e-5) == math.inf
+    assert TruncatedCDP(0.1, 3.0).epsilon(1e-5) == pytest.approx(0.3 + math.log(1e5) / 2)
     for noise in (0.5, 3.0):
-        assert accountants.epsilon([(1.0, noise, 1)], 1e-5) <= zcdp_epsilon(gaussian_rho(noise), 1e-5)
+        assert accountant.epsilon([(1.0, noise, 1)], 1e-5) <= zcdp_epsilon(gaussian_rho(noise), 1e-5)
 
 
 def test_preconditions_of_the_amplification_lemma() -> None:

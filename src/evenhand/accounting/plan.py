@@ -1,0 +1,410 @@
+"""The frozen Plan: every number that decides privacy, printable and hashed. Nothing here needs torch or data.
+
+A plan has stages: steps that share rates and relative bounds. A change of budgets begins a new stage.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from evenhand import untrusted
+from evenhand.accounting import accountant
+from evenhand.accounting.events import merged_noise
+from evenhand.accounting.many_owners import FEW, owner_epsilons
+from evenhand.errors import UsageError
+from evenhand.types import Event, Facts, Guarantee
+
+_ONE_BY_ONE = 64  # distinct owner classes whose spend is computed one by one where no single number orders them
+SCHEMA = 1
+_OWNERS_LISTED = 10  # owners that a warning lists one by one
+_LARGE = 1e12
+_NUMBER = (int, float)
+_MAYBE = (int, float, type(None))
+_LEVELS: untrusted.Shape = [{"count": int, "noise": _NUMBER, "bound": _NUMBER, "queries": [_NUMBER]}]
+_SHAPE: untrusted.Shape = {
+    "method": str,
+    "guarantee": str,
+    "rule": {"name": str, "settings": dict},
+    "queries": [dict],
+    "schedule": dict,
+    "facts": {"records": int, "owners": [list], "groups": [str], "labels": [str], "inputs": str},
+    "delta": _NUMBER,
+    "budgets": [_MAYBE],
+    "steps": int,
+    "expected_batch": _NUMBER,
+    "rates": [_NUMBER],
+    "scales": [_NUMBER],
+    "levels": _LEVELS,
+    "epsilons": [_MAYBE],
+    "accountant": str,
+    "unit": str,
+    "adjacency": str,
+}
+"""Keys of plan.json and the kinds of their values; see ``untrusted.fits``."""
+
+
+@dataclass(frozen=True)
+class PlannedLevel:
+    """A stretch of steps with the calibrated noise multipliers of the gradient and of each side query."""
+
+    count: int
+    noise: float
+    bound: float
+    queries: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps under equal budgets: rate and relative bound per owner class, then the levels in order.
+
+    ``plan`` is the digest of the plan that fixed them, for stages that are over. A rate of 0 means that the class was
+    left out.
+    """
+
+    rates: tuple[float, ...]
+    scales: tuple[float, ...]
+    levels: tuple[PlannedLevel, ...]
+    plan: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Return the number of its steps."""
+        return sum(level.count for level in self.levels)
+
+    def first(self, steps: int) -> Stage:
+        """Return its first ``steps`` steps."""
+        return replace(self, levels=cut_levels(self.levels, 0, steps))
+
+    def events(self, rate: float, scale: float) -> list[Event]:
+        """Return the events that a record with this rate and relative bound is exposed to."""
+        if rate == 0:
+            return []
+        return [(rate, merged_noise(level.noise / scale, level.queries), level.count) for level in self.levels]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will be done, and its cost. Columns follow ``facts.owners``: one entry per budget class.
+
+    ``scales`` multiplies the clip bound per class; ``budgets`` is what was promised (None: nothing was), ``epsilons``
+    what the whole plan spends (None: no finite epsilon is established). ``rates``, ``scales`` and ``levels`` hold for
+    the steps after those of ``earlier``: what was charged before budgets changed.
+    """
+
+    method: str
+    guarantee: Guarantee
+    rule: Mapping[str, Any]
+    queries: tuple[Mapping[str, Any], ...]
+    schedule: Mapping[str, Any]
+    facts: Facts
+    delta: float
+    budgets: tuple[float | None, ...]
+    steps: int
+    expected_batch: float
+    rates: tuple[float, ...]
+    scales: tuple[float, ...]
+    levels: tuple[PlannedLevel, ...]
+    epsilons: tuple[float | None, ...]
+    accountant: str = "pld"
+    unit: str = "one record"
+    adjacency: str = "add/remove"
+    earlier: tuple[Stage, ...] = ()
+
+    @property
+    def certified(self) -> bool:
+        """Return whether a finite epsilon may be printed for this plan."""
+        return self.guarantee in ("by construction", "proved and tested")
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the hash of the whole plan; speed settings are no part of it and cannot change it (law 3)."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def from_here(self) -> Plan:
+        """Return the steps after the last change of budgets alone, as a plan of their own."""
+        if not self.earlier:
+            return self
+        alone = dataclasses.replace(self, earlier=(), steps=sum(level.count for level in self.levels))
+        return dataclasses.replace(alone, epsilons=alone.spent_by_owner())
+
+    def level_at(self, position: int) -> PlannedLevel:
+        """Return the level of step ``position`` (from 0)."""
+        if not 0 <= position < self.steps:
+            raise IndexError(f"the plan has {self.steps} steps")
+        return self._levels[bisect.bisect_right(self._ends, position)]
+
+    def scales_at(self, position: int) -> tuple[float, ...]:
+        """Return the relative bounds per class that hold at step ``position``."""
+        for stage in self._stages:
+            position -= stage.steps
+            if position < 0:
+                return stage.scales
+        return self.scales
+
+    @cached_property
+    def _stages(self) -> tuple[Stage, ...]:
+        return (*self.earlier, Stage(self.rates, self.scales, self.levels))
+
+    @cached_property
+    def _levels(self) -> list[PlannedLevel]:
+        return [level for stage in self._stages for level in stage.levels]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(level.count for level in self._levels))
+
+    def noise_seen(self, level: PlannedLevel, owner: int) -> float:
+        """Return the noise multiplier of a whole step for a record of this class, side queries merged in (law 6)."""
+        return merged_noise(level.noise / self.scales[owner], level.queries)
+
+    def events(self, owner: int = 0, steps: int | None = None) -> list[Event]:
+        """Return what a record of this class is exposed to in the first ``steps`` steps (all of them by default)."""
+        parts = self._stages if steps is None else _first_steps(self._stages, steps)
+        return [event for part in parts for event in part.events(part.rates[owner], part.scales[owner])]
+
+    def spent(self, steps: int, owner: int = 0) -> float | None:
+        """Return epsilon after ``steps`` steps for a record of this class; None if none is established."""
+        return accountant.epsilon(self.events(owner, steps), self.delta) if self.certified else None
+
+    def spent_by_owner(self, steps: int | None = None) -> tuple[float | None, ...]:
+        """Return ``spent`` of every class: exact for a few distinct ones, certified upper bounds for many thousands."""
+        if not self.certified:
+            return (None,) * len(self.rates)
+        parts = _first_steps(self._stages, self.steps if steps is None else steps)
+        return _epsilon_by_class(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
+
+    def spending(self, owner: int = 0, points: int = 64) -> list[tuple[int, float]]:
+        """Return (steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""
+        return accountant.curve(self.events(owner), self.delta, points=points) if self.certified else []
+
+    def warnings(self) -> list[str]:
+        """Return what a privacy engineer should look at before signing."""
+        warnings = []
+        if self.facts.derived:
+            warnings.append(
+                f"{' and '.join(self.facts.derived)} were read off the data and are printed as public facts: declare "
+                "them (labels=, group_names=) if they are not public knowledge."
+            )
+        warnings += delta_warnings(self.delta, self.facts.records) if self.certified else []
+        if self.certified and min(level.noise for level in self.levels) < 0.3:
+            warnings.append("a noise multiplier below 0.3 protects single steps hardly at all.")
+        if any(epsilon is not None and epsilon > 20 for epsilon in self.epsilons):
+            warnings.append("an epsilon above 20 promises next to nothing.")
+        return warnings
+
+    def replacement_warnings(self, steps: int) -> list[str]:
+        """Return the epsilon for REPLACING a record, of a method that releases every record in a row of its own.
+
+        Empty for other methods, before the first step, and where no epsilon is established. The rule of such a method
+        gives ``replacing_factor``: how much further replacing a record moves the rows than adding or removing it.
+
+        Args:
+            steps: how many steps were made.
+        """
+        settings = self.rule.get("settings", {})
+        if "replacing_factor" not in settings or not steps or not self.certified:
+            return []
+
+        def spent(owner: int) -> str:
+            events = [
+                (rate, noise / settings["replacing_factor"], count) for rate, noise, count in self.events(owner, steps)
+            ]
+            epsilon = math.ceil(1000 * accountant.epsilon(events, self.delta) - 1e-9) / 1000
+            return f"epsilon {epsilon:.3f} for owner {self.facts.owner_names[owner]!r}"
+
+        largest = max(range(len(self.scales)), key=self.scales.__getitem__)
+        many = len(self.scales) > _OWNERS_LISTED
+        figures = f"at most {spent(largest)}" if many else ", ".join(map(spent, range(len(self.scales))))
+        meant = "" if set(self.budgets) == {None} else f" Budgets were promised for: {settings['adjacency']}."
+        return [
+            "every record is released in a row of its own: these add/remove epsilons hold only where the "
+            "number of rows of each owner is public and a missing record leaves a row of zeros. If one record is "
+            f"REPLACED by any other of its owner: {figures}, delta {self.delta:g}.{meant}"
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for plan.json. Meanings never change; a new meaning gets a new key and schema number."""
+        plain = json.loads(json.dumps(self, default=_fields))
+        return {"schema": SCHEMA, **{key: value for key, value in plain.items() if key != "earlier" or value}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Return the plan that ``to_json`` wrote.
+
+        Raises:
+            UsageError: on unknown or missing keys, or on a value that no plan can have.
+        """
+        fields = {f.name for f in dataclasses.fields(cls)}
+        if data.get("schema") != SCHEMA or set(data) | {"earlier"} != fields | {"schema"}:
+            raise UsageError("plan.json was not written by this version of evenhand, or was edited.")
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in fields
+        }
+        if not untrusted.fits(dict(data), _SHAPE) or not untrusted.fits(data["facts"].get("derived", []), [str]):
+            raise UsageError("plan.json holds something of another kind than a plan does: it was damaged or edited.")
+        facts = data["facts"]
+        values["facts"] = Facts(
+            records=facts["records"],
+            owners=tuple((str(name), int(count)) for name, count in facts["owners"]),
+            groups=tuple(facts["groups"]),
+            labels=tuple(facts["labels"]),
+            inputs=facts["inputs"],
+            derived=tuple(facts.get("derived", ())),
+        )
+        values["levels"] = _levels(data["levels"])
+        values["earlier"] = tuple(
+            Stage(tuple(stage["rates"]), tuple(stage["scales"]), _levels(stage["levels"]), str(stage["plan"]))
+            for stage in data.get("earlier", ())
+        )
+        plan = cls(**values)
+        if not plan._possible():
+            raise UsageError("plan.json holds a number that no plan can have: it was damaged or edited.")
+        return plan
+
+    def _possible(self) -> bool:
+        """Return whether the accountant can be asked about this plan: equally long columns, numbers in their ranges."""
+        owners = len(self.facts.owners)
+        columns = (
+            self.budgets,
+            self.epsilons,
+            *(part for stage in self._stages for part in (stage.rates, stage.scales)),
+        )
+        return (
+            all(len(column) == owners for column in columns)
+            and self.facts.records >= 1
+            and 0 < self.delta < 1
+            and self.steps == sum(stage.steps for stage in self._stages)
+            and all(0 <= rate <= 1 for stage in self._stages for rate in stage.rates)
+            and all(0 < scale < _LARGE for stage in self._stages for scale in stage.scales)
+            and all(0 <= level.count < _LARGE for level in self._levels)
+            and all(0 <= noise < _LARGE for level in self._levels for noise in (level.noise, *level.queries))
+            and all(value is None or value >= 0 for value in (*self.budgets, *self.epsilons))
+        )
+
+    def __str__(self) -> str:
+        from evenhand.describing import describe
+
+        return describe(self)
+
+
+def cut_levels(levels: Sequence[PlannedLevel], begin: int, end: int) -> tuple[PlannedLevel, ...]:
+    """Return the levels of steps ``begin .. end - 1``.
+
+    Examples:
+      >>> cut_levels([PlannedLevel(3, 1.0, 1.0), PlannedLevel(3, 2.0, 1.0)], 2, 5)
+      (PlannedLevel(count=1, noise=1.0, bound=1.0, queries=()), PlannedLevel(count=2, noise=2.0, bound=1.0, queries=()))
+    """
+    parts, position = [], 0
+    for level in levels:
+        count = min(position + level.count, end) - max(position, begin)
+        if count > 0:
+            parts.append(replace(level, count=count))
+        position += level.count
+    return tuple(parts)
+
+
+def _first_steps(stages: Sequence[Stage], steps: int) -> tuple[Stage, ...]:
+    """Return the first ``steps`` steps of stages that follow each other."""
+    parts = []
+    for stage in stages:
+        part = stage.first(steps)
+        steps -= part.steps
+        if part.levels:
+            parts.append(part)
+    return tuple(parts)
+
+
+@lru_cache(maxsize=16)
+def _epsilon_by_class(stages: tuple[Stage, ...], delta: float, budgets: tuple[float | None, ...]) -> tuple[float, ...]:
+    """Compute the epsilon of every owner class after all these stages, composed step by step: an upper bound.
+
+    Exact for a few distinct classes. For many, classes must be ordered: who is exposed more in one stage is exposed at
+    least as much in every other; then one number along that order certifies them all (see ``owner_epsilons``).
+
+    Examples:
+      >>> level = PlannedLevel(100, 1.0, 1.0)
+      >>> one = Stage((0.01, 0.02), (1.0, 1.0), (level,))
+      >>> once, twice = (_epsilon_by_class((one,) * n, 1e-5, (None, None)) for n in (1, 2))
+      >>> twice[0] == accountant.epsilon([(0.01, 1.0, 200)], 1e-5) > once[0]
+      True
+    """
+    by_rate = all(len(set(stage.scales)) == 1 for stage in stages)
+    if not by_rate and any(len(set(stage.rates)) > 1 for stage in stages):
+        raise UsageError("Owners differ in their sampling rate or in their clip bound, not in both.")
+    columns = [stage.rates if by_rate else stage.scales for stage in stages]
+    rows, place = np.unique(np.array(columns).T, axis=0, return_inverse=True)
+
+    def events(row: Sequence[float]) -> list[Event]:
+        return [
+            event
+            for stage, value in zip(stages, row, strict=True)
+            for event in (stage.events(value, stage.scales[0]) if by_rate else stage.events(stage.rates[0], value))
+        ]
+
+    ordered = bool((np.diff(rows, axis=0) >= 0).all() and (rows > 0).all())
+    if len(rows) <= FEW or (not ordered and len(rows) <= _ONE_BY_ONE):
+        epsilons = [accountant.epsilon(events(row.tolist()), delta) for row in rows]
+        return tuple(epsilons[index] for index in place.reshape(-1).tolist())
+    if not ordered:
+        raise UsageError(
+            f"The budgets of {len(rows)} owner classes changed in different orders, which cannot be certified. "
+            f"Keep their order (who had more has at least as much), or use at most {_ONE_BY_ONE} classes."
+        )
+    along = np.exp(np.log(rows).mean(axis=1)) if len(stages) > 1 else rows[:, 0]
+    points = along[place.reshape(-1)].tolist()
+    return tuple(
+        owner_epsilons(points, lambda t: events(_row_at(t, along, rows)), delta, by_rate=by_rate, candidates=budgets)
+    )
+
+
+def _row_at(point: float, along: np.ndarray, rows: np.ndarray) -> list[float]:
+    """Return the class at a point of the order: between two classes the mixture of both in every stage."""
+    return [float(np.interp(point, along, column)) for column in rows.T] if rows.shape[1] > 1 else [point]
+
+
+def default_delta(records: int) -> float:
+    """Return the largest power of ten that is at most 1/(10 N).
+
+    Examples:
+      >>> default_delta(1000), default_delta(1001), default_delta(9900)
+      (0.0001, 1e-05, 1e-05)
+    """
+    return float(f"1e-{len(str(10 * records - 1))}")
+
+
+def delta_warnings(delta: float, records: int) -> list[str]:
+    """Return what a delta above 1/(10 N) allows, and which one to take; nothing up to there.
+
+    Examples:
+      >>> delta_warnings(1e-4, 1000)
+      []
+      >>> delta_warnings(1e-3, 1000)[0][:42]
+      'delta 0.001 is above 1/(10 N) and not belo'
+    """
+    if delta <= (1 + 1e-9) / (10 * records):
+        return []
+    far = " and not below 1/N" if delta >= 1 / records else ""
+    return [
+        f"delta {delta:g} is above 1/(10 N){far}: a mechanism that publishes every record in full with that chance, "
+        f"{delta * records:.2g} of the {records} on average, would pass. Take at most delta {default_delta(records):g}."
+    ]
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """Return a dataclass as plain data, without the copies of ``asdict``: these cost time with many thousand owners."""
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+
+
+def _levels(rows: Iterable[Mapping[str, Any]]) -> tuple[PlannedLevel, ...]:
+    return tuple(PlannedLevel(**{**level, "queries": tuple(level["queries"])}) for level in rows)
