@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenhand import untrusted, usercode
+from evenhand import durable, untrusted, usercode
 from evenhand.datasets import state_folder
 from evenhand.errors import EvenhandError, VerificationError
 from evenhand.runs import Folder, write_json
@@ -61,8 +61,8 @@ def remember(references: Iterable[str | None]) -> None:
         if reference and usercode.is_own(reference):
             with suppress(OSError, EvenhandError):
                 place = _place(reference)
-                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                place.touch(mode=0o600)
+                durable.make_folder(place.parent, private=True, parents=True)
+                durable.write(place, b"", durable.PRIVATE)
 
 
 def remembered(reference: str) -> bool:

@@ -143,6 +143,12 @@ class Folder:
     def create(cls, path: Path, plan: Plan) -> Folder:
         """Make the folder for a new run. A folder with a ledger is a run already and is refused."""
         folder = cls(path)
+        planned = as_json(plan.to_json())
+        if len(planned) > untrusted.PARSED:
+            raise UsageError(
+                f"The plan of these {len(plan.facts.owners)} owner classes takes {len(planned)} bytes, and at most "
+                f"{untrusted.PARSED} are read again: give owners with equal budgets one name. Nothing was spent."
+            )
         try:
             begun = folder.begun
         except OSError as error:
@@ -162,7 +168,7 @@ class Folder:
             durable.make_folder(path, parents=True)
             durable.make_folder(folder.private, private=True)
             write_durably(path / "README.md", _README.encode())
-            write_json(folder.plan_file, plan.to_json())
+            write_durably(folder.plan_file, planned)
             write_json(path / "env.json", software())
         except OSError as error:
             raise UsageError(

@@ -12,7 +12,8 @@ import pytest
 
 import evenhand as eh
 from commands import evenhand
-from evenhand.errors import VerificationError
+from evenhand import untrusted
+from evenhand.errors import UsageError, VerificationError
 from evenhand.privacy import statement as statements
 from evenhand.privacy.ledger import Ledger
 from evenhand.privacy.statement_form import LISTED, packed, unpacked
@@ -109,3 +110,13 @@ def test_columns_of_a_few_are_not_taken() -> None:
     table = {"names": ["a"], "records": [1], "kind": [0], "kinds": {"epsilon": [1.0]}}
     with pytest.raises(VerificationError, match="lengths"):
         unpacked({"owners": table})
+
+
+def test_a_plan_that_could_not_be_read_again_is_refused_before_anything_is_written(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = folder.plan()
+    monkeypatch.setattr(untrusted, "PARSED", 1000)
+    with pytest.raises(UsageError, match=f"{OWNERS} owner classes.*Nothing was spent"):
+        Folder.create(tmp_path / "run", plan)
+    assert not (tmp_path / "run").exists()
