@@ -153,7 +153,7 @@ class Folder:
             begun = folder.begun
         except OSError as error:
             raise UsageError(
-                f"The run folder {path} cannot be made ({error.strerror}). Choose another --out."
+                f"The run folder {path} cannot be written ({error.strerror}). Choose another --out."
             ) from None
         if begun:
             folder._forget_unspent()

@@ -100,7 +100,7 @@ def test_files_that_do_not_fit_are_refused_and_not_repeated(tmp_path: Path, digi
         (table, "has 2 columns"),
         (latin, "not UTF-8"),
         (tmp_path / "none.txt", "There is no file"),
-        (tmp_path / "none.npy", "cannot be read"),
+        (tmp_path / "none.npy", "There is no file"),
         ("nobody", "neither a column of these data nor a file"),
     ):
         with pytest.raises(EvenhandError) as caught:
