@@ -14,7 +14,7 @@ from evenhand import checkpoints, guards
 from evenhand.accounting.plan import Plan
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.coupling import Coupling
-from evenhand.errors import BudgetExhausted, LedgerError, UsageError
+from evenhand.errors import BudgetExhausted, EvenhandError, LedgerError, UsageError
 from evenhand.gradients.wrapped import refuse_wrapped
 from evenhand.guards import Compute
 from evenhand.losses import Loss
@@ -196,6 +196,8 @@ def _restore(
         optimizer.load_state_dict(state["optimizer"])
         for name, found in state.get("kept", {}).items():
             kept[name].load_state_dict(found)
+    except EvenhandError:
+        raise
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError):
         raise UsageError(
             "The checkpoint does not fit the model or the optimizer: pass those that the run was started with. If you "

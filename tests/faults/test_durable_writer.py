@@ -18,6 +18,7 @@ from forked import TRAIN, command, left_over
 import evenhand as eh
 from evenhand import durable, run_files
 from evenhand.errors import VerificationError
+from evenhand.privacy.ledger import Ledger
 from evenhand.results import Run
 from evenhand.runs import Folder
 from evenhand.verification import verify
@@ -210,6 +211,7 @@ def test_a_file_that_was_recorded_but_not_named_is_found_by_its_digest(
 ) -> None:
     out = tmp_path / "run"
     fit(out)
+    page = f"<p>another page about {run_files.sha256(out / 'model.safetensors')}</p>".encode()
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
@@ -217,11 +219,11 @@ def test_a_file_that_was_recorded_but_not_named_is_found_by_its_digest(
     with monkeypatch.context() as patch:
         patch.setattr(durable, "rename", crash)
         with pytest.raises(KeyboardInterrupt):
-            run_files.write_durably(out / "report.html", b"<p>another page</p>")
+            run_files.write_durably(out / "report.html", page)
     assert "a crash came before it was in place" in verify(out)["problems"][0]
     (out / "private" / f"evenhand-{secrets.token_hex(16)}.part").write_bytes(b"half of something else")
-    run_files.write_durably(out / "model-card.md", b"# Card\n")
-    assert (out / "report.html").read_bytes() == b"<p>another page</p>"
+    run_files.write_durably(out / "model-card.md", page)
+    assert (out / "report.html").read_bytes() == page
     assert verify(out)["ok"], verify(out)["problems"]
     assert left_over(out) == []
 
@@ -255,12 +257,16 @@ def test_what_fails_in_a_callback_is_raised_after_it(tmp_path: Path) -> None:
 def test_weights_are_the_bytes_that_safetensors_writes(tmp_path: Path) -> None:
     from safetensors.torch import save_model
 
-    from evenhand.publishing import _serialized
+    from evenhand.publishing import publish
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[1].weight = model[0].weight
     save_model(model, str(tmp_path / "model"))
-    assert _serialized(model) == (tmp_path / "model").read_bytes()
+    (tmp_path / "run").mkdir()
+    start = {"plan": "0" * 64, "steps": 1, "key": "1" * 64, "insecure": False}
+    with Ledger.open(tmp_path / "run" / "ledger.jsonl", **start) as ledger:
+        publish(model, tmp_path / "run" / "model.safetensors", ledger)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "model").read_bytes()
 
 
 def test_kept_features_are_a_file_of_safetensors(tmp_path: Path) -> None:
