@@ -176,7 +176,13 @@ def damaged(runs: Sequence[Path], to: Path, number: int, seed: int) -> tuple[Pat
 def verified(folders: Sequence[Path], patience: float = 600.0) -> dict[str, Outcome]:
     """Return what ``evenhand verify`` says of each folder, run in one process; a process that hangs is ended."""
     command = [sys.executable, "-m", "faults.damaged_folders", *map(str, folders)]
-    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    started = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     try:
         text, _ = started.communicate(timeout=patience)
     except subprocess.TimeoutExpired:

@@ -120,7 +120,7 @@ def alone(what: str, count: int, out: Path) -> Measured:
 
 def _started(what: str, count: int, out: Path) -> subprocess.Popen[str]:
     out.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "faults.endurance", what, str(count), str(out)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
