@@ -18,8 +18,8 @@ FLAGS = ("-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contr
 
 SOURCES = {
     "_noise.so": "noise.c",
-    "_dense.so": "gradients/dense.c",
-    "_recurrent.so": "gradients/recurrent.c",
+    "_dense.so": "gradients/fast/dense.c",
+    "_recurrent.so": "gradients/fast/recurrent.c",
 }
 
 
@@ -42,7 +42,7 @@ class Compiled(BuildHookInterface[Any]):
 
     def _compile(self, compiler: str, source: str, built: Path) -> bool:
         try:
-            command = [compiler, *FLAGS, str(PACKAGE / source), "-o", str(built), "-lm"]
+            command = [compiler, *FLAGS, f"-I{PACKAGE}", str(PACKAGE / source), "-o", str(built), "-lm"]
             subprocess.run(command, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             built.unlink(missing_ok=True)

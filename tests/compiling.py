@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "evenhand"
+HEADER = "simd_dispatch.h"
 FLAGS = ("-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi")
 QUICK = ("-O1", "-w")
@@ -32,8 +33,8 @@ def build(folder: Path, text: str, *more: str) -> ctypes.CDLL:
 
 
 def changed(source: str, *changes: tuple[str, str]) -> str:
-    """A C file's text with something else in some places, all of which must be there."""
-    text = (PACKAGE / source).read_text()
+    """A C file's text and that of its header, with something else in some places, all of which must be there."""
+    text = (PACKAGE / source).read_text().replace(f'#include "{HEADER}"', (PACKAGE / HEADER).read_text())
     for what, instead in changes:
         assert what in text
         text = text.replace(what, instead)

@@ -42,7 +42,7 @@ def chained(engine: Engine, x: Any, y: Any) -> bool:
     """Whether this batch is run without a tape."""
     engine.run(x, y)
     return (
-        engine._chain is not None
-        and engine._chains
-        and any(chain and habits is not None for (chain, *_), habits in engine._served.items())
+        engine._path is not None
+        and engine._path_works
+        and any(chain and habits is not None for (chain, *_), habits in engine._habits.items())
     )

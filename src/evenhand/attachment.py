@@ -15,7 +15,7 @@ from evenhand.accounting.plan import Plan
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.coupling import Coupling
 from evenhand.errors import BudgetExhausted, EvenhandError, LedgerError, UsageError
-from evenhand.gradients.wrapped import refuse_wrapped
+from evenhand.gradients.doctor.refusals import refuse_wrapped
 from evenhand.guards import Compute
 from evenhand.losses import Loss
 from evenhand.mechanism import Mechanism

@@ -1,6 +1,6 @@
 """Do records touch each other? Looked at before anything is spent, and again at steps that nobody can foresee.
 
-Batches of the expected size are drawn from the training records and run in two companies, see ``gradients/company.py``.
+Batches of the expected size are drawn from the training records and run in two companies (``record_coupling.py``).
 How many, is bounded in time: before training and during it each at most ``SECONDS`` of this thread, or half a percent
 of what training takes if that is more. Which steps are looked at comes from the run's secret stream, never from the
 data. What these looks see is not released: only that a run was refused, or stopped.
@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from evenhand.data.dataset import Data
 from evenhand.errors import CoupledError, EvenhandError, UnsupportedModelError
-from evenhand.gradients.company import Company, Finding, Rows
-from evenhand.gradients.footprint import out_of_memory
-from evenhand.gradients.records import batch_size, finite_rows, take, without_values
+from evenhand.gradients.batch_utils import batch_size, finite_rows, take, without_values
+from evenhand.gradients.doctor.record_coupling import Company, Finding, Rows
+from evenhand.gradients.memory import out_of_memory
 from evenhand.streams import Stream
 
 DRAWS = 100

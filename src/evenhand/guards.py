@@ -25,13 +25,12 @@ from evenhand.errors import (
     UsageError,
 )
 from evenhand.gradients import Layout, MicroBatches, probe
-from evenhand.gradients.blocks import Blocks
-from evenhand.gradients.company import Company
-from evenhand.gradients.heap import Held
+from evenhand.gradients.batch_utils import batch_size, take, without_values
+from evenhand.gradients.doctor.python_state import Picture, Snapshot, changes
+from evenhand.gradients.doctor.record_coupling import Company
 from evenhand.gradients.microbatches import Early
-from evenhand.gradients.plain_state import Picture, Snapshot, changes
-from evenhand.gradients.precision import full
-from evenhand.gradients.records import batch_size, take, without_values
+from evenhand.gradients.pass_context import full
+from evenhand.gradients.record_blocks import Blocks
 from evenhand.gradients.views import Viewed, mean_loss
 from evenhand.state_guard import StateGuard
 from evenhand.types import Pass
@@ -42,8 +41,6 @@ Marks = tuple[tuple[int, int], ...]
 @dataclass(frozen=True)
 class Compute:
     """How gradients are computed: speed and memory. Never what is private: no number of the plan depends on it (law 3).
-
-    Memory that a step frees stays with the process until the run is closed, see ``gradients/heap.py``.
 
     Args:
       micro_batch: records that go through the model at once; when memory runs out it is halved, whatever it is.
@@ -101,7 +98,6 @@ class Watch:
         self._start: Snapshot | None = None
         self._picture: Picture | None = None
         self._spoilt = ""
-        self._held = Held(self)
 
     def probe(self, rows: tuple[Any, Any]) -> None:
         """Look thoroughly at the model in its present mode, also with the last declared label."""
@@ -189,7 +185,6 @@ class Watch:
     def close(self) -> None:
         """Give back the memory that passes were made in. Safe to call twice."""
         self._engine.forget()
-        self._held.give_back()
 
     def refuse_spoilt(self) -> None:
         """Nothing may leave the run once a buffer holds data."""

@@ -6,7 +6,7 @@
 
    The bits are AES-256 in counter mode, as streams.py has them from OpenSSL: given, or made here by the processor's own
    instructions, a block at a time, so that they never leave its cache.
-   compiled.py loads this and compares it with numpy and OpenSSL before it is used. */
+   noise_native.py loads this and compares it with numpy and OpenSSL before it is used. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
@@ -139,22 +139,7 @@ INLINE int64_t all_parts(bits from, int64_t first, int64_t last, const float *co
         return all_parts(b, f, l, t, o, e, i, a, s);                                                                   \
     }
 
-VARIANT(plain, )
-#if defined(__x86_64__)
-VARIANT(avx2, __attribute__((target("avx2,fma"))))
-#if defined(__clang__)
-#define WIDE "avx512f,avx512dq,avx512vl,fma"
-#else
-#define WIDE "avx512f,avx512dq,avx512vl,fma,prefer-vector-width=512"
-#endif
-VARIANT(avx512, __attribute__((target(WIDE))))
-#define CHOOSE(what, ...)                                                                                              \
-    (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") ? what##_avx512(__VA_ARGS__)             \
-     : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")        ? what##_avx2(__VA_ARGS__)               \
-                                                                              : what##_plain(__VA_ARGS__))
-#else
-#define CHOOSE(what, ...) what##_plain(__VA_ARGS__)
-#endif
+#include "simd_dispatch.h"
 
 /* 1024 * blocks normals from as many words. */
 void evenhand_normals(const uint64_t *words, double *out, int64_t blocks) { CHOOSE(normals, words, out, blocks); }

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand import compiled
-from evenhand.compiled import BLOCK
+from evenhand import noise_native
+from evenhand.noise_native import BLOCK
 
 AT_ONCE = 32
 """Blocks that are made together: what they need fits the cache, and torch keeps to one thread."""
@@ -83,7 +83,7 @@ class Desk:
 
     def normals(self, blocks: int) -> NDArray[np.float64]:
         """The normals made of those bits; overwritten by the next."""
-        out, loops = self._out[:blocks], compiled.loops()
+        out, loops = self._out[:blocks], noise_native.loops()
         if loops is None:
             _scripted()(self._words[:blocks], out, AT_ONCE)
         else:

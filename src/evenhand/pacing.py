@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.gradients import MicroBatches
-from evenhand.gradients.randomness import preserved
-from evenhand.gradients.records import buffers_restored
+from evenhand.gradients.batch_utils import buffers_restored
+from evenhand.gradients.pass_context import preserved
 from evenhand.guards import Compute
 from evenhand.streams import Stream
 

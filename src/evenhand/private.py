@@ -23,10 +23,10 @@ from evenhand.data.not_finite import LeftOut, check_finite
 from evenhand.data.row_digests import survey
 from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.errors import BatchReuseError, CoupledError, LedgerError, PlanMismatchError
-from evenhand.gradients import randomness
-from evenhand.gradients.blocks import Blocks
+from evenhand.gradients import pass_context
 from evenhand.gradients.microbatches import Early
-from evenhand.gradients.randomness import seeded
+from evenhand.gradients.pass_context import seeded
+from evenhand.gradients.record_blocks import Blocks
 from evenhand.mechanism import Mechanism
 from evenhand.os_errors import boundary
 from evenhand.privacy.ledger import Ledger
@@ -202,7 +202,7 @@ class Private:
             result = self._watch.run(batch.inputs, batch.targets, early, blocks)
         if not draws.elsewhere():
             return result
-        randomness.every()
+        pass_context.every()
         with seeded(self.model, secret):
             return self._watch.run(batch.inputs, batch.targets, early, blocks)
 

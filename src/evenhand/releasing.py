@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand import compiled
-from evenhand.compiled import BLOCK, Loops, Parts
+from evenhand import noise_native
 from evenhand.errors import UnsupportedModelError
+from evenhand.noise_native import BLOCK, Loops, Parts
 from evenhand.normals import AT_ONCE, Desk
 from evenhand.streams import Cipher, Domain, Stream
 
@@ -158,7 +158,7 @@ def release_parts(
     >>> [part.tolist() for part in release_parts(ones, 0.0, 0.25, Ahead(Stream.fresh()), 0, 2.0)]
     [[0.5, 0.5], [[0.5, 0.5, 0.5]]]
     """
-    loops = compiled.loops()
+    loops = noise_native.loops()
     if loops is not None and all(total.dtype == torch.float32 for total in totals):
         return _by_loops(loops, totals, std, spacing, source, step, divisor, own)
     flat = torch.cat([total.reshape(-1) for total in totals])

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.gradients.plain_state import same_bits
-from evenhand.gradients.serving import Layout
+from evenhand.gradients.doctor.python_state import same_bits
+from evenhand.gradients.model_layout import Layout
 
 COPIED = 1 << 14
 """Numbers, trained or fixed, of which a copy is kept."""

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients.loops import is_column, loops
-from evenhand.gradients.measuring import LARGEST, numbers
+from evenhand.gradients.fast_paths import bounded_weights
+from evenhand.gradients.row_norms import LARGEST, numbers
 from evenhand.mechanism import Mechanism
 from evenhand.methods.rules import SampleRule
 from evenhand.planning import PlannedLevel
@@ -119,9 +119,10 @@ def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
 
     A weight that is not finite becomes 0, and none exceeds what float32 can carry.
     """
-    compiled, norm, owner = loops(), stats.norm, stats.owner.long()
-    if compiled is not None and all(map(is_column, (weights, norm, owner, sensitivity))):
-        return compiled.bounded(weights, norm, owner, sensitivity, _LARGEST_WEIGHT)
+    norm, owner = stats.norm, stats.owner.long()
+    quick = bounded_weights(weights, norm, owner, sensitivity, _LARGEST_WEIGHT)
+    if quick is not None:
+        return quick
     given = weights.to(torch.float64)
     usable = torch.isfinite(given) & (norm > 0)
     allowed = torch.where(usable, torch.minimum(given, sensitivity[owner] / norm), 0.0)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand import compiled
-from evenhand.compiled import BLOCK
+from evenhand import noise_native
+from evenhand.noise_native import BLOCK
 
 if TYPE_CHECKING:
     from evenhand.normals import Desk
@@ -130,7 +130,7 @@ class Stream:
         so that everything runs over contiguous memory. A ``desk`` is overwritten by its next use.
         """
         first, last = offset // BLOCK, -(-(offset + count) // BLOCK)
-        loops = compiled.loops()
+        loops = noise_native.loops()
         if loops is not None and loops.encrypts:
             out = loops.keyed(self.key, self.counter(domain, step), first, last - first)
         else:

@@ -23,7 +23,7 @@ from evenhand.data.training_overlap import refuse_training_records
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.forking import refuse_waiting
-from evenhand.gradients.wrapped import refuse_wrapped
+from evenhand.gradients.doctor.refusals import refuse_wrapped
 from evenhand.guards import Compute, seen
 from evenhand.integrations.loggers import Broadcast, Logger
 from evenhand.looping import Aside, run

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients.measuring import numbers
+from evenhand.gradients.row_norms import numbers
 from evenhand.methods.queries import Count, Query
 from evenhand.methods.rules import BatchRule, Rule, SampleRule
 from evenhand.types import State, Stats

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import evenhand, result
-from evenhand.gradients import timing
+from evenhand.gradients.doctor import timing
 
 NETS = """
 from torch import nn

@@ -11,9 +11,9 @@ import torch
 from scipy import stats
 
 from compiling import FLAGS, LESS, PACKAGE, QUICK, STRICT, build, changed, lacking, needs_compiler
-from evenhand import compiled, normals
-from evenhand.compiled import BLOCK, Loops
+from evenhand import noise_native, normals
 from evenhand.errors import UnsupportedModelError
+from evenhand.noise_native import BLOCK, Loops
 from evenhand.releasing import SMALL_CHUNK, Ahead, release, release_parts
 from evenhand.streams import Stream
 
@@ -27,7 +27,7 @@ def words(blocks: int) -> np.ndarray:
 @needs_compiler
 def test_the_installation_built_the_loops_and_they_are_right() -> None:
     """`pip install` compiles where it can, so that nobody pays for a slow way without knowing."""
-    assert compiled.loops() is not None
+    assert noise_native.loops() is not None
 
 
 @needs_compiler
@@ -40,8 +40,8 @@ def test_flags_are_those_of_the_build() -> None:
 @pytest.mark.parametrize("less", LESS.values(), ids=LESS.keys())
 def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_path: Path) -> None:
     loops, given = Loops(build(tmp_path, lacking("noise.c", less), *STRICT)), words(200)
-    assert compiled.right(loops)
-    made, expected = np.empty(len(given)), compiled.reference(given)
+    assert noise_native.right(loops)
+    made, expected = np.empty(len(given)), noise_native.reference(given)
     loops.normals(given.ctypes.data, made.ctypes.data, 200)
     np.testing.assert_allclose(made, expected, rtol=0, atol=4e-15)
     assert stats.kstest(made, "norm").pvalue > 1e-6
@@ -88,14 +88,13 @@ def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_pat
     ],
 )
 def test_loops_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:
-    assert not compiled.right(Loops(build(tmp_path, changed("noise.c", (what, instead)), *QUICK)))
+    assert not noise_native.right(Loops(build(tmp_path, changed("noise.c", (what, instead)), *QUICK)))
 
 
-def test_without_the_file_there_are_no_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    assert compiled.loops.__wrapped__() is None
+def test_without_the_file_there_are_no_loops(tmp_path: Path) -> None:
+    assert noise_native.loops.load(tmp_path) is None
     (tmp_path / "_noise.so").write_bytes(b"no library")
-    assert compiled.loops.__wrapped__() is None
+    assert noise_native.loops.load(tmp_path) is None
 
 
 NO_AES = 'return __builtin_cpu_supports("aes") != 0'
@@ -114,9 +113,9 @@ def test_every_way_to_make_the_bits_gives_the_same_release(
 ) -> None:
     """The processor's own AES, narrow or wide, and OpenSSL's; the threads of torch change nothing."""
     loops = Loops(build(tmp_path, changed("noise.c", *less), *STRICT))
-    assert compiled.right(loops)
+    assert noise_native.right(loops)
     assert loops.encrypts is (not less or less[0][0] != NO_AES)
-    monkeypatch.setattr(compiled, "loops", lambda: loops)
+    monkeypatch.setattr(noise_native, "loops", lambda: loops)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     totals = [torch.randn(100_001), torch.randn(3), torch.randn(40, 1024)]
     found = torch.cat(
@@ -130,21 +129,21 @@ def test_every_way_to_make_the_bits_gives_the_same_release(
 def test_threads_of_torch_are_found_where_torch_has_them() -> None:
     """Otherwise noise would be made by one thread only, without anybody noticing."""
     if (Path(torch.__file__).parent / "lib" / "libgomp.so.1").exists():
-        assert compiled.team() is not None
+        assert noise_native.team() is not None
 
 
 def test_a_key_of_another_size_is_refused() -> None:
-    loops = compiled.loops()
+    loops = noise_native.loops()
     if loops is None:
         pytest.skip("no compiled loops")
     with pytest.raises(ValueError, match="32 bytes"):
-        loops.encrypted(b"short", 0, compiled.Parts([1], [1], [0]), 1.0, 1.0, 1.0)
+        loops.encrypted(b"short", 0, noise_native.Parts([1], [1], [0]), 1.0, 1.0, 1.0)
 
 
 def test_both_ways_to_make_normals_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds give the same run with and without a compiler, but for the last bits."""
     quick = STREAM.normals("gradient", 3, 50_000).copy()
-    monkeypatch.setattr(normals.compiled, "loops", lambda: None)
+    monkeypatch.setattr(normals.noise_native, "loops", lambda: None)
     np.testing.assert_allclose(STREAM.normals("gradient", 3, 50_000), quick, rtol=0, atol=4e-15)
 
 
@@ -159,7 +158,7 @@ def test_parts_leave_like_one_row(
     way: str, dtype: torch.dtype, lean: bool, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "python":
-        monkeypatch.setattr(compiled, "loops", lambda: None)
+        monkeypatch.setattr(noise_native, "loops", lambda: None)
     totals = [10 * torch.randn(shape).to(dtype) for shape in SHAPES]
     totals[0] = totals[0].t()  # not in the order of its memory
     before = [total.clone() for total in totals]
@@ -178,7 +177,7 @@ def test_a_sum_that_is_not_finite_does_not_leave(
     way: str, bad: float, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "python":
-        monkeypatch.setattr(compiled, "loops", lambda: None)
+        monkeypatch.setattr(noise_native, "loops", lambda: None)
     total = torch.zeros(SMALL_CHUNK + 5)
     total[place] = bad
     with pytest.raises(UnsupportedModelError, match="not finite: nothing was released"):
@@ -197,7 +196,7 @@ def test_two_parts_in_the_same_memory_get_noise_of_their_own(own: bool) -> None:
 
 
 def test_sums_are_written_over_only_where_each_has_memory_of_its_own() -> None:
-    if compiled.loops() is None:
+    if noise_native.loops() is None:
         pytest.skip("no compiled loops")
 
     def inside(parts: list[torch.Tensor]) -> list[bool]:

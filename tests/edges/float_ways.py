@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evenhand.gradients import chain, dense
-from evenhand.gradients.blocks import Blocks
+from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.microbatches import MicroBatches
-from evenhand.gradients.rooms import Room
+from evenhand.gradients.record_blocks import Blocks
 from evenhand.gradients.views import Viewed, mean_loss
 from evenhand.summation import KEY_BITS, Summation
 
@@ -52,21 +51,20 @@ def multiple(out: Any, times: Tensor) -> Tensor:
 
 
 def without_loops(patch: pytest.MonkeyPatch) -> None:
-    for module in (chain, dense):
-        patch.setattr(module, "loops", lambda: None)
+    patch.setattr(pytest.importorskip("evenhand.gradients.fast.dense_chain"), "loops", lambda: None)
 
 
 def keep_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Room, "keeps", lambda self, rows, each, like: False)
+    patch.setattr(ScratchBuffers, "keeps", lambda self, rows, each, like: False)
 
 
 def no_vmap(patch: pytest.MonkeyPatch) -> None:
-    from evenhand.gradients import fallback
+    from evenhand.gradients import record_by_record
 
     def refuse(*_: Any) -> Any:
         raise RuntimeError("no vmap")
 
-    patch.setattr(fallback, "vectorised", refuse)
+    patch.setattr(record_by_record, "vectorised", refuse)
 
 
 @dataclass(frozen=True)

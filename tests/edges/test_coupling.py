@@ -20,7 +20,7 @@ from evenhand import coupling
 from evenhand.attachment import Private
 from evenhand.coupling import Coupling
 from evenhand.errors import CoupledError, LedgerError, UnsupportedModelError
-from evenhand.gradients.company import Company
+from evenhand.gradients.doctor.record_coupling import Company
 from evenhand.privacy.ledger import read
 from evenhand.rebudgeting import rebudget
 from evenhand.streams import Stream

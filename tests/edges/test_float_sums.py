@@ -13,11 +13,11 @@ from float_ways import WAYS, Sums, cancelling, change, keys_of, multiple, taking
 from torch import nn
 
 import evenhand as eh
-from evenhand.gradients import blocks
-from evenhand.gradients.blocks import Blocks
-from evenhand.gradients.bookkeeping import Bookkeeping
+from evenhand.gradients import record_blocks
+from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.microbatches import MicroBatches
-from evenhand.gradients.rooms import Room
+from evenhand.gradients.norms_and_sums import RecordedGradients
+from evenhand.gradients.record_blocks import Blocks
 from evenhand.methods.rules import Clip
 from evenhand.privacy import noise
 from evenhand.summation import MOST_ROWS, Summation, joint_rows, levels
@@ -57,7 +57,7 @@ def test_sums_whose_weights_depend_on_the_batch_are_exact_beyond_one_block(name:
 
 def test_without_blocks_the_attack_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum in one float32 run, as before: one record of 16,384 moves it by several times its bound."""
-    monkeypatch.setattr(blocks.Blocks, "of", lambda self, most: [slice(0, self.size)])
+    monkeypatch.setattr(record_blocks.Blocks, "of", lambda self, most: [slice(0, self.size)])
     with taking(WAYS["tape"]):
         assert worst_change(WAYS["tape"], 16_384) > 1.5
 
@@ -81,7 +81,7 @@ def test_a_record_more_changes_one_block_only() -> None:
         if random.random() < 0.5:
             keys = np.sort(keys | (random.integers(126, 130, count).astype(np.uint64) << np.uint64(56)))
         more = np.sort(np.append(keys, keys[int(random.integers(count))] ^ np.uint64(random.integers(1, 2**20))))
-        before, after = ({tuple(every[part]) for part in blocks.leaves(every, most)} for every in (keys, more))
+        before, after = ({tuple(every[part]) for part in record_blocks.leaves(every, most)} for every in (keys, more))
         assert all(len(block) <= most and len({key >> np.uint64(56) for key in block}) == 1 for block in after)
         assert sorted(key for block in after for key in block) == more.tolist()
         lost = before - after
@@ -103,7 +103,7 @@ def test_records_whose_terms_cancel_are_summed_apart_in_float64() -> None:
     x[3, 1] = -x[3, 0] * (1 + 1e-3)
     result = eh.gradients.per_sample(model, lambda out, y: out.flatten(1).sum(1) * y, x, torch.ones(6))
     raw = result.weighted_sum.__self__._raw  # type: ignore[attr-defined]
-    assert isinstance(raw, Bookkeeping)
+    assert isinstance(raw, RecordedGradients)
     assert raw._doubtful is not None
     assert 3 in raw._doubtful.tolist()
 
@@ -131,7 +131,7 @@ def sums_of(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Norms, and the clipped sum of 2,000 expected records as one vector."""
     keys = keys_of(len(x) + 1)[1:] if len(x) % 2 else keys_of(len(x))
-    held = blocks.Blocks(len(x), keys, Summation(2_000))
+    held = record_blocks.Blocks(len(x), keys, Summation(2_000))
     result = MicroBatches(model, multiple).run(x, y, None, held)
     norm = torch.nan_to_num(result.norm, nan=1.0, posinf=1.0)
     total = result.last_sum(
@@ -166,8 +166,8 @@ def test_a_record_that_is_summed_apart_leaves_all_other_blocks_alone(
 
 def test_what_is_kept_in_memory_follows_the_expected_batch() -> None:
     for rows in (1, 2_000, 10**9):
-        assert Room(False, expected=2_000).keeps(rows, 100, torch.zeros(1))
-        assert not Room(True, expected=2_000).keeps(rows, 10_000, torch.zeros(1))
+        assert ScratchBuffers(False, expected=2_000).keeps(rows, 100, torch.zeros(1))
+        assert not ScratchBuffers(True, expected=2_000).keeps(rows, 10_000, torch.zeros(1))
     assert Blocks(7).take(slice(0, 3)).rounds
     many = Blocks(5_000, keys_of(5_000), Summation(2_000))
     assert not many.rounds
@@ -182,7 +182,7 @@ def test_blocks_follow_levels_of_the_bounds() -> None:
 
 def test_the_conformance_kit_rejects_a_step_whose_sums_are_one_float32_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_rule(Clip(), only=["large"]).ok
-    monkeypatch.setattr(blocks.Blocks, "of", lambda self, most: [slice(0, self.size)])
+    monkeypatch.setattr(record_blocks.Blocks, "of", lambda self, most: [slice(0, self.size)])
     (finding,) = check_rule(Clip(), only=["large"]).findings
     assert not finding.ok
     assert "of 16384 records moves the sum" in finding.message

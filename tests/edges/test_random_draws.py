@@ -21,7 +21,7 @@ from evenhand.augmenting import Views, random_flip, random_shift
 from evenhand.data import Data, wrap
 from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
-from evenhand.gradients import randomness
+from evenhand.gradients import pass_context
 from evenhand.planning import Plan
 from evenhand.streams import Stream
 
@@ -49,7 +49,7 @@ def next_public() -> tuple[float, ...]:
 def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test leaves the process looking after every generator, and none moves those of others."""
     before = generators.Snapshot()
-    monkeypatch.setattr(randomness, "_every", False)
+    monkeypatch.setattr(pass_context, "_every", False)
     yield
     before.restore()
 
@@ -286,8 +286,8 @@ def test_a_step_leaves_numpys_and_pythons_generators_as_they_were_once_an_augmen
 
 
 def test_parts_that_are_run_again_draw_what_they_drew_before_from_every_generator() -> None:
-    randomness.every()
-    state = randomness.RandomState(nn.Linear(1, 1))
+    pass_context.every()
+    state = pass_context.RandomState(nn.Linear(1, 1))
     first = next_public()
     state.restore()
     assert next_public() == first

@@ -18,7 +18,7 @@ import evenhand as eh
 from edges import two_processes
 from edges.runs_made import begun, planned, records
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients.doctor import examine
+from evenhand.gradients.doctor.doctor import examine
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

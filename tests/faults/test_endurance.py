@@ -16,6 +16,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
 
 
+@pytest.mark.slow
 def test_a_run_of_some_length_holds_no_more_memory_at_its_end(tmp_path: Path) -> None:
     megabytes, times = endurance.alone("steps", 3000, tmp_path / "run").growth()
     assert megabytes < 15

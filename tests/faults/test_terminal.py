@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,15 @@ def test_paths_and_names_that_are_too_long(tmp_path: Path, some: slice) -> None:
             assert ended.code in (1, 2), (arguments[:3], ended.text)
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """The usual answer to SIGHUP, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 def test_a_closed_terminal_stops_after_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Private.step
 
@@ -122,6 +132,7 @@ def test_a_closed_terminal_stops_after_a_checkpoint(tmp_path: Path, monkeypatch:
     assert verify(tmp_path / "run")["ok"]
 
 
+@pytest.mark.usefixtures("hangup")
 def test_nohup_is_respected() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from evenhand.gradients import Engine
-from evenhand.gradients.fallback import Instances
 from evenhand.gradients.microbatches import MicroBatches
+from evenhand.gradients.record_by_record import HeldGradients
 from evenhand.types import Pass
 
 
@@ -31,7 +31,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def by_kernels(result: Pass) -> bool:
     """Whether the kernels served this pass, rather than the fallback."""
-    return not isinstance(result.weighted_sum.__self__._raw, Instances)  # type: ignore[attr-defined]
+    return not isinstance(result.weighted_sum.__self__._raw, HeldGradients)  # type: ignore[attr-defined]
 
 
 def rows(model: nn.Module, loss_fn: Any, inputs: Any, targets: Tensor, vectorise: bool) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ def agrees() -> Callable[..., Pass]:
         norm = torch.stack([r.double().reshape(len(r), -1).square().sum(1) for r in expected.values()]).sum(0).sqrt()
         engine = Engine(model, loss_fn)
         for chains in (False, True):  # a chain of layers is also recorded on a tape
-            engine._chains = chains
+            engine._path_works = chains
             engine.run(inputs, targets)
             result = engine.run(inputs, targets)
             assert kernels is None or by_kernels(result) == kernels
@@ -91,7 +91,7 @@ def agrees() -> Callable[..., Pass]:
                 assert list(sums) == list(expected)
                 for name, own in wanted.items():
                     torch.testing.assert_close(sums[name].double(), own, rtol=tolerance, atol=tolerance)
-            if engine._chain is None:
+            if engine._path is None:
                 break
         return result
 

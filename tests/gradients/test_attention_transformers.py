@@ -11,7 +11,7 @@ from test_engine_models import Custom, Oracle, cross_entropy, lin
 from torch import Tensor, nn
 
 from evenhand.gradients import Engine
-from evenhand.gradients.bookkeeping import Bookkeeping
+from evenhand.gradients.norms_and_sums import RecordedGradients
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:There is a performance drop", "ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested"
@@ -101,4 +101,4 @@ def test_as_many_records_as_times_with_the_batch_second() -> None:
         x, y = torch.randint(9, (size, TIMES)), torch.randint(3, (size,))
         result = engine.run(x, y)
         torch.testing.assert_close(result.norm, alone(lambda: Engine(model, cross_entropy), x, y), rtol=1e-9, atol=1e-9)
-        assert isinstance(result.weighted_sum.__self__._raw, Bookkeeping)  # type: ignore[attr-defined]
+        assert isinstance(result.weighted_sum.__self__._raw, RecordedGradients)  # type: ignore[attr-defined]

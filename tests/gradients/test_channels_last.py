@@ -13,10 +13,10 @@ from test_silently_wrong import compare, oracle
 from torch import Tensor, nn
 
 from conftest import by_kernels
-from evenhand.gradients import Engine, serving
-from evenhand.gradients.conv import ConvKernel
-from evenhand.gradients.measuring import lies_last
+from evenhand.gradients import Engine, model_layout
+from evenhand.gradients.layers.conv import ConvKernel
 from evenhand.gradients.microbatches import MicroBatches
+from evenhand.gradients.row_norms import lies_last
 from evenhand.types import Pass
 
 __all__ = ["form"]
@@ -209,5 +209,5 @@ def test_other_errors_are_not_hidden() -> None:
 
 def test_group_norms_keep_their_channels_first() -> None:
     layers = [("a", nn.Conv2d(1, 4, 3)), ("b", nn.GroupNorm(2, 4))]
-    assert serving.channels_last(served := serving.sites(layers)) == served
-    assert serving.channels_last(served[:1]) != served[:1]
+    assert model_layout.with_channels_last(served := model_layout.sites(layers)) == served
+    assert model_layout.with_channels_last(served[:1]) != served[:1]

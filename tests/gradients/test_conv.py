@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenhand.gradients import conv, patches, per_sample, pixel_gram
-from evenhand.gradients.kernels import Share, kernel_for
-from evenhand.gradients.measuring import Gauge
-from evenhand.gradients.patches import ChannelsLast, Geometry, KernelRows, Patches
-from evenhand.gradients.reference import reference, row_norms
-from evenhand.gradients.rooms import Room
+from evenhand.gradients import per_sample
+from evenhand.gradients.layers import conv, conv_patches
+from evenhand.gradients.layers.base import Share, kernel_for
+from evenhand.gradients.layers.conv_patches import ChannelsLast, Geometry, KernelRows, Patches
+from evenhand.gradients.memory import ScratchBuffers
+from evenhand.gradients.record_by_record import reference, row_norms
+from evenhand.gradients.row_norms import RowNorms
 from evenhand.types import Pass
 
 DOUBLE = torch.float64
@@ -38,15 +39,15 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
     """Force one form of the norm; the fixture's value is whether memory is to be saved."""
     gram, lean, kind = FORMS[request.param]
 
-    def chosen(geometry: Geometry, x: Tensor, grad: Tensor, groups: int, room: Room) -> Patches:
+    def chosen(geometry: Geometry, x: Tensor, grad: Tensor, groups: int, room: ScratchBuffers) -> Patches:
         if kind is ChannelsLast and groups == 1:
             return ChannelsLast(geometry, x, grad, room)
         return KernelRows(geometry, x, grad, groups, room)
 
     monkeypatch.setattr(conv, "ghost_is_cheaper", lambda *args, **kwargs: gram)
     monkeypatch.setattr(conv, "patches_of", chosen)
-    monkeypatch.setattr(patches, "CHUNK", 300)
-    monkeypatch.setattr(pixel_gram, "CHUNK", 2000)
+    monkeypatch.setattr(conv_patches, "CHUNK", 300)
+    monkeypatch.setattr(conv_patches, "PIXEL_CHUNK", 2000)
     monkeypatch.setattr(conv, "SCALED", 100)
     return lean
 
@@ -68,7 +69,7 @@ def check(layer: nn.Module, x: Tensor, lean: bool, tolerance: float = 1e-9, last
 
     ``last``: by the kernel that leaves the channels last, whose input and gradient come like that too.
     """
-    kernel, room = kernel_for(layer), Room(lean)
+    kernel, room = kernel_for(layer), ScratchBuffers(lean)
     assert kernel is not None
     if last:
         kernel, x = kernel.channels_last(layer), x.contiguous(memory_format=torch.channels_last)
@@ -84,9 +85,9 @@ def check(layer: nn.Module, x: Tensor, lean: bool, tolerance: float = 1e-9, last
         with torch.no_grad():
             own = tuple(t[:size] for t in saved)
             torch.testing.assert_close(kernel.input_gradient(layer, part, own, grad), dx, **close)
-            early = kernel.share(layer, part, own, grad, frozenset(expected), room).reach(Gauge())
+            early = kernel.share(layer, part, own, grad, frozenset(expected), room).reach(RowNorms())
             assert early is None or bool((early >= norm * (1 - 1e-6)).all())
-            share, gauge = kernel.share(layer, part, own, grad, frozenset(expected), room), Gauge()
+            share, gauge = kernel.share(layer, part, own, grad, frozenset(expected), room), RowNorms()
             lengths = torch.stack([column.to(DOUBLE) for column in share.lengths(gauge)]).norm(dim=0)
             torch.testing.assert_close(lengths, norm.to(DOUBLE), **close)
             reach = share.reach(gauge)
@@ -174,7 +175,9 @@ def test_inner_products_are_taken_in_float64() -> None:
     geometry = Geometry((4, 4), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), (4, 4))
     x, grad = torch.randn(3, 6, 4, 4), torch.randn(3, 5, 4, 4)
     grad[..., 2:] = -grad[..., :2]
-    single, double = (pixel_gram.gram_lengths(geometry, x.to(d), grad.to(d), 1, Room(False)) for d in (x.dtype, DOUBLE))
+    single, double = (
+        conv_patches.gram_lengths(geometry, x.to(d), grad.to(d), 1, ScratchBuffers(False)) for d in (x.dtype, DOUBLE)
+    )
     torch.testing.assert_close(single, double, rtol=1e-12, atol=0)
 
 

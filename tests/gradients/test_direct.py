@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from evenhand.errors import UsageError
 from evenhand.gradients import Engine
-from evenhand.gradients.bookkeeping import Bookkeeping
-from evenhand.gradients.direct import uses
+from evenhand.gradients.norms_and_sums import RecordedGradients
+from evenhand.gradients.raw_parameters import uses
 
 DOUBLE = torch.float64
 Made = Callable[[], tuple[nn.Module, tuple[int, ...]]]
@@ -203,7 +203,7 @@ def test_batches_as_large_as_something_else(name: str) -> None:
         total = torch.autograd.grad(loss(made(x), y).sum(), list(made.parameters()))
         for found, whole in zip(result.weighted_sum(torch.ones(size)).values(), total, strict=True):
             torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9)
-        assert isinstance(result.weighted_sum.__self__._raw, Bookkeeping)  # type: ignore[attr-defined]
+        assert isinstance(result.weighted_sum.__self__._raw, RecordedGradients)  # type: ignore[attr-defined]
 
 
 def test_no_way_is_counted_twice() -> None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenhand.gradients import examine
-from evenhand.gradients import timing as timing_module
-from evenhand.gradients.doctor import Diagnosis
-from evenhand.gradients.timing import measure
+from evenhand.gradients.doctor import timing
+from evenhand.gradients.doctor.doctor import Diagnosis
+from evenhand.gradients.doctor.timing import measure
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -212,7 +212,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_the_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing_module, "BLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "BLOCK_SECONDS", 0.0)
     found = examine(nn.Sequential(lin()), LOSS, torch.randn(6, 4), torch.arange(6) % 3)
     assert found.slowdown is not None
     assert found.slowdown > 0
@@ -221,7 +221,7 @@ def test_the_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_bench_takes_opacus_in(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opacus")
-    monkeypatch.setattr(timing_module, "BLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "BLOCK_SECONDS", 0.0)
     x, y = torch.randn(6, 4), torch.arange(6) % 3
     rows = measure(nn.Sequential(lin()), LOSS, x, y, opacus=True, rounds=2)
     assert [row.name for row in rows] == ["plain SGD", "evenhand", "Opacus hooks", "Opacus ghost"]
@@ -232,8 +232,8 @@ def test_a_competitor_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) 
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name=name.partition(".")[0])
 
-    monkeypatch.setattr(timing_module, "BLOCK_SECONDS", 0.0)
-    monkeypatch.setattr(timing_module.importlib, "import_module", missing)
+    monkeypatch.setattr(timing, "BLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(timing.importlib, "import_module", missing)
     rows = measure(nn.Sequential(lin()), LOSS, torch.randn(6, 4), torch.arange(6) % 3, opacus=True, rounds=1)
     assert [row.error for row in rows] == ["", "", "not installed", "not installed"]
     assert rows[2].ratio is None

@@ -10,8 +10,8 @@ from test_engine_models import Custom, Oracle, lin
 from torch import Tensor, nn
 
 from evenhand.gradients import Engine
-from evenhand.gradients.embedding import _first
-from evenhand.gradients.rooms import Room
+from evenhand.gradients.layers.embedding import _first
+from evenhand.gradients.memory import ScratchBuffers
 
 SIZE = 6
 
@@ -36,7 +36,7 @@ def test_embedding(agrees: Oracle, shape: tuple[int, ...], padding: int | None) 
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_places_of_one_index_share_a_number(lean: bool) -> None:
-    room, index = Room(lean=lean), torch.randint(9, (20, 15))
+    room, index = ScratchBuffers(lean=lean), torch.randint(9, (20, 15))
     for _ in range(2):
         place = _first(index, 9, room)
         assert torch.equal(place[:, :, None] == place[:, None], index[:, :, None] == index[:, None])

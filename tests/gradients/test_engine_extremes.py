@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.gradients import Engine, per_sample
-from evenhand.gradients.reference import reference, row_norms
+from evenhand.gradients.record_by_record import reference, row_norms
 from evenhand.types import Pass
 
 

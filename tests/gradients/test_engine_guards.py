@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-import evenhand.gradients.fallback as fallback
 from evenhand.errors import UnsupportedModelError, UsageError
-from evenhand.gradients import Engine, per_sample, register_kernel
-from evenhand.gradients.linear import LinearKernel
+from evenhand.gradients import Engine, per_sample, record_by_record, register_kernel
+from evenhand.gradients.layers.linear import LinearKernel
 from evenhand.types import Pass
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -80,8 +79,8 @@ def test_random_layers_draw_as_in_a_plain_forward() -> None:
 
 @pytest.mark.parametrize("kept", [1 << 28, 0])
 def test_dropout_in_the_fallback_is_the_same_in_norms_and_sums(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    monkeypatch.setattr(fallback, "KEPT_BYTES", kept)
-    monkeypatch.setattr(fallback, "CHUNK", 200)
+    monkeypatch.setattr(record_by_record, "KEPT_BYTES", kept)
+    monkeypatch.setattr(record_by_record, "CHUNK", 200)
     model, (x, y) = net(nn.Dropout(0.5), weight_norm(nn.Linear(6, 6))), batch(16)
     result = per_sample(model, LOSS, x, y)
     torch.manual_seed(3)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import evenhand as eh
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients import footprint
-from evenhand.gradients.reference import norms_and_folds
+from evenhand.gradients import memory
+from evenhand.gradients.record_by_record import norms_and_folds
 from evenhand.normals import _scripted, box_muller
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -39,7 +39,7 @@ class ActNorm(nn.Module):
 def test_weighing_a_record_leaves_nothing_of_it_in_the_model(
     lean: bool, digit_data: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(footprint, "PART_BYTES", 100)
+    monkeypatch.setattr(memory, "PART_BYTES", 100)
     train = digit_data[0]
     plan = eh.plan("dpsgd", eh.Privacy(3, 1e-4), data=train.facts, epochs=0.2, batch_size=128)
     model = nn.Sequential(ActNorm(64), nn.Linear(64, 10)).eval()
@@ -54,7 +54,7 @@ def test_weighing_a_record_leaves_nothing_of_it_in_the_model(
 
 def test_weighing_restores_buffers() -> None:
     model = nn.Sequential(ActNorm(64), nn.Linear(64, 10)).train()
-    assert footprint.saved_bytes(model, LOSS, torch.ones(4, 64), torch.zeros(4, dtype=torch.long)) > 0
+    assert memory.saved_bytes(model, LOSS, torch.ones(4, 64), torch.zeros(4, dtype=torch.long)) > 0
     assert bool((model[0].shift == 0).all())
 
 

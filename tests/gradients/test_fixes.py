@@ -10,7 +10,7 @@ from torch import nn
 
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients import fix, probe
-from evenhand.gradients.fixes import changes, groups
+from evenhand.gradients.doctor.fixes import changes, groups
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 TARGETS = torch.arange(6) % 3

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenhand.gradients import probe, records
+from evenhand.gradients import batch_utils, probe
+from evenhand.gradients.batch_utils import buffers_restored
+from evenhand.gradients.doctor.independence_probe import _alike as alike
 from evenhand.gradients.engine import Engine
-from evenhand.gradients.folding import PIECE, WIDTHS, apart, each_gradient, fold_of, folded
-from evenhand.gradients.probe import _alike as alike
-from evenhand.gradients.records import buffers_restored
+from evenhand.gradients.gradient_sketch import PIECE, WIDTHS, apart, each_gradient, fold_of, folded
 
 WIDTH = max(WIDTHS)
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -116,21 +116,19 @@ def test_copies_for_restoring_are_shared_until_something_is_written() -> None:
 
 def test_a_wrong_sum_of_a_large_layer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms that are right do not save a sum that belongs to other places of the parameter."""
-    from evenhand.gradients.dense import DenseBook
-
     model, x, y = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 3)), torch.randn(8, 200), torch.arange(8)
-    right = DenseBook.weighted_sum
+    engine = Engine(model, LOSS)
+    book = type(engine.run(x, y % 3).weighted_sum.__self__._raw)  # type: ignore[attr-defined]
+    assert next(iter(engine._habits.values())) is not None, "served by kernels"
+    right = book.weighted_sum
 
-    def rolled(self: DenseBook, *args: object, **more: object) -> dict[str, Tensor]:
+    def rolled(self: object, *args: object, **more: object) -> dict[str, Tensor]:
         return {name: part.roll(1, -1) for name, part in right(self, *args, **more).items()}
 
-    engine = Engine(model, LOSS)
-    engine.run(x, y % 3)
-    assert next(iter(engine._served.values())) is not None, "served by kernels"
-    monkeypatch.setattr(DenseBook, "weighted_sum", rolled)
+    monkeypatch.setattr(book, "weighted_sum", rolled)
     wary = Engine(model, LOSS)
     wary.run(x, y % 3)
-    assert all(habits is None for habits in wary._served.values()), "not believed"
+    assert all(habits is None for habits in wary._habits.values()), "not believed"
 
 
 def test_the_probe_sees_a_coupling_through_a_large_layer() -> None:
@@ -159,7 +157,7 @@ def test_copies_of_another_precision_are_not_shared_and_none_is_kept() -> None:
             model.weight.data.fill_(1.0)
         assert not (model.weight == 1.0).any()
         model.weight.data = model.weight.data.float()
-    assert not records._COPIES.get()
+    assert not batch_utils._COPIES.get()
 
 
 def test_losses_and_places_that_are_not_finite_count_by_themselves() -> None:
@@ -173,17 +171,17 @@ def test_losses_and_places_that_are_not_finite_count_by_themselves() -> None:
 
 
 def test_a_sum_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenhand.gradients.dense import DenseBook
+    model, x, y = nn.Sequential(nn.Linear(4, 3)), torch.randn(8, 4), torch.arange(8) % 3
+    book = type(Engine(model, LOSS).run(x, y).weighted_sum.__self__._raw)  # type: ignore[attr-defined]
+    right = book.weighted_sum
 
-    right = DenseBook.weighted_sum
-
-    def lifted(self: DenseBook, *args: object, **more: object) -> dict[str, Tensor]:
+    def lifted(self: object, *args: object, **more: object) -> dict[str, Tensor]:
         return {name: part.unsqueeze(0) for name, part in right(self, *args, **more).items()}
 
-    monkeypatch.setattr(DenseBook, "weighted_sum", lifted)
-    engine = Engine(nn.Sequential(nn.Linear(4, 3)), LOSS)
-    engine.run(torch.randn(8, 4), torch.arange(8) % 3)
-    assert all(habits is None for habits in engine._served.values()), "not believed"
+    monkeypatch.setattr(book, "weighted_sum", lifted)
+    engine = Engine(model, LOSS)
+    engine.run(x, y)
+    assert all(habits is None for habits in engine._habits.values()), "not believed"
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from evenhand.gradients import footprint
+from evenhand.gradients import memory
 from evenhand.gradients.microbatches import MicroBatches
 from evenhand.releasing import SMALL_CHUNK, Ahead, in_parts, release, release_within
 from evenhand.streams import Stream
@@ -42,7 +42,7 @@ def clip(norm: Tensor, loss: Tensor, rows: slice) -> Tensor:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(footprint, "PART_BYTES", 100)
+    monkeypatch.setattr(memory, "PART_BYTES", 100)
     return
 
 
@@ -90,14 +90,14 @@ def test_small_models_and_those_that_cannot_be_weighed_stay_whole() -> None:
             return super().forward(x) + torch.func.grad(lambda a: (a**2).sum())(x).sum() * 0
 
     for model in (Watched(), Transformed()):
-        assert footprint.part_of(20, footprint.saved_bytes(model, LOSS, X, Y)) == 20
-    assert footprint.saved_bytes(Transformed(), LOSS, X, Y) == 0
+        assert memory.part_of(20, memory.saved_bytes(model, LOSS, X, Y)) == 20
+    assert memory.saved_bytes(Transformed(), LOSS, X, Y) == 0
 
 
 def test_weighing_counts_what_grows_with_the_batch_and_leaves_random_numbers_alone() -> None:
     model = nn.Sequential(nn.Linear(3, 1000), nn.Tanh(), nn.Dropout(0.5), nn.Linear(1000, 2))
     state = torch.get_rng_state()
-    few, many = (footprint.saved_bytes(model, LOSS, X[:rows], Y[:rows]) for rows in (2, 20))
+    few, many = (memory.saved_bytes(model, LOSS, X[:rows], Y[:rows]) for rows in (2, 20))
     assert torch.equal(state, torch.get_rng_state())
     assert 2 * 4000 <= few < 4 * 4000
     assert abs(many - few) <= 64

@@ -10,10 +10,11 @@ import torch
 from test_conv import check
 from torch import Tensor, nn
 
-from evenhand.gradients import norms, per_sample
-from evenhand.gradients.measuring import CarefulGauge
-from evenhand.gradients.reference import reference, row_norms
-from evenhand.gradients.rooms import Room
+from evenhand.gradients import per_sample
+from evenhand.gradients.layers import normalization
+from evenhand.gradients.memory import ScratchBuffers
+from evenhand.gradients.record_by_record import reference, row_norms
+from evenhand.gradients.row_norms import CarefulRowNorms
 from evenhand.types import Pass
 
 DOUBLE = torch.float64
@@ -23,7 +24,7 @@ INSTANCE = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms, "CHUNK", 50)
+    monkeypatch.setattr(normalization, "CHUNK", 50)
 
 
 def shaken(layer: nn.Module) -> nn.Module:
@@ -126,7 +127,7 @@ def test_sums_that_cancel(kind: str, mean: float, rest: float) -> None:
 @pytest.mark.parametrize("mean", [0.0, 1.5, 100.0])
 def test_sums_left_by_the_backward(mean: float) -> None:
     """Channels without a gradient, or with one that float32 cannot square, have their lengths taken again."""
-    layer, kernel, names = shaken(nn.GroupNorm(3, 6)), norms.GroupNormKernel(), frozenset({"weight", "bias"})
+    layer, kernel, names = shaken(nn.GroupNorm(3, 6)), normalization.GroupNormKernel(), frozenset({"weight", "bias"})
     x, grad = mean + torch.randn(4, 6, 5, 5), torch.randn(4, 6, 5, 5)
     grad[1, 2], grad[2, 3] = 0.0, 1e-30
     with torch.no_grad():
@@ -134,10 +135,10 @@ def test_sums_left_by_the_backward(mean: float) -> None:
         dx, left = kernel.backward(layer, x, saved, grad)
         assert bool(left) == (mean < 100)
         torch.testing.assert_close(dx, kernel.input_gradient(layer, x, saved, grad))
-        ours, alone = (kernel.share(layer, x, s, grad, names, Room(False)) for s in ((*saved, *left), saved))
+        ours, alone = (kernel.share(layer, x, s, grad, names, ScratchBuffers(False)) for s in ((*saved, *left), saved))
         for name, rows in alone.instantiate().items():
             torch.testing.assert_close(ours.instantiate()[name], rows)
-        torch.testing.assert_close(ours.reach(CarefulGauge()), alone.reach(CarefulGauge()))
+        torch.testing.assert_close(ours.reach(CarefulRowNorms()), alone.reach(CarefulRowNorms()))
 
 
 @pytest.mark.parametrize("rest", [0.0, 1e-6, 1e-4, 1e-2])
@@ -150,8 +151,8 @@ def test_cancelling_sums_left_by_the_backward(rest: float, monkeypatch: pytest.M
         return left[-1]
 
     left: list[Any] = []
-    backward = norms.GroupNormKernel.backward
-    monkeypatch.setattr(norms.GroupNormKernel, "backward", watched)
+    backward = normalization.GroupNormKernel.backward
+    monkeypatch.setattr(normalization.GroupNormKernel, "backward", watched)
     layer, x, y = nn.GroupNorm(3, 6), torch.randn(4, 6, 30).repeat(1, 1, 2), torch.randn(4, 6, 30)
     y = torch.cat([y, -y * (1 + rest * torch.randn(4, 1, 1))], dim=2)
     exact = row_norms(reference(layer, summed, x, y, DOUBLE)[1])

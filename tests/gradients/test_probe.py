@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
 from evenhand.gradients import Engine, probe
-from evenhand.gradients.fallback import Instances
-from evenhand.gradients.folding import folded
-from evenhand.gradients.probe import _alike as alike
+from evenhand.gradients.doctor.independence_probe import _alike as alike
+from evenhand.gradients.gradient_sketch import folded
+from evenhand.gradients.record_by_record import HeldGradients
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -203,7 +203,7 @@ def test_records_that_fit_well_raise_no_alarm_and_stay_on_the_kernels() -> None:
     engine = Engine(model, loss_fn)
     engine.run(inputs, targets)
     hard = engine.run(inputs, (targets + 1) % 4)
-    assert not isinstance(hard.weighted_sum.__self__._raw, Instances)
+    assert not isinstance(hard.weighted_sum.__self__._raw, HeldGradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conftest import by_kernels, cross_entropy
 from evenhand.errors import UsageError
 from evenhand.gradients import Engine, per_sample, probe
-from evenhand.gradients.reference import reference, row_norms
+from evenhand.gradients.record_by_record import reference, row_norms
 from evenhand.types import Pass
 
 DOUBLE = torch.float64

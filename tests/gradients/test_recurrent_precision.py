@@ -12,11 +12,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from conftest import by_kernels, cross_entropy
 from evenhand.gradients import Engine
-from evenhand.gradients.bookkeeping import TOLERANCE
-from evenhand.gradients.measuring import Gauge, roundings
-from evenhand.gradients.recurrent_share import Gates
-from evenhand.gradients.reference import precise_reference, row_norms
-from evenhand.gradients.rooms import Room
+from evenhand.gradients.layers.recurrent_gradients import Gates
+from evenhand.gradients.memory import ScratchBuffers
+from evenhand.gradients.norms_and_sums import TOLERANCE
+from evenhand.gradients.record_by_record import precise_reference, row_norms
+from evenhand.gradients.row_norms import RowNorms, roundings
 from evenhand.types import Pass
 
 DOUBLE = torch.float64
@@ -54,7 +54,7 @@ def test_float32_norms_and_sums(kind: Any, scale: float) -> None:
 
 def gates(x: Tensor, grad: Tensor, biases: int = 2) -> Gates:
     columns = {"ih": (0, x.shape[2] - 2), "hh": (x.shape[2] - 2, x.shape[2])}
-    return Gates(x, grad, columns, [f"bias{i}" for i in range(biases)], 0, Room(lean=False))
+    return Gates(x, grad, columns, [f"bias{i}" for i in range(biases)], 0, ScratchBuffers(lean=False))
 
 
 def truth(x: Tensor, grad: Tensor, biases: int = 2) -> Tensor:
@@ -68,14 +68,14 @@ def test_terms_that_cancel(left: float) -> None:
     half, other = torch.randn(16, 4, 64) + 1.0, torch.randn(16, 4, 96) + 1.0
     x = torch.cat([half, half * (1 + left)], dim=1)
     grad = torch.cat([other, -other], dim=1)
-    torch.testing.assert_close(gates(x, grad, 0).lengths(Gauge())[0], truth(x, grad, 0), rtol=1e-5, atol=0.0)
-    torch.testing.assert_close(gates(x, grad).lengths(Gauge())[0], truth(x, grad), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(gates(x, grad, 0).lengths(RowNorms())[0], truth(x, grad, 0), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(gates(x, grad).lengths(RowNorms())[0], truth(x, grad), rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("small", [1e-30, 1e-22, 1e-16, 1.0, 1e16, 1e25])
 def test_sizes_whose_squares_float32_cannot_hold(small: float) -> None:
     x, grad = torch.randn(6, 5, 64), torch.randn(6, 5, 96) * small
-    torch.testing.assert_close(gates(x, grad).lengths(Gauge())[0], truth(x, grad), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(gates(x, grad).lengths(RowNorms())[0], truth(x, grad), rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
@@ -85,8 +85,8 @@ def test_slips_cover_the_errors(dtype: torch.dtype) -> None:
         half, other = (torch.randn(16, 4, n, dtype=DOUBLE) + 1.0 for n in (64, 96))
         x, grad = (torch.cat(pair, dim=1).to(dtype) for pair in ((half, half + left), (other, -other)))
         share = gates(x, grad, 0)
-        lengths, exact = share.lengths(Gauge())[0], truth(x, grad, 0)
-        slip = share.reach(Gauge()) * roundings(share.terms) * torch.finfo(dtype).eps
+        lengths, exact = share.lengths(RowNorms())[0], truth(x, grad, 0)
+        slip = share.reach(RowNorms()) * roundings(share.terms) * torch.finfo(dtype).eps
         trusted = slip * lengths <= TOLERANCE[dtype] * lengths.square()
         assert bool(((lengths - exact).abs() <= TOLERANCE[dtype] * exact)[trusted].all())
         assert bool((lengths >= exact * (1 - 1e-5)).all())
@@ -95,14 +95,14 @@ def test_slips_cover_the_errors(dtype: torch.dtype) -> None:
 
 def test_nothing_at_all_has_norm_zero() -> None:
     share = gates(torch.randn(3, 4, 64), torch.zeros(3, 4, 96))
-    assert share.lengths(Gauge())[0].tolist() == [0.0] * 3
-    assert torch.equal(share.reach(Gauge()), torch.zeros(3, dtype=DOUBLE))
+    assert share.lengths(RowNorms())[0].tolist() == [0.0] * 3
+    assert torch.equal(share.reach(RowNorms()), torch.zeros(3, dtype=DOUBLE))
 
 
 def test_lower_matmul_precision_is_not_trusted_with_gram_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     x, grad = torch.randn(6, 5, 64), torch.randn(6, 5, 96)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-    torch.testing.assert_close(gates(x, grad).lengths(Gauge())[0], truth(x, grad), rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(gates(x, grad).lengths(RowNorms())[0], truth(x, grad), rtol=1e-12, atol=0.0)
 
 
 def packed(layer: nn.RNNBase, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 from evenhand.gradients import Engine, probe
-from evenhand.gradients.records import take
+from evenhand.gradients.batch_utils import take
 from evenhand.types import Pass
 
 DOUBLE = torch.float64

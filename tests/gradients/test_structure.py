@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from evenhand.gradients.structure import modules_of, trainable_of
+from evenhand.gradients.model_layout import modules_of, trainable_of
 
 
 def shared() -> nn.Module:

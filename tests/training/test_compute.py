@@ -14,9 +14,9 @@ from evenhand.attachment import Private
 from evenhand.config import from_toml
 from evenhand.data import Data, wrap
 from evenhand.errors import UsageError
-from evenhand.gradients import Engine, fallback
-from evenhand.gradients.blocks import Blocks
+from evenhand.gradients import Engine, record_by_record
 from evenhand.gradients.microbatches import MicroBatches
+from evenhand.gradients.record_blocks import Blocks
 from evenhand.mechanism import Mechanism
 from evenhand.step import early_weights, private_gradient
 from evenhand.types import Batch
@@ -225,7 +225,7 @@ def test_sums_under_autocast_move_by_no_more_than_the_bound() -> None:
 
 
 def test_gradients_that_are_computed_again_are_computed_in_the_same_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "KEPT_BYTES", 0)
+    monkeypatch.setattr(record_by_record, "KEPT_BYTES", 0)
     torch.manual_seed(0)
 
     class Squared(nn.Module):

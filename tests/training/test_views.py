@@ -15,7 +15,7 @@ from evenhand.coupling import Coupling
 from evenhand.data import Data, wrap
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients import Engine, MicroBatches
-from evenhand.gradients.fallback import Fallback
+from evenhand.gradients.record_by_record import Fallback
 from evenhand.gradients.views import Viewed, mean_loss
 from evenhand.runs import Folder
 

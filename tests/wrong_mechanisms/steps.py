@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.gradients.blocks import Blocks
-from evenhand.gradients.finishing import Finished
+from evenhand.gradients.norms_and_sums import RescuedPass
+from evenhand.gradients.record_blocks import Blocks
 from evenhand.mechanism import Mechanism
 from evenhand.methods.queries import Exceedance
 from evenhand.methods.rules import Clip, GlobalAdapt, Rule
@@ -165,7 +165,7 @@ class FloatRun(ReferenceStep):
     def total(self, result: Pass, found: Tensor, sensitivity: Tensor) -> tuple[Vector, Shapes]:
         """Return the sum of an engine's pass without its blocks."""
         finished = getattr(result.weighted_sum, "__self__", None)
-        if isinstance(finished, Finished):
+        if isinstance(finished, RescuedPass):
             finished._blocks = _OneRun(len(found))
         return super().total(result, found, sensitivity)
 

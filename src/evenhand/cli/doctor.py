@@ -14,9 +14,9 @@ from evenhand.errors import EvenhandError, UsageError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from evenhand.gradients.doctor import Diagnosis
-    from evenhand.gradients.fixes import Change
-    from evenhand.gradients.timing import Timing
+    from evenhand.gradients.doctor.doctor import Diagnosis
+    from evenhand.gradients.doctor.fixes import Change
+    from evenhand.gradients.doctor.timing import Timing
     from evenhand.types import Facts
 
 NAME = "doctor"
@@ -55,9 +55,10 @@ def run(
     import torch
 
     from evenhand import _validate
-    from evenhand.gradients import examine, timing
+    from evenhand.gradients import examine
     from evenhand.gradients import fix as fixed
-    from evenhand.gradients.fixes import changes
+    from evenhand.gradients.doctor import timing
+    from evenhand.gradients.doctor.fixes import changes
 
     torch.manual_seed(0)
     size, shape = _validate.whole(batch, "batch"), _shape(input_shape)
@@ -143,24 +144,20 @@ def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _data(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing]) -> dict[str, Any]:
-    from evenhand import compiled
+    from evenhand import noise_native
+    from evenhand.gradients import fast_paths
 
     changed = [dataclasses.asdict(change) for change in done]
     timings = [dataclasses.asdict(row) for row in rows]
     facts = {"trainable": found.trainable, **dataclasses.asdict(found), "fixed": changed, "bench": timings}
-    return facts | {"compiled_noise": compiled.loops() is not None, "compiled_layers": _compiled_layers()}
-
-
-def _compiled_layers() -> bool:
-    from evenhand.gradients import loops, lstm
-
-    return loops.loops() is not None and lstm.compiled() is not None
+    return facts | {"compiled_noise": noise_native.loops() is not None, "compiled_layers": fast_paths.compiled()}
 
 
 def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix: bool) -> str:
     import torch
 
-    from evenhand import compiled
+    from evenhand import noise_native
+    from evenhand.gradients import fast_paths
 
     parts = []
     if fix:
@@ -168,11 +165,11 @@ def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix:
         parts += ["", str(found)] if done else ["  nothing to replace", "", str(found)]
     else:
         parts.append(str(found))
-    if compiled.loops() is None:
+    if noise_native.loops() is None:
         parts.append(
             "Noise is made in Python, several times slower: install a C compiler (gcc or clang), then evenhand again."
         )
-    elif not _compiled_layers():
+    elif not fast_paths.compiled():
         parts.append(
             "The compiled loops for small models are missing or wrong: their steps take longer. Install evenhand again."
         )

@@ -4,13 +4,20 @@
 record's gradient does not depend on the others, and ``register_kernel`` serves a layer type of your own.
 """
 
-from evenhand.gradients import attention, conv, embedding, linear, norms, recurrent  # noqa: F401 - importing a kernel registers it
-from evenhand.gradients.doctor import examine
+from evenhand.gradients.doctor.doctor import examine
+from evenhand.gradients.doctor.fixes import fix
+from evenhand.gradients.doctor.independence_probe import probe
 from evenhand.gradients.engine import Engine, per_sample
-from evenhand.gradients.fixes import fix
-from evenhand.gradients.kernels import register_kernel
+from evenhand.gradients.layers import (  # noqa: F401 - importing a kernel registers it
+    attention,
+    conv,
+    embedding,
+    linear,
+    normalization,
+    recurrent,
+)
+from evenhand.gradients.layers.base import register_kernel
 from evenhand.gradients.microbatches import MicroBatches
-from evenhand.gradients.probe import probe
-from evenhand.gradients.serving import Layout
+from evenhand.gradients.model_layout import Layout
 
 __all__ = ["Engine", "Layout", "MicroBatches", "examine", "fix", "per_sample", "probe", "register_kernel"]

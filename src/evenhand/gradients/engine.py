@@ -1,8 +1,13 @@
 """The engine: one forward and one backward, exact for every model it accepts.
 
-Layers with a kernel are served during the backward (``tape.py``, ``bookkeeping.py``). If any trainable parameter gets
-past its kernel the whole model is differentiated record by record (``fallback.py``). Rows that float32 cannot carry are
-computed again in float64 (``reference.py``). A row that is not finite even then contributes nothing.
+A pass reads from top to bottom in `Engine`: `run` holds the model and finishes the pass, `_differentiate` chooses a way
+and compares it with autograd when that is due, `_record` runs forward and backward. The ways are:
+
+- a speed path (``fast_paths.py``), where the model has one;
+- kernels: layers with a kernel are served during the backward (``layer_recorder.py``, ``norms_and_sums.py``);
+- record by record (``record_by_record.py``), for the whole model, if a trainable parameter gets past its kernel.
+
+Rows that float32 cannot carry are computed again in float64. A row that is not finite even then contributes nothing.
 """
 
 from __future__ import annotations
@@ -11,34 +16,34 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
-from evenhand.gradients.blocks import Blocks
-from evenhand.gradients.bookkeeping import Book, Bookkeeping
-from evenhand.gradients.chain import Chain, Unchained
-from evenhand.gradients.comparing import Comparison
-from evenhand.gradients.dense import DenseBook
-from evenhand.gradients.direct import uses
-from evenhand.gradients.fallback import Fallback
-from evenhand.gradients.finishing import Finished, Raw, zero
-from evenhand.gradients.footprint import out_of_memory
-from evenhand.gradients.habits import Habits
-from evenhand.gradients.locking import exclusive
-from evenhand.gradients.precision import plain
-from evenhand.gradients.randomness import RandomState
-from evenhand.gradients.records import LossFn, batch_size, call, losses, versions
-from evenhand.gradients.rooms import Room
-from evenhand.gradients.serving import Before, Layout, Served
-from evenhand.gradients.slopes import gradients
-from evenhand.gradients.structure import modules_of
-from evenhand.gradients.tape import Call, Tape
+from evenhand.gradients.batch_utils import LossFn, batch_size, call, gradients_of_sum, losses, versions
+from evenhand.gradients.fast_paths import FastPath, UnsuitedError, path_for
+from evenhand.gradients.layer_recorder import Call, LayerRecorder, LearnedUse
+from evenhand.gradients.memory import ScratchBuffers, out_of_memory
+from evenhand.gradients.model_layout import Layout, ModelSnapshot, Served, modules_of
+from evenhand.gradients.norms_and_sums import PerRecordGradients, Raw, RecordedGradients, RescuedPass, zero
+from evenhand.gradients.pass_context import RandomState, exclusive, plain
+from evenhand.gradients.raw_parameters import uses
+from evenhand.gradients.record_blocks import Blocks
+from evenhand.gradients.record_by_record import Fallback
+from evenhand.gradients.self_check import Comparison
 from evenhand.gradients.views import Viewed
 from evenhand.types import Pass
 
+Way: TypeAlias = Literal["kernels", "record by record (vmap)", "record by record (loop)"]
+Key: TypeAlias = tuple[bool, bool, tuple[str, ...]]
+"""Decides how a batch is run: by a speed path or not, training or not, and the names of the trained parameters."""
+_NOTHING_TRAINED = "the model has no trainable parameter; call requires_grad_(True) on what is to learn"
+_IN_PLACE = (
+    "forward changes its inputs in place, and rows that are computed again would see changed ones; write x = x * 0.5 "
+    "rather than x *= 0.5 (or x.mul_(0.5)) for what comes from the batch"
+)
 _ORDER = (
     "gradients by kernels were right at first and are wrong for this batch: the model treats records in an order or a "
     "way that depends on the batch. Steps since the last comparison may not have been bounded, so what they trained "
@@ -47,7 +52,7 @@ _ORDER = (
 
 
 def per_sample(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Pass:
-    """Per-record losses, gradient norms and, for weights chosen afterwards, the weighted gradient sum.
+    """Return per-record losses, gradient norms and, for weights chosen afterwards, the weighted gradient sum.
 
     ``inputs`` is a tensor, a tuple (arguments) or a dict (keyword arguments); the first dimension of every tensor is
     the batch. ``loss_fn(outputs, targets)`` gives one loss per record. For many steps keep an `Engine`.
@@ -73,7 +78,7 @@ class Engine:
     Guarantee: norms and sums are those of the records' own gradients, to rounding; a model for which that cannot be had
     raises `UnsupportedModelError`. The model keeps no trace of the pass: no attribute, gradient, hook or changed mode.
     A ``watcher`` is shown the model's layout before every pass. ``expected`` is how many records a pass is expected to
-    have: what is kept in memory is decided by it, see `Room`.
+    have: what is kept in memory is decided by it, see `ScratchBuffers`.
 
     >>> engine = Engine(torch.nn.Linear(2, 3), torch.nn.CrossEntropyLoss(reduction="none"))
     >>> engine.run(torch.randn(4, 2), torch.tensor([0, 1, 2, 0])).norm.shape
@@ -85,39 +90,17 @@ class Engine:
         self._views = model.views if isinstance(model, Viewed) else 1
         self._fallback = Fallback(model, loss_fn)
         self._layout: Layout | None = None
-        self._chain: Chain | None = None
-        self._served: dict[tuple[bool, bool, tuple[str, ...]], Habits | None] = {}
+        self._path: FastPath | None = None
+        self._habits: dict[Key, LearnedUse | None] = {}
+        """Learned while kernels were verified; None where the model is differentiated record by record."""
         self._used: set[str] = set()
         self._satisfied: Layout | None = None
-        self._rooms: list[Room] = []
+        self._rooms: list[ScratchBuffers] = []
         self._newest = 0
         self._since = 0
-        self._turns = self._chains = True
+        self._path_works = self._channels_last_works = True
         self.watcher: Callable[[Layout], None] | None = None
         self.expected: int | None = None
-
-    def forget(self) -> None:
-        """Give back the memory that is kept from batch to batch."""
-        self._rooms.clear()
-        self._layout = None
-        self._newest += 1
-
-    def layout(self) -> Layout:
-        """The model as it is now; the same object as long as modules, parameters, modes and hooks stay the same."""
-        with exclusive(self._identities()):
-            return self._current()
-
-    def _identities(self) -> frozenset[int]:
-        if self._layout is None:
-            return frozenset(id(module) for _, module in modules_of(self._model))
-        return self._layout.identities
-
-    def _current(self) -> Layout:
-        before, now = self._layout, self._layout.current() if self._layout else Layout.read(self._model)
-        if now is not before:
-            self._layout, self._chain = now, Chain.of(now)
-            self._served.clear()
-        return now
 
     def run(self, inputs: Any, targets: Any, blocks: Blocks | None = None) -> Pass:
         """Run one forward and one backward; return a pass whose ``loss`` and ``norm`` are float64 columns.
@@ -131,139 +114,96 @@ class Engine:
         if torch.is_inference_mode_enabled():
             raise UsageError("gradients cannot be taken under torch.inference_mode(); leave that context first")
         size = batch_size(inputs, targets)
-        with exclusive(identities := self._identities()):
+        blocks = blocks or Blocks(size)
+        grad = nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
+        with exclusive(identities := self._identities()), grad:
             layout = self._current()
             if layout.identities == identities:
                 if self.watcher is not None:
                     self.watcher(layout)
-                return self._laid_out(layout, inputs, targets, size, blocks or Blocks(size))
-        return self.run(inputs, targets, blocks)
-
-    def _laid_out(self, layout: Layout, inputs: Any, targets: Any, size: int, blocks: Blocks) -> Pass:
-        """With the channels of pictures last; with the layers' own layout if the model's code cannot do with that."""
-        if not self._turning(layout):
-            return self._run(layout, inputs, targets, size, blocks)
-        before = Before(layout)
-        try:
-            return self._run(layout, inputs, targets, size, blocks)
-        except EvenhandError:
-            raise
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            self._turns = False
-            self._served.clear()
-            before.restore()
-        return self._run(layout, inputs, targets, size, blocks)
-
-    def _turning(self, layout: Layout) -> bool:
-        return self._turns and layout.turned is not layout.served
-
-    def _kernels(self, layout: Layout) -> Served:
-        return layout.turned if self._turns else layout.served
-
-    def _run(self, layout: Layout, inputs: Any, targets: Any, size: int, blocks: Blocks) -> Pass:
-        with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
-            trainable = layout.trainable
-            if not trainable:
-                raise UsageError("the model has no trainable parameter; call requires_grad_(True) on what is to learn")
-            if size == 0:
-                nothing = torch.zeros(0, dtype=torch.float64, device=next(iter(trainable.values())).device)
-                return Pass(nothing, nothing.clone(), lambda weights: {name: zero(p) for name, p in trainable.items()})
-            before = versions(inputs)
-            self._newest = number = self._newest + 1
-            raw = self._differentiate(layout, inputs, targets, size, blocks.size)
-            if versions(inputs) != before:
-                raise UnsupportedModelError(
-                    "forward changes its inputs in place, and rows that are computed again would see changed ones; "
-                    "write x = x * 0.5 rather than x *= 0.5 (or x.mul_(0.5)) for what comes from the batch"
-                )
-            newest = lambda: self._newest == number  # noqa: E731
-            return Finished(layout, self._loss_fn, raw, inputs, targets, newest, blocks).result()
+                if not layout.trainable:
+                    raise UsageError(_NOTHING_TRAINED)
+                if size == 0:
+                    return _empty(layout)
+                written = versions(inputs)
+                while True:
+                    newest = self._take_memory()
+                    before = ModelSnapshot(layout) if self._goes_channels_last(layout) else None
+                    try:
+                        raw = self._differentiate(layout, inputs, targets, size, blocks.size)
+                        if versions(inputs) != written:
+                            raise UnsupportedModelError(_IN_PLACE)
+                        return RescuedPass(layout, self._loss_fn, raw, inputs, targets, newest, blocks).result()
+                    except EvenhandError:
+                        raise
+                    except UnsuitedError:
+                        self._path_works = False
+                    except Exception as error:  # the model's code may want the channels of pictures first
+                        if before is None or out_of_memory(error):
+                            raise
+                        self._channels_last_works = False
+                        self._habits.clear()
+                        before.restore()
+        return self.run(inputs, targets, blocks)  # the model got other modules while this waited
 
     def _differentiate(self, layout: Layout, inputs: Any, targets: Any, size: int, records: int) -> Raw:
-        chain = self._chain
-        if chain is not None and self._chains and chain.suits(inputs, targets):
-            try:
-                return self._by_kernels(layout, chain, inputs, targets, size, records)
-            except Unchained:
-                self._chains = False
-        return self._by_kernels(layout, None, inputs, targets, size, records)
+        """Choose a way and run it; compare kernels with autograd first where that is due.
 
-    def _by_kernels(
-        self, layout: Layout, chain: Chain | None, inputs: Any, targets: Any, size: int, records: int
-    ) -> Raw:
-        """Differentiate by a tape, or without one by a chain.
-
-        Only the first ``records`` rows are compared with autograd: copies that fill a batch cannot show an order.
+        Only the first ``records`` rows are compared: copies that fill a batch cannot show an order. Raises
+        `UnsuitedError` if a speed path turns out not to be one.
         """
-        key = (chain is not None, self._model.training, tuple(layout.trainable))
-        known = key in self._served
-        habits = self._served[key] if known else Habits()
-        if habits is not None:
-            before = None if known else RandomState(self._model)
-            verified: bool | None = True
-            if not known:
-                self._since = 1
-                verified = self._comparison(layout, chain, habits).agree(inputs, targets, records)
-                if verified is False and self._turning(layout):
-                    self._turns, habits = False, Habits()
-                    verified = self._comparison(layout, chain, habits).agree(inputs, targets, records)
-            elif self._due():
-                right = self._comparison(layout, chain, habits).still_agree(inputs, targets, records)
-                if right is None:
-                    self._served[key] = None
-                    return self._fallback.run(inputs, targets)
-                if not right:
-                    raise UnsupportedModelError(_ORDER)
-            if habits.learning:
-                habits = replace(habits, learning=False) if verified else Habits(learning=False)
-            served = self._kernels(layout) if verified else []
-            kept = self._taped(layout, served, chain, inputs, targets, size, self._rooms, habits)
-            self._demand_use(layout)
-            if verified is not None:
-                self._served[key] = None if kept is None else habits
-            if kept is not None:
-                return kept
-            if before is not None:
-                before.restore()
+        path = self._path if self._path_works else None
+        path = path if path is not None and path.suits(inputs, targets) else None
+        key = (path is not None, self._model.training, tuple(layout.trainable))
+        known, habits = key in self._habits, self._habits.get(key)
+        if known and habits is not None and self._due():
+            right = self._comparison(layout, path, habits).still_agree(inputs, targets, records)
+            if right is False:
+                raise UnsupportedModelError(_ORDER)
+            if right is None:
+                self._habits[key] = habits = None
+        if known and habits is None:
+            return self._fallback.run(inputs, targets)
+        state: RandomState | None = None
+        verified: bool | None = True
+        if habits is None:
+            state = RandomState(self._model)
+            habits, verified = self._first_look(layout, path, inputs, targets, records)
+        served = self._kernels(layout) if verified else []
+        book = self._record(layout, path, served, habits, self._rooms, inputs, targets, size)
+        self._demand_use(layout)
+        if verified is not None:
+            self._habits[key] = None if book is None else habits
+        if book is not None:
+            return book
+        if state is not None:
+            state.restore()
         return self._fallback.run(inputs, targets)
 
-    def _comparison(self, layout: Layout, chain: Chain | None, habits: Habits) -> Comparison:
-        few = partial(self._few, layout, chain, habits)
-        return Comparison(self._model, self._loss_fn, layout, few, writes=chain is None or bool(layout.buffers))
-
-    def _due(self) -> bool:
-        """Whether kernels are compared with autograd again: at batches 2, 4, 8 ... and every 4096th."""
-        self._since += 1
-        return self._since & (self._since - 1) == 0 or self._since % 4096 == 0
-
-    def _few(
-        self, layout: Layout, chain: Chain | None, habits: Habits, inputs: Any, targets: Any, size: int
-    ) -> Book | None:
-        return self._taped(layout, self._kernels(layout), chain, inputs, targets, size, [], habits)
-
-    def _taped(
+    def _record(
         self,
         layout: Layout,
+        path: FastPath | None,
         served: Served,
-        chain: Chain | None,
+        habits: LearnedUse,
+        rooms: list[ScratchBuffers],
         inputs: Any,
         targets: Any,
         size: int,
-        rooms: list[Room],
-        habits: Habits,
-    ) -> Book | None:
-        """Norms and sums by kernels, or None if a parameter was also used in a way that is not served."""
-        if chain is not None and served:
-            loss, calls = chain.run(self._loss_fn, inputs, targets, size)
+    ) -> PerRecordGradients | None:
+        """Run forward and backward; return norms and sums, or None if a parameter was used past its kernel.
+
+        The book's memory lies in ``rooms``: the next call with the same ones takes it back.
+        """
+        if path is not None and served:
+            book = path.run(self._loss_fn, inputs, targets, size, partial(self._book, layout, rooms))
             self._satisfied = layout
-            return DenseBook.of(loss, calls, layout.names) or self._booked(loss, calls, layout, rooms)
+            return book
         rows, rest = size * self._views, layout.trainable
         answers: Sequence[Tensor | None] = ()
-        with Tape(rows, habits, served) as tape:
+        with LayerRecorder(rows, habits, served) as recorder:
             loss = losses(self._loss_fn, call(self._model, inputs), targets, size)
-            wanted = tape.forward_done()
+            wanted = recorder.forward_done()
             if loss.requires_grad:
                 direct = None
                 if habits.learning or habits.ways:
@@ -271,29 +211,53 @@ class Engine:
                     habits.ways.update(use.key for use in direct.found)
                     rest = {name: p for name, p in rest.items() if id(p) not in direct.covered}
                 asked = [*rest.values(), *(direct.edges if direct else ()), *wanted]
-                answers = gradients(loss, asked)
-                tape.backward_done(answers[len(asked) - len(wanted) :])
+                answers = gradients_of_sum(loss, asked)
                 if direct is not None:
-                    tape.calls += direct.calls(answers[len(rest) : len(asked) - len(wanted)])
+                    recorder.calls += direct.calls(answers[len(rest) : len(asked) - len(wanted)])
                 if self._views > 1:
-                    tape.calls = [replace(call, views=self._views) for call in tape.calls]
+                    recorder.calls = [replace(call, views=self._views) for call in recorder.calls]
         past = [name for name, gradient in zip(rest, answers, strict=False) if gradient is not None]
         if self._satisfied is not layout:
             names = layout.names
-            self._used.update(past, [names[id(p)] for c in tape.calls for p in c.site.parameters.values()])
-        if past or tape.bypassed:
+            self._used.update(past, [names[id(p)] for c in recorder.calls for p in c.site.parameters.values()])
+        if past or recorder.bypassed:
             return None
-        return self._booked(loss, tape.calls, layout, rooms)
+        return self._book(layout, rooms, loss, recorder.calls)
 
-    def _booked(self, loss: Tensor, calls: list[Call], layout: Layout, rooms: list[Room]) -> Bookkeeping:
+    def _book(self, layout: Layout, rooms: list[ScratchBuffers], loss: Tensor, calls: list[Call]) -> PerRecordGradients:
+        """Return norms and sums from what every layer saw, with one of the ``rooms`` for each call."""
         if len(rooms) < len(calls):
-            rooms.extend([Room(self._lean) for _ in range(len(calls) - len(rooms))])
+            rooms.extend([ScratchBuffers(self._lean) for _ in range(len(calls) - len(rooms))])
         for room in rooms:
             room.expected = self.expected
         with plain():
-            return Bookkeeping(loss.detach().double(), calls, layout.names, rooms)
+            return RecordedGradients(loss.detach().double(), calls, layout.names, rooms)
+
+    def _first_look(
+        self, layout: Layout, path: FastPath | None, inputs: Any, targets: Any, records: int
+    ) -> tuple[LearnedUse, bool | None]:
+        """Compare kernels with autograd before they are believed; return what was learned, and the verdict.
+
+        If they are wrong with the channels of pictures last, they are tried with the layers' own order.
+        """
+        self._since, habits = 1, LearnedUse()
+        verified = self._comparison(layout, path, habits).agree(inputs, targets, records)
+        if verified is False and self._goes_channels_last(layout):
+            self._channels_last_works, habits = False, LearnedUse()
+            verified = self._comparison(layout, path, habits).agree(inputs, targets, records)
+        return replace(habits, learning=False) if verified else LearnedUse(learning=False), verified
+
+    def _due(self) -> bool:
+        """Return whether kernels are compared with autograd again: at batches 2, 4, 8 ... and every 4096th."""
+        self._since += 1
+        return self._since & (self._since - 1) == 0 or self._since % 4096 == 0
+
+    def _comparison(self, layout: Layout, path: FastPath | None, habits: LearnedUse) -> Comparison:
+        few = partial(self._record, layout, path, self._kernels(layout), habits, [])
+        return Comparison(self._model, self._loss_fn, layout, few, writes=path is None or bool(layout.buffers))
 
     def _demand_use(self, layout: Layout) -> None:
+        """Raise if a trainable parameter was used by no batch so far."""
         if self._satisfied is layout:
             return
         missing = sorted(layout.trainable.keys() - self._used)
@@ -304,3 +268,53 @@ class Engine:
                 + "; freeze what is not trained with requires_grad_(False)"
             )
         self._satisfied = layout
+
+    def _goes_channels_last(self, layout: Layout) -> bool:
+        """Return whether this model would be run with the channels of pictures last."""
+        return self._channels_last_works and layout.channels_last is not layout.served
+
+    def _kernels(self, layout: Layout) -> Served:
+        return layout.channels_last if self._channels_last_works else layout.served
+
+    def _take_memory(self) -> Callable[[], bool]:
+        """Begin a pass, which takes back the memory of the one before; return whether it is still the newest."""
+        self._newest = number = self._newest + 1
+        return lambda: self._newest == number
+
+    def layout(self) -> Layout:
+        """Return the model as it is now; the same object while modules, parameters, modes and hooks stay the same."""
+        with exclusive(self._identities()):
+            return self._current()
+
+    def way(self) -> Way:
+        """Return how batches were run so far."""
+        if all(self._habits.values()):
+            return "kernels"
+        return "record by record (vmap)" if self._fallback.vectorises else "record by record (loop)"
+
+    def forget(self) -> None:
+        """Give back the memory that is kept from batch to batch."""
+        self._rooms.clear()
+        self._layout = None
+        self._newest += 1
+
+    def _identities(self) -> frozenset[int]:
+        """Return the identities of all modules, as last seen."""
+        if self._layout is None:
+            return frozenset(id(module) for _, module in modules_of(self._model))
+        return self._layout.identities
+
+    def _current(self) -> Layout:
+        """Read the model again if it changed; what was learned about another layout is forgotten."""
+        before, now = self._layout, self._layout.current() if self._layout else Layout.read(self._model)
+        if now is not before:
+            self._layout, self._path = now, path_for(now)
+            self._habits.clear()
+        return now
+
+
+def _empty(layout: Layout) -> Pass:
+    """Return the pass over a batch without records."""
+    trainable = layout.trainable
+    nothing = torch.zeros(0, dtype=torch.float64, device=next(iter(trainable.values())).device)
+    return Pass(nothing, nothing.clone(), lambda weights: {name: zero(p) for name, p in trainable.items()})

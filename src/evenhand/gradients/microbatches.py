@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.errors import UsageError
-from evenhand.gradients.blocks import Blocks
+from evenhand.gradients.batch_utils import LossFn, batch_size, take
 from evenhand.gradients.engine import Engine
-from evenhand.gradients.footprint import out_of_memory, part_of, saved_bytes
-from evenhand.gradients.locking import exclusive
-from evenhand.gradients.measuring import working_dtype
-from evenhand.gradients.randomness import RandomState
-from evenhand.gradients.records import LossFn, batch_size, take
+from evenhand.gradients.memory import out_of_memory, part_of, saved_bytes
+from evenhand.gradients.pass_context import RandomState, exclusive
+from evenhand.gradients.record_blocks import Blocks
+from evenhand.gradients.row_norms import working_dtype
 from evenhand.types import Pass
 
 Early: TypeAlias = Callable[[Tensor, Tensor, slice], Tensor]
@@ -168,7 +167,7 @@ class _Parts:
         return Pass(self._loss, self._norm, self.weighted_sum, spend=self.weighted_sum)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """The sum that was made along the way, or that of a second run over all parts."""
+        """Return the sum that was made along the way, or that of a second run over all parts."""
         if self._weights is not None and torch.equal(weights, self._weights.to(weights.dtype)):
             self._weights = None  # the sum is handed over, and may be written
             return self._rounded(self._sum)
@@ -195,7 +194,7 @@ class _Parts:
 
 
 def _shrunk(before: Tensor, now: Tensor) -> Tensor:
-    """What each weight is multiplied by if a record's gradient is longer now than when its weight was chosen.
+    """Return the factors of weights whose records' gradients are longer now than when the weights were chosen.
 
     The second run draws the same random numbers, but layers need not use them in the same order: kernels and the slow
     way lay out pictures differently, and the first run may have been the other one. The bound must hold all the same.

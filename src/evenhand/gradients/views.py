@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from evenhand.errors import UsageError
-from evenhand.gradients.kernels import Share, combined
-from evenhand.gradients.measuring import Gauge, chunks
-from evenhand.gradients.records import LossFn
-from evenhand.gradients.rooms import Room
-from evenhand.gradients.serving import Site
+from evenhand.gradients.batch_utils import LossFn
+from evenhand.gradients.layers.base import Instantiated, Share
+from evenhand.gradients.memory import ScratchBuffers
+from evenhand.gradients.model_layout import ServedLayer
+from evenhand.gradients.row_norms import RowNorms, chunks
 
 CHUNK = 1 << 20
 """Elements of instantiated gradients at a time."""
@@ -37,7 +37,7 @@ class Viewed(nn.Module):
         self.model, self.views = model, views
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """All views as rows of one batch."""
+        """Return all views as rows of one batch."""
         args, kwargs = tree_map_only(Tensor, self._flat, (args, kwargs))
         return tree_map_only(Tensor, lambda out: _split(out, self.views), self.model(*args, **kwargs))
 
@@ -48,7 +48,7 @@ class Viewed(nn.Module):
 
 
 def mean_loss(loss_fn: LossFn, views: int) -> LossFn:
-    """The mean over the views of a record, for the outputs of `Viewed`.
+    """Return the mean over the views of a record, for the outputs of `Viewed`.
 
     >>> mean_loss(lambda out, y: (out[:, 0] - y).abs(), 2)(torch.tensor([[[1.0], [3.0]]]), torch.tensor([1.0]))
     tensor([1.])
@@ -64,7 +64,7 @@ def mean_loss(loss_fn: LossFn, views: int) -> LossFn:
 
 
 def rows_of(rows: Tensor, views: int) -> Tensor:
-    """The rows that the views of some records are.
+    """Return the rows that the views of some records are.
 
     >>> rows_of(torch.tensor([2, 0]), 3)
     tensor([6, 7, 8, 0, 1, 2])
@@ -72,8 +72,8 @@ def rows_of(rows: Tensor, views: int) -> Tensor:
     return (rows.unsqueeze(1) * views + torch.arange(views, device=rows.device)).flatten()
 
 
-def share_of(site: Site, tensors: tuple[Tensor, ...], views: int, room: Room) -> Share:
-    """What a call of a layer on all views adds to the gradients of the records."""
+def share_of(site: ServedLayer, tensors: tuple[Tensor, ...], views: int, room: ScratchBuffers) -> Share:
+    """Return what a call of a layer on all views adds to the gradients of the records."""
     if not site.piece and type(site.module) in _PLACES:
         return site.share(tuple(_split(t, views) for t in tensors), room)
     return _Added(site, tensors, views, room)
@@ -86,19 +86,19 @@ def _split(rows: Tensor, views: int) -> Tensor:
 class _Added:
     """Gradients of a layer's rows, added up over the views of each record."""
 
-    def __init__(self, site: Site, tensors: tuple[Tensor, ...], views: int, room: Room):
-        self._site, self._tensors, self._views, self._room = site, tensors, views, Room(lean=True)
+    def __init__(self, site: ServedLayer, tensors: tuple[Tensor, ...], views: int, room: ScratchBuffers):
+        self._site, self._tensors, self._views, self._room = site, tensors, views, ScratchBuffers(lean=True)
         self._rows = site.share(tensors, room)
         self.terms = self._rows.terms * views
         self._size, self._row = len(tensors[0]) // views, sum(p.numel() for p in site.parameters.values())
-        self._kept: dict[str, Tensor] | None = None
+        self._kept: Instantiated | None = None
         if room.keeps(self._size, self._row, tensors[0]):
-            self._kept = self.instantiate()
+            self._kept = Instantiated(self.instantiate(), self.terms, None)
 
-    def lengths(self, gauge: Gauge) -> list[Tensor]:
-        """Of what is kept, or instantiated a few records at a time."""
+    def lengths(self, gauge: RowNorms) -> list[Tensor]:
+        """Measure what is kept, or gradients made of a few records at a time."""
         if self._kept is not None:
-            return [gauge(rows) for rows in self._kept.values()]
+            return self._kept.lengths(gauge)
         parts = [[gauge.passing(rows) for rows in self._summed(part).values()] for part in self._parts()]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
@@ -110,8 +110,8 @@ class _Added:
         found = self._site.share(tuple(t[rows] for t in self._tensors), self._room).instantiate()
         return {name: _split(g, self._views).sum(1) for name, g in found.items()}
 
-    def reach(self, gauge: Gauge) -> Tensor:
-        """Added up over the views."""
+    def reach(self, gauge: RowNorms) -> Tensor:
+        """Add up over the views."""
         reach = self._rows.reach(gauge)
         if reach is None:
             reach = torch.linalg.vector_norm(torch.stack([part.double() for part in self._rows.lengths(gauge)]), dim=0)
@@ -127,9 +127,9 @@ class _Added:
         if self._kept is None:
             every = slice(rows.start * self._views, rows.stop * self._views)
             return self._rows.weighted_sum(weights.repeat_interleave(self._views), every)
-        return {name: combined(weights, held[rows]) for name, held in self._kept.items()}
+        return self._kept.weighted_sum(weights, rows)
 
     def instantiate(self) -> dict[str, Tensor]:
-        """All records."""
+        """Return all records."""
         parts = [self._summed(part) for part in self._parts()]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

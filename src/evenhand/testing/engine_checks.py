@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evenhand.gradients.blocks import Blocks
 from evenhand.gradients.microbatches import MicroBatches
+from evenhand.gradients.record_blocks import Blocks
 from evenhand.mechanism import Mechanism
 from evenhand.summation import KEY_BITS
 from evenhand.testing.subjects import FACTS, Subject

@@ -1,0 +1,213 @@
+"""A batch as records: its size, some of its rows, and one loss per record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from evenhand.errors import DataError, UnsupportedModelError, UsageError
+
+LossFn: TypeAlias = Callable[[Any, Any], Tensor]
+_COPIES: ContextVar[Mapping[int, Tensor]] = ContextVar("_COPIES", default=MappingProxyType({}))
+"""Copies that are put back when the open contexts end, by the identity of the tensor that each is a copy of."""
+
+
+def batch_size(inputs: Any, targets: Any) -> int:
+    """Return number of records: the first dimension of every tensor in inputs and targets.
+
+    >>> batch_size({"x": torch.zeros(3, 2), "flag": True}, torch.zeros(3))
+    3
+    """
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+        first, second = inputs.shape, targets.shape
+        if first and second and first[0] == second[0]:
+            return first[0]
+    tensors = [leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
+    sizes = {t.shape[0] if t.dim() else -1 for t in tensors}
+    if len(sizes) != 1 or -1 in sizes:
+        raise UsageError(
+            "the first dimension of every tensor in inputs and targets must be the batch, and the same everywhere; "
+            "give what all records share (masks, positions) to the model as a buffer instead"
+        )
+    return sizes.pop()
+
+
+def finite_rows(inputs: Any, targets: Any) -> Tensor:
+    """Return numbers of the records whose values are all finite: any other row spoils a comparison, coupled or not.
+
+    >>> finite_rows(torch.tensor([[1.0], [torch.nan]]), torch.ones(2))
+    tensor([0])
+    """
+    good = torch.ones(batch_size(inputs, targets), dtype=torch.bool)
+    for leaf in tree_leaves((inputs, targets)):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(leaf):
+            good &= torch.isfinite(leaf).flatten(1).all(1).cpu() if leaf.dim() > 1 else torch.isfinite(leaf).cpu()
+    return good.nonzero().squeeze(1)
+
+
+def versions(tree: Any) -> list[int]:
+    """Return how often each tensor was written in place.
+
+    >>> x = torch.zeros(1)
+    >>> before = versions((x, None)); before == versions((x.add_(1), None))
+    False
+    """
+    leaves = [tree] if isinstance(tree, Tensor) else tree_leaves(tree)
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def take(tree: Any, rows: Any) -> Any:
+    """Return the structure with only some rows of every tensor.
+
+    >>> take((torch.arange(4), None), slice(1, 3))
+    (tensor([1, 2]), None)
+    """
+    return tree_map_only(Tensor, lambda leaf: leaf[rows], tree)
+
+
+def cast(tree: Any, dtype: torch.dtype) -> Any:
+    """Return the structure with every floating tensor in ``dtype``.
+
+    >>> cast(torch.ones(1), torch.float64).dtype
+    torch.float64
+    """
+    return tree_map_only(Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Apply the model: a tuple is its arguments, a dict its keyword arguments, anything else the only argument.
+
+    >>> call(nn.Identity(), (torch.ones(1),))
+    tensor([1.])
+    """
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
+    """Return one loss per record, checked; a label outside the model's outputs is reported without its value.
+
+    >>> losses(nn.CrossEntropyLoss(reduction="none"), torch.zeros(2, 2), torch.tensor([0, 1]), 2)
+    tensor([0.6931, 0.6931])
+    """
+    value: Any = None
+    outside = False
+    try:
+        value = loss_fn(outputs, targets)
+    except IndexError:
+        outside = True
+    if outside:  # raised here, so that the original message, which names the label, is not attached
+        raise DataError(
+            "a label does not fit the model's outputs: class labels must be 0 .. C-1 for a model with C outputs"
+        )
+    if not isinstance(value, Tensor) or value.shape != (size,) or not value.is_floating_point():
+        got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise UnsupportedModelError(
+            f"loss_fn must return one loss per record, but for {size} records returned {got}; use reduction='none' "
+            "(and average over what lies within a record), for example torch.nn.CrossEntropyLoss(reduction='none')"
+        )
+    return value
+
+
+def gradients_of_sum(loss: Tensor, asked: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of ``loss.sum()`` at tensors or edges of the graph; None where it does not depend on them.
+
+    ``torch.autograd.grad`` does the same, but looks at its arguments for a good part of a small model's step.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> gradients_of_sum(x * 3, [x])
+    (tensor([3., 3.]),)
+    """
+    answers: tuple[Tensor | None, ...] = Variable._execution_engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, tuple(asked), allow_unreachable=True, accumulate_grad=False
+    )
+    return answers
+
+
+def without_values(error: Exception) -> DataError:
+    """Return an error of the model or the loss without its message, which may contain labels or other data."""
+    return DataError(
+        f"The model or the loss failed on a batch ({type(error).__name__}); the message is withheld since it may "
+        "contain data values. Check that every label has an output and every row the same shape; made-up rows show it."
+    )
+
+
+@contextmanager
+def buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Restore buffers and parameters on exit: the objects that they were, with the values that they had.
+
+    One copy serves contexts within each other, as long as nothing was written in between.
+
+    >>> model = nn.BatchNorm1d(1)
+    >>> with buffers_restored(model): output = model(torch.randn(4, 1))
+    >>> model.running_mean
+    tensor([0.])
+    """
+    outer = _COPIES.get()
+    held = [(*place, _copy(place[2], outer.get(id(place[2])))) for place in _places(model) if place[2] is not None]
+    token = _COPIES.set({**outer, **{id(tensor): copy for _, _, tensor, copy in held}})
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for places, name, tensor, copy in held:
+                places[name] = tensor
+                if not torch.equal(tensor, copy):
+                    tensor.copy_(copy)
+        _COPIES.reset(token)
+
+
+def _copy(tensor: Tensor, known: Tensor | None) -> Tensor:
+    """Return the known copy if it still is one, else a new one."""
+    alike = known is not None and (known.dtype, known.device) == (tensor.dtype, tensor.device)
+    return known if known is not None and alike and torch.equal(known, tensor) else tensor.detach().clone()
+
+
+def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return where the model keeps its buffers and parameters, and what is there."""
+    tables = [table for module in model.modules() for table in (module._buffers, module._parameters)]
+    return [(table, name, tensor) for table in tables for name, tensor in table.items()]
+
+
+class WithLoss(nn.Module):
+    """Model and loss as one module, so that a loss that reads the model's parameters sees the substituted ones."""
+
+    PREFIX = "model."
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn):
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, inputs: Any, targets: Any) -> Tensor:
+        """Return one loss per record."""
+        return losses(self.loss_fn, call(self.model, inputs), targets, batch_size(inputs, targets))
+
+
+def call_with(both: WithLoss, state: dict[str, Tensor], inputs: Any, targets: Any) -> Tensor:
+    """Return one loss per record with other tensors in place of the model's own, which are put back.
+
+    torch's ``functional_call`` leaves the other tensors in a module that has two names.
+
+    >>> both = WithLoss(nn.Linear(1, 1), lambda out, y: out[:, 0])
+    >>> call_with(both, {"model.weight": torch.zeros(1, 1), "model.bias": torch.ones(1)}, torch.ones(2, 1), None)
+    tensor([1., 1.])
+    """
+    held = _places(both)
+    try:
+        loss: Tensor = functional_call(both, state, (inputs, targets))
+        return loss
+    finally:
+        for places, name, tensor in held:
+            if places.get(name) is not tensor:
+                places[name] = tensor

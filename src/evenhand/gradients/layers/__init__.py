@@ -1,0 +1,1 @@
+"""One file per layer type: its gradient of each record."""

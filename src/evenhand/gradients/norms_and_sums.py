@@ -1,0 +1,408 @@
+"""Turn what the layers saw into norms and weighted sums, and bound the rounding errors.
+
+A record's norm must never come out too small. Sums within a record (over time, pixels, repeated calls) can cancel, and
+then float32 keeps few digits of what is left; ``reach`` of a share says how large the terms were. Rows in doubt are
+computed apart in float64, their norms and their part of the sum. Sums over records are taken block by block.
+
+`RescuedPass` is a pass as rules and the step see it: extreme rows are computed again, superseded passes are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from evenhand.errors import UsageError
+from evenhand.gradients.batch_utils import LossFn, take
+from evenhand.gradients.layer_recorder import Call
+from evenhand.gradients.layers.base import Share
+from evenhand.gradients.memory import ScratchBuffers
+from evenhand.gradients.model_layout import Layout
+from evenhand.gradients.pass_context import exclusive, highest, plain, preserved
+from evenhand.gradients.record_blocks import Blocks, add_up, chunks_of
+from evenhand.gradients.record_by_record import HeldGradients, reference
+from evenhand.gradients.row_norms import (
+    ROW_LIMIT,
+    CarefulRowNorms,
+    RowNorms,
+    chunks,
+    finite,
+    roundings,
+    within,
+    working_dtype,
+)
+from evenhand.summation import JOINT, UNIT, joint_rows
+from evenhand.types import Pass
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+"""Relative error of a norm above which a record is computed apart."""
+CHUNK = 1 << 22
+
+
+class PerRecordGradients(Protocol):
+    """Norms of all records and their weighted sum.
+
+    ``slip`` is how far rounding may have moved a record's gradient (None: nowhere), ``clean`` says that every norm is
+    finite and in the range of float32.
+    """
+
+    loss: Tensor
+    norm: Tensor
+    slip: Tensor | None
+    clean: bool
+
+    def weighted_sum(
+        self, weights: Tensor, usable: Tensor | None, blocks: Blocks, last: bool = False
+    ) -> dict[str, Tensor]:
+        """Return ``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere).
+
+        What is added up over several blocks is float64. After the ``last`` sum there can be no other: what a layer saw
+        is let go once it is added up.
+        """
+
+
+class _Group:
+    """Calls that share parameters (most often one call), whose gradients are added before a norm is taken."""
+
+    def __init__(self, calls: list[Call], rooms: list[ScratchBuffers]):
+        self._recorded = calls
+        self.calls = calls = _joined(calls)
+        self.dtype = calls[0].site.dtype
+        self.shares: list[Share] = [call.share(room) for call, room in zip(calls, rooms, strict=False)]
+
+    def measure(self, gauge: RowNorms) -> tuple[list[Tensor], Tensor | None]:
+        """Return lengths whose squares add up, and how far rounding may have moved the gradient."""
+        if len(self.shares) == 1:
+            share = self.shares[0]
+            lengths, reach = share.lengths(gauge), share.reach(gauge)
+            if reach is None:
+                return lengths, None
+            return lengths, reach.double() * (roundings(share.terms) * torch.finfo(self.dtype).eps)
+        eps = torch.finfo(self.dtype).eps
+        reaches = [share.reach(gauge) for share in self.shares]
+        extents = [
+            torch.stack([part.double() for part in s.lengths(gauge)]).norm(dim=0) if r is None else r.double()
+            for s, r in zip(self.shares, reaches, strict=True)
+        ]
+        every = torch.arange(len(extents[0]), device=extents[0].device)
+        parts = (self._joint(every[rows], self.dtype) for rows in chunks(len(every), self._row(), CHUNK))
+        careful = CarefulRowNorms()
+        lengths = [careful(torch.cat([g.reshape(len(g), -1) for g in part.values()], dim=1)) for part in parts]
+        terms = sum(share.terms for share in self.shares)
+        return [torch.cat(lengths)], torch.stack(extents).sum(0) * (roundings(terms) * eps)
+
+    @property
+    def joint(self) -> int:
+        """Return how many vectors a record adds to the sum over all records; those of several calls may cancel."""
+        return sum([share.joint for share in self.shares])
+
+    @property
+    def most(self) -> int | None:
+        """Return the most records of a block if they add several vectors each, else None."""
+        return joint_rows(self.joint) if self.dtype != torch.float64 and self.joint > 1 else None
+
+    def chained(self, slip: Tensor | None, lengths: list[Tensor]) -> Tensor | None:
+        """Return how far the rounding of a sum over a block can go for each of its records; None if that is known.
+
+        ``slip`` and ``lengths`` are what ``measure`` gave. The proof in docs/proofs/float_sums.md uses this bound.
+        """
+        if self.most is None:
+            return None
+        if slip is None:  # nothing cancels within a record
+            reach = lengths[0].double() if len(lengths) == 1 else torch.stack(lengths).norm(dim=0).double()
+        else:
+            terms = sum(share.terms for share in self.shares)
+            reach = slip / (roundings(terms) * torch.finfo(self.dtype).eps)
+        return reach * (self.most**2 * self.joint * UNIT)
+
+    def weighted_sum(self, weights: Tensor, blocks: Blocks, usable: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        """Yield a parameter's identity and its sum over all usable rows, call after call."""
+        parts = [slice(0, blocks.size)] if self.dtype == torch.float64 else blocks.of(self.most or blocks.rows)
+        exact, runs = blocks.exact(parts), blocks.runs(parts, usable)
+        own = weights if exact else weights.to(self.dtype)
+        for call, share in zip(self.calls, self.shares, strict=True):
+            if exact:
+                sums = _exact_sum(call, own, blocks, usable, max(1, CHUNK // self._row()))
+            else:
+                sums = add_up(runs, own, share.weighted_sum)
+            for local, part in sums.items():
+                yield id(call.site.parameters[local]), part
+
+    def exactly(self, rows: Tensor) -> Iterator[tuple[slice, dict[int, Tensor]]]:
+        """Yield the gradients of some rows in float64, a few rows at a time, by the identity of the parameter."""
+        for part in chunks(len(rows), self._row(), CHUNK):
+            yield part, self._joint(rows[part], torch.float64)
+
+    def check(self) -> None:
+        """Raise if an input was changed in place since the backward."""
+        for call in self._recorded:
+            call.check()
+
+    def _row(self) -> int:
+        return sum(p.numel() for call in self.calls for p in call.site.parameters.values())
+
+    def _joint(self, rows: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
+        total: dict[int, Tensor] = {}
+        for call in self.calls:
+            for local, gradient in call.share(ScratchBuffers(lean=False), rows, dtype).instantiate().items():
+                key = id(call.site.parameters[local])
+                total[key] = total[key] + gradient if key in total else gradient
+        return total
+
+
+class RecordedGradients:
+    """Norms and sums of one recorded pass. ``names`` maps the identity of a trainable parameter to its name."""
+
+    def __init__(self, loss: Tensor, calls: list[Call], names: Mapping[int, str], rooms: list[ScratchBuffers]):
+        self.loss, self._names = loss, names
+        members = _connected(calls)
+        self._groups = [_Group([calls[i] for i in own], [rooms[i] for i in own]) for own in members]
+        gauge = RowNorms()
+        self._measure(gauge)
+        self.clean = gauge.trusted()
+        if not self.clean:
+            self._measure(CarefulRowNorms())
+        self._doubtful: Tensor | None = None
+        doubtful: Tensor | None = None
+        if self.slip is not None:
+            tolerance = max(TOLERANCE[group.dtype] for group in self._groups)
+            doubtful = ~(self._slips <= tolerance * self.norm.square())
+        if self._chained is not None:
+            far = ~(self._chained <= JOINT * self.norm)
+            doubtful = far if doubtful is None else doubtful | far
+        if doubtful is not None and bool(doubtful.any()):
+            self._set_apart(doubtful.nonzero().squeeze(1))
+
+    def _measure(self, gauge: RowNorms) -> None:
+        every: list[Tensor] = []
+        slips: list[Tensor] = []
+        sizes: list[Tensor] = []
+        chained: list[Tensor] = []
+        for group in self._groups:
+            lengths, slip = group.measure(gauge)
+            every += lengths
+            far = group.chained(slip, lengths)
+            if far is not None:
+                chained.append(far)
+            if slip is not None:
+                slips.append(slip)
+                sizes.append(lengths[0] if len(lengths) == 1 else torch.stack(lengths).norm(dim=0))
+        self.norm = gauge.joint(every) if every else torch.zeros_like(self.loss)
+        self.slip: Tensor | None = None
+        if slips:
+            moved = torch.stack(slips)
+            self.slip = moved.sum(0)
+            self._slips = (moved * torch.stack(sizes)).sum(0)
+        self._chained: Tensor | None = None
+        if chained:
+            kinds = len({group.most for group in self._groups if group.most is not None})
+            self._chained = torch.stack(chained).norm(dim=0) * math.sqrt(kinds)
+
+    def _set_apart(self, rows: Tensor) -> None:
+        squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+        measure = CarefulRowNorms()
+        for group in self._groups:
+            for part, gradients in group.exactly(rows):
+                for gradient in gradients.values():
+                    squares[part] += measure(gradient).square()
+        self.norm[rows] = squares.sqrt_()
+        self._doubtful = rows
+
+    def weighted_sum(
+        self, weights: Tensor, usable: Tensor | None, blocks: Blocks, last: bool = False
+    ) -> dict[str, Tensor]:
+        """Sum as `PerRecordGradients` says; rows in doubt are computed from what all layers saw, held until then."""
+        apart = self._doubtful
+        quick = weights if apart is None else weights.index_fill(0, apart, 0.0)
+        total: dict[str, Tensor] = {}
+        for group in drain(self._groups) if last and apart is None else self._groups:
+            group.check()
+            for key, part in group.weighted_sum(quick, blocks, usable):
+                name = self._names[key]
+                total[name] = total[name] + part if name in total else part
+        if apart is not None:
+            self._add_apart(total, weights, apart if usable is None else apart[usable[apart]])
+        return total
+
+    def _add_apart(self, total: dict[str, Tensor], weights: Tensor, rows: Tensor) -> None:
+        for group in self._groups:
+            for part, gradients in group.exactly(rows):
+                for key, gradient in gradients.items():
+                    name = self._names[key]
+                    own = (weights[rows[part]].double() @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
+                    total[name] = total[name].double() + own
+
+
+def _exact_sum(call: Call, weights: Tensor, blocks: Blocks, usable: Tensor | None, most: int) -> dict[str, Tensor]:
+    """Return the sum of one call over all usable records in float64, of at most ``most`` records at a time."""
+    every = torch.arange(blocks.size, device=weights.device)
+    rows = every if usable is None else every[usable[: blocks.size]]
+
+    def some(own: Tensor, part: slice) -> dict[str, Tensor]:
+        share = call.share(ScratchBuffers(lean=True), rows[part], torch.float64)
+        return share.weighted_sum(own.double(), slice(0, len(own)))
+
+    return add_up(chunks_of(len(rows), most), weights[rows], some)
+
+
+T = TypeVar("T")
+
+
+def drain(items: list[T]) -> Iterator[T]:
+    """Yield the items in order and remove each from the list, so that its memory can be freed.
+
+    >>> items = [1, 2]
+    >>> [(item, len(items)) for item in drain(items)]
+    [(1, 1), (2, 0)]
+    """
+    items.reverse()
+    while items:
+        yield items.pop()
+
+
+def _joined(calls: list[Call]) -> list[Call]:
+    """Return calls of one layer as a single one with more terms, where its kernel can do that."""
+    if len(calls) == 1:
+        return calls
+    site = calls[0].site
+    join = getattr(site.kernel, "join", None)
+    if join is None or any(call.site is not site for call in calls):
+        return calls
+    return [replace(calls[0], tensors=join(site.module, [call.tensors for call in calls]))]
+
+
+def _connected(calls: list[Call]) -> list[list[int]]:
+    """Return indices of calls grouped so that no parameter occurs in two groups."""
+    every = [id(p) for call in calls for p in call.site.parameters.values()]
+    if len(set(every)) == len(every):
+        return [[i] for i in range(len(calls))]
+    groups: list[tuple[set[int], list[int]]] = []
+    for i, call in enumerate(calls):
+        keys, members = {id(p) for p in call.site.parameters.values()}, [i]
+        apart = []
+        for group in groups:
+            if group[0] & keys:
+                keys, members = keys | group[0], group[1] + members
+            else:
+                apart.append(group)
+        groups = [*apart, (keys, members)]
+    return [members for _, members in groups]
+
+
+Raw: TypeAlias = PerRecordGradients | HeldGradients
+
+
+class RescuedPass:
+    """A differentiated batch with its extreme rows computed again in float64."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        loss_fn: LossFn,
+        raw: Raw,
+        inputs: Any,
+        targets: Any,
+        newest: Callable[[], bool],
+        blocks: Blocks,
+    ):
+        self._layout, self._newest, self._blocks = layout, newest, blocks
+        self._raw: Raw | None = raw
+        self._model, self._trainable = layout.model, layout.trainable
+        self.loss, self.norm = raw.loss.double(), raw.norm
+        self._usable: Tensor | None = None
+        self._rescued: tuple[Tensor, Tensor, HeldGradients] | None = None
+        usual = finite(self.loss)
+        if usual and not isinstance(raw, HeldGradients) and raw.clean:
+            return
+        limit = ROW_LIMIT if any(p.dtype != torch.float64 for p in self._trainable.values()) else 1e150
+        if usual and within(self.norm, 0.0, limit):
+            return
+        extreme = ~(self.norm <= limit) | ~torch.isfinite(self.loss)
+        self._usable = ~extreme
+        self._rescue(loss_fn, extreme, inputs, targets)
+
+    def _rescue(self, loss_fn: LossFn, extreme: Tensor, inputs: Any, targets: Any) -> None:
+        rows = extreme.nonzero().squeeze(1)
+        with preserved(self._model):
+            try:
+                rescued = HeldGradients(
+                    self._model,
+                    lambda x, y: reference(self._model, loss_fn, x, y, torch.float64),
+                    take(inputs, rows),
+                    take(targets, rows),
+                )
+            except RuntimeError:  # code that insists on float32: the rows count as not finite and contribute nothing
+                self.norm = self.norm.masked_fill(extreme, torch.nan)
+                return
+        good = torch.isfinite(rescued.loss) & torch.isfinite(rescued.norm)
+        self.loss[rows] = rescued.loss
+        self.norm[rows] = torch.where(good | ~torch.isfinite(rescued.norm), rescued.norm, torch.nan)
+        self._rescued = (rows, good, rescued)
+
+    def result(self) -> Pass:
+        """Return the pass that rules and the step see."""
+        return Pass(self.loss, self.norm, self.weighted_sum, self._usable is None, self.spend)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return ``sum_i weights_i g_i`` by parameter name; rows whose norm is not finite are left out."""
+        raw, usual = self._usual(weights)
+        return self._summed(raw, usual, last=False)
+
+    def spend(self, weights: Tensor) -> dict[str, Tensor]:
+        """Sum like `weighted_sum`, freeing what the layers saw. May be called once; the caller owns the sums."""
+        raw, usual = self._usual(weights)
+        self._raw = None
+        total = self._summed(raw, usual, last=True)
+        return total if self._layout.all_builtin else {name: part.clone() for name, part in total.items()}
+
+    def _usual(self, weights: Tensor) -> tuple[Raw, Tensor]:
+        """Return what the layers saw, and the weights on that device; raises unless both can be used."""
+        if weights.shape != self.norm.shape:
+            expected, got = tuple(self.norm.shape), tuple(weights.shape)
+            raise UsageError(f"expected one weight per record, shape {expected}, got {got}")
+        if not self._newest():
+            raise UsageError(
+                "this pass was superseded: its engine has run another batch in the same memory; ask for the weighted "
+                "sum before the next run, or use per_sample, which keeps its own"
+            )
+        if self._raw is None:
+            raise UsageError("this pass was spent: it gave back what the layers saw with its last weighted sum")
+        weights = weights.detach()
+        if not (weights.is_cpu and self.norm.is_cpu):
+            weights = weights.to(self.norm.device)
+        if not finite(weights) and bool((~torch.isfinite(weights) & torch.isfinite(self.norm)).any()):
+            raise UsageError("a weight of a row with a finite norm is not finite; a rule must give every row a number")
+        return self._raw, weights
+
+    def _summed(self, raw: Raw, weights: Tensor, *, last: bool) -> dict[str, Tensor]:
+        swaps = isinstance(raw, HeldGradients) or self._rescued is not None
+        with exclusive(self._layout.identities) if swaps else nullcontext(), plain(), highest():
+            total = raw.weighted_sum(weights, self._usable, self._blocks, last)
+            if self._rescued is not None:
+                rows, good, rescued = self._rescued
+                for name, part in rescued.weighted_sum(weights[rows].double(), good).items():
+                    total[name] = total[name].double() + part if name in total else part
+        return {
+            name: self._rounded(total[name], p) if name in total else zero(p) for name, p in self._trainable.items()
+        }
+
+    def _rounded(self, total: Tensor, parameter: nn.Parameter) -> Tensor:
+        """Return a total in the precision of its parameter, or in float64 if it has too many records for that."""
+        if total.dtype != torch.float64 or not self._blocks.rounds:
+            return total
+        return total.to(working_dtype(parameter.dtype))
+
+
+def zero(parameter: nn.Parameter) -> Tensor:
+    """Return the sum over no records.
+
+    >>> zero(nn.Parameter(torch.ones(2)))
+    tensor([0., 0.])
+    """
+    return torch.zeros_like(parameter, dtype=working_dtype(parameter.dtype))

@@ -1,0 +1,313 @@
+"""Parameters that a model uses itself (tokens, positions, scales, gates, raw weights), without a layer's kernel.
+
+Autograd would add their gradient up over the batch. The graph of the loss shows where that happens: at operations where
+something made of parameters alone meets the batch by broadcasting, or where a raw weight multiplies it. The gradient of
+such an operation's output still has a row per record, so it is asked for instead, and followed from there to the
+parameter record by record (``autograd_ops.py``).
+
+Guarantee: parameters count as covered only if every path from the loss to them passes one such operation and after that
+only operations that are known. Otherwise none is, and autograd's gradient gives the bypass away as ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+import torch  # noqa: F401 - for the examples
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from evenhand.gradients.autograd_ops import Node, Shape, Step, factor_of, scaled, shape_of, step, summed, through
+from evenhand.gradients.layer_recorder import Call
+from evenhand.gradients.layers.base import Share
+from evenhand.gradients.layers.linear import Outer, Rank1
+from evenhand.gradients.memory import ScratchBuffers
+from evenhand.gradients.model_layout import ServedLayer
+from evenhand.gradients.row_norms import RowNorms, working_dtype
+
+
+class Followed:
+    """The share of a parameter that met the batch by broadcasting: sums for each record, and the steps left to go."""
+
+    joint = 1
+
+    def __init__(self, grad: Tensor, factor: Tensor | float, piece: Broadcast):
+        self._grad, self._factor, self._piece = grad, factor, piece
+        last = max((i + 1 for i, each in enumerate(piece.steps) if not each.faithful), default=0)
+        self._first, self._rest = piece.steps[:last], piece.steps[last:]
+        self._rows = self._summed(magnitude=False)
+        added = math.prod(grad.shape[1:]) // max(1, math.prod(piece.shape))
+        self.terms = max(1, added) * math.prod(each.terms for each in piece.steps)
+
+    def _summed(self, magnitude: bool) -> Tensor:
+        rows = scaled(self._grad.abs() if magnitude else self._grad, self._factor, magnitude)
+        rows = summed(rows, self._piece.inner).reshape(len(rows), *self._piece.shape)
+        return through(rows, self._first, magnitude)
+
+    def lengths(self, gauge: RowNorms) -> list[Tensor]:
+        """Measure before the steps that only move elements."""
+        return [gauge(_flat(self._rows))]
+
+    def reach(self, gauge: RowNorms) -> Tensor | None:
+        """Measure with all signs dropped."""
+        return None if self.terms == 1 else gauge(_flat(self._summed(magnitude=True)))
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Sum first, then take the steps that are linear."""
+        total = (weights @ _flat(self._rows[rows])).view(1, *self._rows.shape[1:])
+        return {"weight": through(total, self._rest)[0]}
+
+    def instantiate(self) -> dict[str, Tensor]:
+        """Return a gradient per record."""
+        return {"weight": through(self._rows, self._rest)}
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """Return one row per record, also for a parameter without dimensions."""
+    return rows.reshape(len(rows), -1)
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """``shape`` is that of the operand, ``inner`` the same without the batch in the dimensions of the result."""
+
+    shape: Shape
+    inner: Shape
+    factor: float = 1.0
+    steps: tuple[Step, ...] = ()
+
+    def share(
+        self, module: nn.Module, kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
+    ) -> Share:
+        """Return the share, from the gradient of the result and the factor if that is a tensor."""
+        return Followed(kept[0], kept[1] if len(kept) > 1 else self.factor, self)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product with a raw weight, as it is or transposed."""
+
+    transposed: bool = False
+
+    def share(
+        self, module: nn.Module, kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
+    ) -> Share:
+        """Return the share of a linear layer."""
+        grad, x = kept if self.transposed else kept[::-1]
+        if x.shape[1] == 1:
+            return Rank1(x.squeeze(1), grad.squeeze(1), trainable)
+        return Outer(x, grad, trainable, room)
+
+
+MOST_USES = 1000
+"""A graph with more paths than this is not followed."""
+WEIGHT = {"MmBackward0": 1, "AddmmBackward0": 2}
+"""Matrix products, and the place of the factor that may be a parameter."""
+Key: TypeAlias = tuple[str, ...]
+"""Which way a gradient went: name of the parameter and of the operations, whatever their sizes."""
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """An operation on the batch: where the batch is in its result (None: folded together with time, batch first)."""
+
+    key: Key
+    node: Node
+    batch: int | None
+    tensors: tuple[Tensor, ...]
+    piece: Broadcast | Product
+
+    def ending(self, path: _Path) -> Broadcast | Product | None:
+        """Return the piece with what lies between the operation and the parameter, if that is known."""
+        if isinstance(self.piece, Broadcast):
+            return Broadcast(self.piece.shape, self.piece.inner, self.piece.factor, path.steps)
+        return Product(path.names == ("TBackward0",)) if path.names in ((), ("TBackward0",)) else None
+
+
+@dataclass(frozen=True)
+class _Path:
+    """From an operand to a parameter."""
+
+    parameter: nn.Parameter
+    names: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Use:
+    """One way in which a parameter meets the batch."""
+
+    key: Key
+    meeting: _Meeting
+    site: ServedLayer
+
+    def call(self, grad: Tensor, size: int) -> Call:
+        """Return the recorded call, given the gradient of the operation's result."""
+        batch, tensors = self.meeting.batch, self.meeting.tensors
+        rows = grad.reshape(size, -1, *grad.shape[1:]) if batch is None else grad.movedim(batch, 0)
+        return Call.of(self.site, (rows, *tensors))
+
+
+@dataclass(frozen=True)
+class Uses:
+    """All direct uses of parameters by one batch.
+
+    Autograd hands out the gradient of a result that it needs itself before the hooks of that tensor have run, and of
+    others after. ``passed`` keeps what an operation was really given, by its place in ``found``.
+    """
+
+    size: int
+    found: tuple[Use, ...] = ()
+    passed: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def covered(self) -> frozenset[int]:
+        """Return the identities of the parameters for which autograd need not be asked."""
+        return frozenset(id(p) for use in self.found for p in use.site.parameters.values())
+
+    @property
+    def edges(self) -> list[GradientEdge]:
+        """Return the edges whose gradients autograd is asked for instead."""
+        return [GradientEdge(use.meeting.node, 0) for use in self.found]
+
+    def watch(self) -> Uses:
+        """Watch every operation; returns itself. The graph must not hold on to itself, so its hooks hold a dict."""
+        for i, use in enumerate(self.found):
+            use.meeting.node.register_prehook(partial(_keep, self.passed, i))
+        return self
+
+    def calls(self, gradients: Sequence[Tensor | None]) -> list[Call]:
+        """Return the recorded calls, given these gradients."""
+        every = [self.passed.get(i, gradient) for i, gradient in enumerate(gradients)]
+        pairs = zip(self.found, every, strict=True)
+        return [use.call(grad, self.size) for use, grad in pairs if grad is not None]
+
+
+def _keep(passed: dict[int, Tensor], place: int, gradients: tuple[Tensor | None, ...]) -> None:
+    if gradients[0] is not None:
+        passed[place] = gradients[0]
+
+
+class _UnknownError(Exception):
+    """A way that cannot be followed."""
+
+
+def uses(loss: Tensor, trainable: Mapping[str, nn.Parameter], size: int, known: Collection[Key] | None) -> Uses:
+    """Return where the graph of ``loss`` uses trainable parameters; nothing if one way cannot be followed.
+
+    With ``known`` only ways that are among these count.
+
+    >>> scale, x = nn.Parameter(torch.ones(3)), torch.ones(2, 3)
+    >>> [use.key for use in uses((x * scale).sum(1), {"scale": scale}, 2, None).found]
+    [('scale', 'MulBackward0', '1', '0')]
+    >>> uses(x.matmul(scale), {"scale": scale}, 2, None).found
+    ()
+    """
+    if loss.grad_fn is None:
+        return Uses(size)
+    try:
+        return Uses(size, tuple(_Walk(trainable, size, known).uses(loss.grad_fn))).watch()
+    except _UnknownError:
+        return Uses(size)
+
+
+class _Walk:
+    def __init__(self, trainable: Mapping[str, nn.Parameter], size: int, known: Collection[Key] | None):
+        self._names, self._size, self._known = {id(p): name for name, p in trainable.items()}, size, known
+        self._pure: dict[Node, bool] = {}
+        self._followed: set[Node] = set()
+
+    def uses(self, root: Node) -> list[Use]:
+        self._classify(root)
+        found: list[Use] = []
+        seen, stack = {root}, [root]
+        while stack:
+            node = stack.pop()
+            for place, (child, output) in enumerate(node.next_functions):
+                if child is None:
+                    continue
+                met = self._meet(node, place, child, output) if self._pure[child] else []
+                found += met
+                if not met and self._pure[child] and hasattr(child, "variable"):
+                    raise _UnknownError
+                if not met and child not in seen:
+                    seen.add(child)
+                    stack.append(child)
+        # What flows into an operation from beyond a meeting has been followed already.
+        if len(found) > MOST_USES or any(use.meeting.node in self._followed for use in found):
+            raise _UnknownError
+        return found
+
+    def _classify(self, root: Node) -> None:
+        """Mark the operations whose operands depend on nothing but trainable parameters."""
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            children = [child for child, _ in node.next_functions if child is not None]
+            waiting = [child for child in children if child not in self._pure]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            leaf = hasattr(node, "variable") and id(node.variable) in self._names
+            self._pure[node] = leaf or (bool(children) and all(self._pure[child] for child in children))
+
+    def _meet(self, node: Node, place: int, child: Node, output: int) -> list[Use]:
+        """Return the uses of all parameters behind one operand; none if the operation does not put it to the batch."""
+        paths: list[_Path] = []
+        passed: set[Node] = set()
+        for meeting in _meetings(node, place, shape_of(child, output), self._size):
+            paths = paths or list(self._paths(child, output, passed))
+            found = []
+            for path in paths:
+                name, piece = self._names[id(path.parameter)], meeting.ending(path)
+                if piece is None:
+                    raise _UnknownError
+                dtype = working_dtype(path.parameter.dtype)
+                site = ServedLayer(
+                    nn.Identity(), piece, {"weight": path.parameter}, (path.parameter,), dtype, piece=True
+                )
+                found.append(Use((name, *meeting.key, *path.names), meeting, site))
+            if self._known is None or all(use.key in self._known for use in found):
+                self._followed |= passed
+                return found
+        return []
+
+    def _paths(self, node: Node, output: int, passed: set[Node]) -> Iterator[_Path]:
+        if hasattr(node, "variable"):
+            yield _Path(node.variable)
+            return
+        passed.add(node)
+        for place, (child, below) in enumerate(node.next_functions):
+            if child is None:
+                continue
+            own = step(node, place, shape_of(child, below)) if output == 0 else None
+            if own is None:
+                raise _UnknownError
+            for path in self._paths(child, below, passed):
+                yield _Path(path.parameter, (node.name(), *path.names), (own, *path.steps))
+
+
+def _meetings(node: Node, place: int, shape: Shape, size: int) -> Iterator[_Meeting]:
+    """Yield how the operation may put an operand of this shape to the batch."""
+    name = node.name()
+    whole = shape_of(node)
+    rows = whole[0] // size if whole and whole[0] % size == 0 else 0
+    if WEIGHT.get(name) == place and rows:
+        x = (node._saved_self if name == "MmBackward0" else node._saved_mat1).detach()
+        if getattr(node, "_saved_alpha", 1) == 1:
+            yield _Meeting((name, str(place)), node, None, (x.reshape(size, rows, -1),), Product())
+    elif name == "AddmmBackward0" and place == 0 and rows and shape == whole[1:] and node._saved_beta == 1:
+        yield _Meeting((name, str(place)), node, None, (), Broadcast(shape, shape))
+        return
+    padded = (1,) * (len(whole) - len(shape)) + shape
+    dims = [dim for dim in range(min(2, len(padded), len(whole))) if whole[dim] == size and padded[dim] == 1]
+    factor = factor_of(node, place, data=True) if dims else None
+    for dim in dims if factor is not None else ():
+        piece = Broadcast(shape, padded[:dim] + padded[dim + 1 :], factor if isinstance(factor, float) else 1.0)
+        tensors = (factor.detach().expand(whole).movedim(dim, 0),) if isinstance(factor, Tensor) else ()
+        yield _Meeting((name, str(place), str(dim)), node, dim, tensors, piece)

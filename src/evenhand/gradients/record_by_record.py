@@ -1,0 +1,320 @@
+"""Exact gradients of each record for any model: one record at a time, or by vmap over records.
+
+Each record goes through the model as a batch of one, so its gradient cannot depend on the others. One record at a time
+(`reference`) is the slow and obvious way: the tests hold the engine to it, the probe compares with it, and rows that
+float32 cannot carry are computed by it. `Fallback` serves the whole model as soon as one trainable parameter is not
+served by a kernel.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
+from evenhand.gradients.batch_utils import LossFn, WithLoss, batch_size, call, call_with, cast, losses, take
+from evenhand.gradients.gradient_sketch import Fold, each_gradient, fold_of
+from evenhand.gradients.memory import KEPT_BYTES
+from evenhand.gradients.pass_context import RandomState, full, now
+from evenhand.gradients.record_blocks import Blocks
+from evenhand.gradients.row_norms import ROW_LIMIT, CarefulRowNorms, chunks, working_dtype
+
+OneByOne: TypeAlias = Iterator[tuple[Tensor, dict[str, Tensor]]]
+"""Loss, shape (1,), and gradient by parameter name of one record after the other."""
+
+
+def reference(
+    model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, dtype: torch.dtype | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return loss of each record and its gradient by parameter name, shape (B, *parameter), in ``dtype`` if given.
+
+    Every record goes through the model as a batch of one, so its gradient cannot depend on the others.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> loss, gradients = reference(model, lambda out, y: out[:, 0] * y, torch.ones(3, 2), torch.arange(3.0))
+    >>> gradients["weight"][:, 0, 0]
+    tensor([0., 1., 2.])
+    """
+    return _stacked(one_by_one(model, loss_fn, inputs, targets, dtype))
+
+
+def _stacked(records: OneByOne) -> tuple[Tensor, dict[str, Tensor]]:
+    values, rows = zip(*records, strict=True)
+    return torch.cat(values), {name: torch.stack([row.pop(name) for row in rows]) for name in list(rows[0])}
+
+
+def one_by_one(
+    model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, dtype: torch.dtype | None = None
+) -> OneByOne:
+    """Yield what `reference` gives, without holding the gradients of more than one record."""
+    for value, leaves in _losses(model, loss_fn, inputs, targets, dtype):
+        yield value.detach(), dict(zip(leaves, _gradients(value, list(leaves.values())), strict=True))
+
+
+def _losses(
+    model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, dtype: torch.dtype | None
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Yield the loss of each record, shape (1,), and the leaves by name that stand in for the parameters."""
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    tensors = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    if dtype is not None:
+        tensors, inputs, targets = cast(tensors, dtype), cast(inputs, dtype), cast(targets, dtype)
+    leaves = {name: tensors[name].detach().requires_grad_() for name in names}
+    state = {WithLoss.PREFIX + name: t for name, t in {**tensors, **leaves}.items()}
+    both = WithLoss(model, loss_fn)
+    for i in range(batch_size(inputs, targets)):
+        with torch.enable_grad():
+            value = call_with(both, state, take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1)))
+        refuse_held(value, model)
+        yield value, leaves
+
+
+def precise_reference(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return `reference` in float64, or in the model's own precision if its code insists on that.
+
+    >>> precise_reference(nn.Linear(2, 1), lambda out, y: out[:, 0] * y, torch.ones(3, 2), torch.ones(3))[0].dtype
+    torch.float64
+    """
+    try:
+        return reference(model, loss_fn, inputs, targets, torch.float64)
+    except RuntimeError:
+        return reference(model, loss_fn, inputs, targets)
+
+
+def norms_and_folds(
+    model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, seeds: Mapping[str, int]
+) -> tuple[Tensor, dict[str, Fold]]:
+    """Return norm of each record's gradient, as `precise_reference` has it, and the fold of the sum of all, by name.
+
+    The gradient of one parameter is there at a time. Folds are made for the names that have a seed, see `folded`.
+
+    >>> one = lambda out, y: out[:, 0] * y
+    >>> norm, folds = norms_and_folds(nn.Linear(1, 1), one, torch.ones(3, 1), torch.ones(3), {"bias": 0})
+    >>> norm.shape, folds
+    (torch.Size([3]), {'bias': array([3.])})
+    """
+    try:
+        return _folded(_losses(model, loss_fn, inputs, targets, torch.float64), seeds)
+    except RuntimeError:
+        return _folded(_losses(model, loss_fn, inputs, targets, None), seeds)
+
+
+def _folded(
+    records: Iterator[tuple[Tensor, dict[str, Tensor]]], seeds: Mapping[str, int]
+) -> tuple[Tensor, dict[str, Fold]]:
+    norms: list[Tensor] = []
+    folds: dict[str, Fold] = {}
+    lengths: list[float] = []
+
+    def use(name: str, gradient: Tensor) -> None:
+        if gradient.numel():
+            lengths.append(float(_norm([gradient])))
+        if name in seeds:
+            fold = fold_of(gradient, seeds[name])
+            folds[name] = folds[name] + fold if name in folds else fold
+
+    for value, leaves in records:
+        lengths.clear()
+        if value.requires_grad:
+            each_gradient(value.sum(), leaves, use)
+        norms.append(value.new_tensor([math.hypot(*lengths)], dtype=torch.float64))
+    return torch.cat(norms), folds
+
+
+def plain_norms(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
+    """Return gradient norms with the model's own parameters in place, so that others may use the model.
+
+    >>> plain_norms(nn.Linear(2, 1), lambda out, y: out[:, 0] * y, torch.ones(3, 2), torch.ones(3)).shape
+    torch.Size([3])
+    """
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    norms: list[Tensor] = []
+    for i in range(batch_size(inputs, targets)):
+        one = take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1))
+        with torch.enable_grad():
+            value = losses(loss_fn, call(model, one[0]), one[1], 1)
+        norms.append(_norm(_gradients(value, list(own.values()))).reshape(1))
+    return torch.cat(norms)
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """Return their joint length to a few digits: with few operations in the middle of the range, else with care."""
+    norm: Tensor = torch.stack(torch._foreach_norm(gradients)).double().norm()
+    if 1 / ROW_LIMIT <= norm.item() <= ROW_LIMIT:
+        return norm
+    return row_norms({str(i): gradient.unsqueeze(0) for i, gradient in enumerate(gradients)})
+
+
+def refuse_held(value: Tensor, model: nn.Module) -> None:
+    """Raise if ``value`` still depends on the model's own parameters although others were put in their place.
+
+    >>> model = nn.Linear(1, 1)
+    >>> refuse_held(model.weight.sum(), model)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    evenhand.errors.UnsupportedModelError: the parameter 'weight' is also reached past the model's modules ...
+    """
+    if not value.requires_grad:
+        return
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(value.sum(), list(own.values()), allow_unused=True, retain_graph=True)
+    for name, gradient in zip(own, found, strict=True):
+        if gradient is not None:
+            raise UnsupportedModelError(
+                f"the parameter {name!r} is also reached past the model's modules (kept in a list, a module that is "
+                "not registered, or the loss), where its gradient per record cannot be followed; reach it through the "
+                "model"
+            )
+
+
+def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    grads = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+    dense = (grad if grad is None or not grad.is_sparse else grad.to_dense() for grad in grads)
+    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(dense, leaves, strict=True)]
+
+
+def row_norms(gradients: dict[str, Tensor]) -> Tensor:
+    """Return norm of each record's gradient over all parameters, float64, finite whenever the gradient is.
+
+    >>> row_norms({"a": torch.tensor([[3e300], [1.0]], dtype=torch.float64), "b": torch.zeros(2, 1)}).tolist()
+    [3e+300, 1.0]
+    """
+    measure = CarefulRowNorms()
+    norms: Tensor = torch.linalg.vector_norm(torch.stack([measure(rows) for rows in gradients.values()]), dim=0)
+    odd = ~torch.isfinite(norms) | (norms < 1e-150)
+    if bool(odd.any()):
+        flat = torch.cat([rows[odd].reshape(int(odd.sum()), -1).double() for rows in gradients.values()], dim=1)
+        scale = flat.abs().amax(1).clamp(min=torch.finfo(torch.float64).tiny)
+        norms[odd] = scale * torch.linalg.vector_norm(flat / scale.unsqueeze(1), dim=1)
+    return norms
+
+
+Compute: TypeAlias = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
+CHUNK = 1 << 24
+"""Gradient elements instantiated at a time."""
+DOUBLED = 1 << 20
+"""Gradient elements in float64 at a time."""
+
+
+def vectorised(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return loss and gradient of each record by ``vmap(grad)``; random layers draw separately for every record.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> vectorised(model, lambda out, y: out[:, 0] * y, torch.ones(3, 2), torch.arange(3.0))[1]["weight"][:, 0, 0]
+    tensor([0., 1., 2.])
+    """
+    both = WithLoss(model, loss_fn)
+    parameters = {WithLoss.PREFIX + n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    leaves, spec = tree_flatten((inputs, targets))
+    leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    mapped = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def one(values: dict[str, Tensor], rows: list[Tensor]) -> Tensor:
+        filled = list(leaves)
+        for place, row in zip(mapped, rows, strict=True):
+            filled[place] = row.unsqueeze(0)
+        inputs, targets = tree_unflatten(filled, spec)
+        return call_with(both, values, inputs, targets).squeeze(0)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        gradients, loss = vmap(grad_and_value(one), in_dims=(None, 0), randomness="different")(
+            parameters, [leaves[i] for i in mapped]
+        )
+    refuse_held(loss, model)
+    return loss.detach(), {name.removeprefix(WithLoss.PREFIX): rows for name, rows in gradients.items()}
+
+
+class HeldGradients:
+    """The gradients of some records, instantiated chunk by chunk: kept while they fit, otherwise computed again."""
+
+    def __init__(self, model: nn.Module, compute: Compute, inputs: Any, targets: Any):
+        self._compute, self._inputs, self._targets, self._model = compute, inputs, targets, model
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._versions = [p._version for p in self._parameters]
+        self._precision = now()
+        per_row = sum(p.numel() for p in self._parameters)
+        self._chunks: list[tuple[slice, RandomState, dict[str, Tensor] | None]] = []
+        loss, norm, held = [], [], 0
+        for rows in chunks(batch_size(inputs, targets), per_row, CHUNK):
+            state = RandomState(model)
+            values, gradients = compute(take(inputs, rows), take(targets, rows))
+            gradients = {name: grad.to(working_dtype(grad.dtype)) for name, grad in gradients.items()}
+            held += sum(g.numel() * g.element_size() for g in gradients.values())
+            self._chunks.append((rows, state, gradients if held <= KEPT_BYTES else None))
+            loss.append(values)
+            norm.append(row_norms(gradients))
+        self.loss, self.norm = torch.cat(loss), torch.cat(norm)
+
+    def weighted_sum(
+        self, weights: Tensor, usable: Tensor | None, blocks: Blocks | None = None, last: bool = False
+    ) -> dict[str, Tensor]:
+        """Return ``sum_i weights_i g_i`` in float64 over the rows where ``usable`` is true (None: everywhere).
+
+        Other rows are not touched. In float64 no blocks are needed. What is kept by chunk goes with the pass, ``last``
+        or not.
+        """
+        usable = torch.ones_like(self.norm, dtype=torch.bool) if usable is None else usable
+        total: dict[str, Tensor] = {}
+        for rows, state, gradients in self._chunks:
+            index = usable[rows].nonzero().squeeze(1)
+            if not len(index):
+                continue
+            for name, grad in (gradients or self._again(rows, state)).items():
+                with full():
+                    part = _summed(weights[rows][index].double(), grad, index).view(grad.shape[1:])
+                total[name] = total[name] + part if name in total else part
+        return total
+
+    def _again(self, rows: slice, state: RandomState) -> dict[str, Tensor]:
+        if [p._version for p in self._parameters] != self._versions:
+            raise UsageError("parameters were changed after the pass; ask for the weighted sum before the update")
+        now = RandomState(self._model)
+        state.restore()
+        try:
+            with self._precision():
+                gradients = self._compute(take(self._inputs, rows), take(self._targets, rows))[1]
+            return {name: grad.to(working_dtype(grad.dtype)) for name, grad in gradients.items()}
+        finally:
+            now.restore()
+
+
+def _summed(weights: Tensor, gradients: Tensor, index: Tensor) -> Tensor:
+    """Return the weighted sum of some rows in float64, with a few of them at a time in that precision."""
+    total = gradients.new_zeros(gradients[0].numel(), dtype=torch.float64)
+    for part in chunks(len(index), gradients[0].numel(), DOUBLED):
+        total += weights[part] @ gradients[index[part]].reshape(len(index[part]), -1).double()
+    return total
+
+
+class Fallback:
+    """Per-record gradients of one model, vectorised if its operators allow it; the decision is remembered."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn):
+        self._model, self._loss_fn = model, loss_fn
+        self.vectorises = True
+
+    def run(self, inputs: Any, targets: Any) -> HeldGradients:
+        """Return gradients of all records of a batch."""
+        state = RandomState(self._model)
+        if self.vectorises:
+            try:
+                return self._instances(vectorised, inputs, targets)
+            except EvenhandError:
+                raise
+            except Exception:  # vmap refuses data-dependent control flow and some operators; the loop takes anything
+                self.vectorises = False
+                state.restore()
+        return self._instances(reference, inputs, targets)
+
+    def _instances(self, method: Callable[..., Any], inputs: Any, targets: Any) -> HeldGradients:
+        return HeldGradients(self._model, lambda x, y: method(self._model, self._loss_fn, x, y), inputs, targets)

@@ -1,0 +1,111 @@
+"""Kernels beside plain autograd: before they are believed, and now and then afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenhand.gradients.batch_utils import LossFn, buffers_restored, take
+from evenhand.gradients.gradient_sketch import Fold, apart, fold_of
+from evenhand.gradients.model_layout import Layout, Trainable
+from evenhand.gradients.norms_and_sums import PerRecordGradients
+from evenhand.gradients.pass_context import lowered, means, preserved
+from evenhand.gradients.record_blocks import Blocks
+from evenhand.gradients.record_by_record import norms_and_folds, plain_norms
+
+Taped = Callable[[Any, Any, int], PerRecordGradients | None]
+_CHOICE = random.Random()
+"""A generator of our own: a comparison must not move the one that a user's augmentation draws from."""
+
+
+class Comparison:
+    """``taped`` runs a few records by kernels; None if a parameter was used past them.
+
+    ``writes`` says whether forward might write into buffers or parameters, which are then copied and put back.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn, layout: Layout, taped: Taped, writes: bool = True):
+        self._model, self._loss_fn, self._layout, self._taped, self._writes = model, loss_fn, layout, taped, writes
+
+    def agree(self, inputs: Any, targets: Any, size: int) -> bool | None:
+        """Return whether the kernels agree with plain autograd on a few records, in two orders and another batch size.
+
+        Kernels take the first dimension of a layer's input for the records in their order. A layer fed with
+        (time, batch, features), or with records that the model has sorted, would pass for that by coincidence.
+        None if nothing can be told: a record that is not finite, the only one, or gradients so small that they are
+        rounding in the parameters' precision.
+        """
+        if size == 1:  # the same record several times cannot show an order
+            return None
+        some, conclusive = _some(size), True
+        tolerance, floor = self._tolerance(), norm_floor(self._layout.trainable)
+        with preserved(self._model), buffers_restored(self._model), means():
+            for rows in (some, some.flip(0)):
+                x, y = take(inputs, rows), take(targets, rows)
+                kept = self._taped(x, y, len(rows))
+                if kept is None:
+                    return False
+                seeds = {name: _CHOICE.getrandbits(64) for name in self._layout.trainable}
+                norm, exact = norms_and_folds(self._model, self._loss_fn, x, y, seeds)
+                slip = torch.zeros_like(norm) if kept.slip is None else kept.slip
+                finite = torch.isfinite(norm) & torch.isfinite(kept.norm) & torch.isfinite(slip)
+                error, slack = (kept.norm - norm).abs(), tolerance * norm + 10 * slip
+                if bool(((error > slack + floor) & finite).any()):
+                    return False
+                conclusive &= bool((finite & (error <= slack)).all())
+                if conclusive and not self._same_sum(kept, exact, seeds, float((slack + floor).sum())):
+                    return False
+        return True if conclusive else None
+
+    def still_agree(self, inputs: Any, targets: Any, size: int) -> bool | None:
+        """Compare on a later batch, without touching the model; what float32 puts in doubt, float64 decides.
+
+        None if another way past the kernels has opened, so that they can no longer be used.
+        """
+        if size == 1:
+            return True
+        some = _some(size)
+        restored = buffers_restored(self._model) if self._writes else nullcontext()
+        with preserved(self._model), restored, means():
+            plain = plain_norms(self._model, self._loss_fn, take(inputs, some), take(targets, some)).flip(0)
+            for rows in (some, some.flip(0)):
+                plain = plain.flip(0)
+                kept = self._taped(take(inputs, rows), take(targets, rows), len(rows))
+                if kept is None:
+                    return None
+                if not bool(((kept.norm - plain).abs() <= self._tolerance() * plain).all()):
+                    break
+            else:
+                return True
+        return self.agree(inputs, targets, size) is not False
+
+    def _same_sum(
+        self, kept: PerRecordGradients, exact: dict[str, Fold], seeds: Mapping[str, int], slack: float
+    ) -> bool:
+        """Return whether the kernels' sum over all records is that of their own gradients, in place and shape."""
+        trainable = self._layout.trainable
+        with torch.no_grad():
+            sums = kept.weighted_sum(torch.ones_like(kept.norm), None, Blocks(len(kept.norm)))
+        if any(own.shape != trainable[name].shape for name, own in sums.items()):
+            return False
+        return apart({name: fold_of(sums.pop(name), seeds[name]) for name in list(sums)}, exact) <= slack
+
+    def _tolerance(self) -> float:
+        """Return how far norms may be from those of autograd; a kernel that is wrong is further off."""
+        coarse = (16 * torch.finfo(p.dtype).eps for p in self._layout.trainable.values())
+        return max(0.1 if lowered() else 1e-3, *coarse)
+
+
+def _some(size: int) -> Tensor:
+    """Return a few rows, not as many as there are."""
+    return torch.tensor([0, 1, 1] if size == 2 else _CHOICE.sample(range(size), min(size - 1, 4)))
+
+
+def norm_floor(trainable: Trainable) -> float:
+    """Return the norm below which all is rounding: a record that fits well leaves ``1 - p``, which cancels."""
+    return max(1000 * torch.finfo(parameter.dtype).eps for parameter in trainable.values())
