@@ -88,6 +88,13 @@ def train(
     return finished
 
 
+def forget_sums(folder: Folder) -> None:
+    """Remove the noisy sums of a density whose model is out, where the process died before it did so itself."""
+    from evenhand.density.sums import Sums
+
+    Sums(folder).forget()
+
+
 def refuse_unfinishable(folder: Folder, config: Config, *, given: bool) -> None:
     """Raise if a density that died cannot be finished by ``resume``; ``given``: its data were passed.
 

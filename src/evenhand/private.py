@@ -179,7 +179,8 @@ class Private:
             self.memory = released.memory
             self._recorder.add(released.commit, time.perf_counter() - started)
             if self.at_block_end:
-                self._recorder.flush()
+                with boundary(self.folder.path):
+                    self._recorder.flush()
             self._update(released.gradient)
             self._watch.updated(thorough=self.at_block_end or self._coupling.due(self._position))
             self._left_out.add(released.left_out, len(drawn))
@@ -328,8 +329,9 @@ class Private:
         self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
         if self.plan.guarantee != "not private":
             self._coupling.prepare(data)
-        self._ledger.sync()
-        self._counting.begin(data)
+        with boundary(self.folder.path):
+            self._ledger.sync()
+            self._counting.begin(data)
 
     def _update(self, gradient: Mapping[str, Tensor]) -> None:
         trainable = self._watch.trainable

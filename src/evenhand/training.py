@@ -216,6 +216,7 @@ def resume(
     folder = Folder.existing(path)
     made = folder.plan()
     if folder.finished():
+        density_runs.forget_sums(folder)
         raise BudgetExhausted(
             f"This run is finished: all {made.steps} steps are charged and the model is in {folder.model_file}. "
             "To train on, make a new plan; both budgets add up."

@@ -207,3 +207,14 @@ def test_a_cut_row_charges_no_more_than_its_release(tmp_path: Path, monkeypatch:
     (tmp_path / "private" / "release-0.safetensors").write_bytes(b"damaged")
     with pytest.raises(UsageError, match=r"release-0\.safetensors is damaged"):
         fit(RandomFeatureDensity, tmp_path)
+
+
+def test_noisy_sums_go_with_the_next_command_where_a_crash_kept_them(tmp_path: Path) -> None:
+    from safetensors.numpy import save
+
+    out = tmp_path / "run"
+    assert evenhand(*TRAIN, "--method", "moment_density", "--out", out).returncode == 0
+    left = out / "private" / "release-0.safetensors"
+    left.write_bytes(save({}))
+    assert evenhand("resume", out).returncode == 3
+    assert not left.exists()
