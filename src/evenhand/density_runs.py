@@ -16,6 +16,7 @@ from evenhand.data.row_digests import survey
 from evenhand.data.training_overlap import refuse_training_records
 from evenhand.errors import UsageError
 from evenhand.integrations.loggers import Broadcast, Logger, released
+from evenhand.interrupting import stopped_at_once
 from evenhand.results import Run
 from evenhand.runs import Folder, write_durably
 
@@ -77,15 +78,23 @@ def train(
             spent = max((epsilon for epsilon in made.epsilons if epsilon is not None), default=None)
             telling.log(made.steps, released(line, spent, spent))
 
-    fitted = estimator(config, out).fit_data(
-        data, promise, before=before, after=after, allow_not_finite=config.allow_not_finite
-    )
+    with stopped_at_once(lambda: _advice(out)):
+        fitted = estimator(config, out).fit_data(
+            data, promise, before=before, after=after, allow_not_finite=config.allow_not_finite
+        )
     finished = Run(fitted.folder, fitted.model_)
     if held_out is not None:
         page = fitted.folder.private / "report-full.html" if research else finished.path / "report.html"
         finished.report(training_records=research).save(page)
     write_durably(finished.path / "model-card.md", finished.card().encode())
     return finished
+
+
+def _advice(out: Path) -> str:
+    """Return how a density that was stopped goes on."""
+    if Folder(out).plan_file.exists():
+        return f"Stopped. What was charged stays charged. Continue with: evenhand resume {out}"
+    return "Stopped before anything was charged. Type the same command again."
 
 
 def forget_sums(folder: Folder) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,9 +42,39 @@ def signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = {number: signal.signal(number, note) for number in stopping()}
-    try:
+    with _handled(note):
         yield received
+
+
+@contextmanager
+def stopped_at_once(advice: Callable[[], str]) -> Iterator[None]:
+    """Raise `Interrupted` as soon as a signal asks to stop: for work without blocks of steps to finish.
+
+    ``advice`` gives the words on how to go on. In other threads than the main one no signal arrives.
+
+    Examples:
+      >>> try:
+      ...     with stopped_at_once(lambda: "Type it again."): signal.raise_signal(signal.SIGTERM)
+      ... except Interrupted as stop: print(stop, stop.number == signal.SIGTERM)
+      Type it again. True
+    """
+
+    def stop(number: int, _frame: Any) -> None:
+        raise Interrupted(number, advice())
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with _handled(stop):
+        yield
+
+
+@contextmanager
+def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let ``handler`` answer the signals that stop a run."""
+    before = {number: signal.signal(number, handler) for number in stopping()}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, usual in before.items():
+            signal.signal(number, usual)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from contextlib import suppress
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]",
@@ -32,4 +33,5 @@ def accept_all_characters() -> None:
     r"""Let stdout and stderr write what their encoding lacks as \xNN, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # of a terminal that is gone
+                stream.reconfigure(errors="backslashreplace")

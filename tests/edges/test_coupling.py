@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from campaign import counts
 from coupled_zoo import ZOO
 from innocent_zoo import INNOCENTS
 from stateful_zoo import late_centring
 from torch import nn
+from zoo_campaign import counts
 from zoo_training import Case, entropy, mlp, table, training
 
 import evenhand as eh

@@ -179,15 +179,23 @@ def _hang_up(_: Place, __: int) -> None:
         os.close(number)
 
 
+def _deleted(folder: Path) -> None:
+    """Remove a folder into which a running process may still be writing."""
+    for _ in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+
+
 def _folders() -> Iterator[Trouble]:
     moved = partial(_rename, "run", "moved")
     yield Trouble("folder moved", at_step=(3, lambda place, _: moved(place)), after=_moved_back)
     yield Trouble("folder moved", "resume", at_step=(3, lambda place, _: moved(place)), after=_moved_back)
-    yield Trouble("folder deleted", at_step=(3, lambda place, _: shutil.rmtree(place.run)), destroys=True)
+    yield Trouble("folder deleted", at_step=(3, lambda place, _: _deleted(place.run)), destroys=True)
     for name in ("private", "ledger.jsonl", "plan.json"):
         act = partial(_removed, name)
         yield Trouble(f"{name} deleted", at_step=(3, lambda place, _, act=act: act(place)), destroys=True)  # type: ignore[misc]
-    yield Trouble("state deleted", at_step=(3, lambda place, _: shutil.rmtree(place.state)))
+    yield Trouble("state deleted", at_step=(3, lambda place, _: _deleted(place.state)))
     yield Trouble("working directory deleted", setup=_without_cwd)
     relative = (*BY_NAME["train"].command[:-1], "run")
     yield Trouble("working directory deleted, folder relative", setup=_without_cwd, command=relative)

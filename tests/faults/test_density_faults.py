@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,20 @@ def test_noisy_sums_go_with_the_next_command_where_a_crash_kept_them(tmp_path: P
     left.write_bytes(save({}))
     assert evenhand("resume", out).returncode == 3
     assert not left.exists()
+
+
+def test_a_signal_stops_a_density_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Sums.write
+
+    def write(self: Sums, *given: Any) -> None:
+        real(self, *given)
+        signal.raise_signal(signal.SIGTERM)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Sums, "write", write)
+        stopped = evenhand(*TRAIN, "--method", "moment_density", "--out", out)
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert f"evenhand resume {out}" in stopped.stderr
+    assert evenhand("resume", out).returncode == 0
+    assert evenhand("verify", out).returncode == 0

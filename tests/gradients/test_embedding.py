@@ -50,7 +50,7 @@ def test_bags(options: dict[str, Any]) -> None:
     x, y = torch.randint(5, (SIZE, 7)), torch.randint(3, (SIZE,))
     x[0] = 2
     result, expected = Engine(model, nn.CrossEntropyLoss(reduction="none")).run(x, y), loop(model, x, y)
-    assert type(result.weighted_sum.__self__._raw).__name__ == "Bookkeeping"  # type: ignore[attr-defined]
+    assert type(result.weighted_sum.__self__._raw).__name__ == "RecordedGradients"  # type: ignore[attr-defined]
     norm = torch.stack([torch.cat([g.flatten() for g in rows.values()]).norm() for rows in expected])
     torch.testing.assert_close(result.norm, norm, rtol=1e-9, atol=1e-9)
     weights = torch.randn(SIZE, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How many trainings of every case ended how: ``python tests/edges/campaign.py coupled 50`` prints a line per seed."""
+"""How trainings of every case ended: ``python tests/edges/zoo_campaign.py coupled 50`` prints a line per seed."""
 
 from __future__ import annotations
 
