@@ -21,7 +21,7 @@ from evenhand.privacy import statement as statements
 from evenhand.privacy import statement_form, statement_sharing, statement_warnings
 from evenhand.privacy.chain import read_until
 from evenhand.privacy.ledger import Ledger, Reading
-from evenhand.run_files import LEDGER, RECORDED, SIGNATURE, waiting
+from evenhand.run_files import LEDGER, RECORDED, SIGNATURE, mend, waiting
 from evenhand.runs import Folder, as_json, as_written, head_in
 from evenhand.software import software
 from evenhand.types import Commit
@@ -104,7 +104,8 @@ def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
         raise UsageError(f"{path} has released no model yet, so there is no statement to sign: finish the run first.")
     if not folder.statement_file.exists() or head_in(folder.statement_file) != reading.charged_head:
         folder.write_statement()
-    with Ledger.writing(folder.ledger_file):
+    with Ledger.writing(folder.ledger_file) as ledger:
+        mend(folder.path, ledger)
         found, checked = _examined(folder)
         if checked is None or found["problems"]:
             raise VerificationError(

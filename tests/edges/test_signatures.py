@@ -241,3 +241,10 @@ def test_checking_a_signature_imports_nothing_heavy(run: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_a_killed_signing_left_is_removed_by_the_next(run: Path) -> None:
+    left = run / f"evenhand-{'0' * 32}.part"
+    left.write_bytes(b"half of a signature")
+    sign(run, run.with_name("run-key"))
+    assert not left.exists()
