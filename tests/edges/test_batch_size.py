@@ -96,7 +96,16 @@ def differing(run: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], every: Ten
     return found
 
 
-@pytest.mark.parametrize("name", MODELS)
+HEAVY = ("wide convolution", "cnn", "lstm", "transformer")
+"""Two threads that wait for each other on busy cores take many times as long: these run with two behind -m slow."""
+CASES = [
+    pytest.param(name, count, marks=[pytest.mark.slow] if count == 2 and name in HEAVY else [], id=f"{count}-{name}")
+    for count in (1, 2)
+    for name in MODELS
+]
+
+
+@pytest.mark.parametrize(("name", "threads"), CASES, indirect=["threads"])
 def test_a_record_gives_the_same_bits_in_every_batch(name: str, threads: int) -> None:
     torch.manual_seed(0)
     build, draw = MODELS[name]
