@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenhand.gradients.batch_utils import LossFn, buffers_restored, take
+from evenhand.gradients.batch_utils import LossFn, buffers_restored, finite_rows, take
 from evenhand.gradients.gradient_sketch import Fold, apart, fold_of
 from evenhand.gradients.model_layout import Layout, Trainable
 from evenhand.gradients.norms_and_sums import PerRecordGradients
@@ -42,7 +42,7 @@ class Comparison:
         """
         if size == 1:  # the same record several times cannot show an order
             return None
-        some, conclusive = _some(size), True
+        some, conclusive = _some(inputs, targets, size), True
         tolerance, floor = self._tolerance(), norm_floor(self._layout.trainable)
         with preserved(self._model), buffers_restored(self._model), means():
             for rows in (some, some.flip(0)):
@@ -69,7 +69,7 @@ class Comparison:
         """
         if size == 1:
             return True
-        some = _some(size)
+        some = _some(inputs, targets, size)
         restored = buffers_restored(self._model) if self._writes else nullcontext()
         with preserved(self._model), restored, means():
             plain = plain_norms(self._model, self._loss_fn, take(inputs, some), take(targets, some)).flip(0)
@@ -101,9 +101,17 @@ class Comparison:
         return max(0.1 if lowered() else 1e-3, *coarse)
 
 
-def _some(size: int) -> Tensor:
-    """Return a few rows, not as many as there are."""
-    return torch.tensor([0, 1, 1] if size == 2 else _CHOICE.sample(range(size), min(size - 1, 4)))
+def _some(inputs: Any, targets: Any, size: int) -> Tensor:
+    """Return a few rows, not as many as there are; rows that are not finite only where there are too few others.
+
+    Such a row makes a comparison tell nothing, and the whole batch would then be computed record by record: the last
+    digits of all others would depend on one record.
+    """
+    if size == 2:
+        return torch.tensor([0, 1, 1])
+    usable = finite_rows(inputs, targets).tolist()
+    rows = usable if len(usable) > 1 else range(size)
+    return torch.tensor(_CHOICE.sample(rows, min(len(rows), size - 1, 4)))
 
 
 def norm_floor(trainable: Trainable) -> float:
