@@ -50,10 +50,16 @@ def as_json(data: Mapping[str, Any]) -> bytes:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write, sync and rename into place; a file that lies beside a ledger has its row there before it has its name."""
+    """Write, sync and rename into place; a file that lies beside a ledger has its row there before it has its name.
+
+    In a folder that is no part of a run, what a killed command left of such a file is removed first.
+    """
     _refuse_links(path)
     if not _recorded(path):
-        durable.write(path, data, durable.PRIVATE if path.parent.name in _CLOSED else durable.SHARED)
+        private = path.parent.name in _CLOSED
+        if not private and not (path.parent / LEDGER).exists():
+            durable.clean(path.parent)
+        durable.write(path, data, durable.PRIVATE if private else durable.SHARED)
         return
     with Ledger.writing(path.parent / LEDGER) as ledger:
         mend(path.parent, ledger)

@@ -16,6 +16,7 @@ import torch
 from forked import TRAIN, command, left_over
 
 import evenhand as eh
+from commands import evenhand
 from evenhand import durable, run_files
 from evenhand.errors import VerificationError
 from evenhand.privacy.ledger import Ledger
@@ -296,3 +297,19 @@ def test_the_dataset_ledger_writes_nowhere_else(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(VerificationError, match="is a link"):
         fit(tmp_path / "other")
     assert victim.read_bytes() == VICTIM
+
+
+def test_what_a_killed_command_left_beside_a_persons_file_goes_with_the_next(tmp_path: Path) -> None:
+    left = tmp_path / f"evenhand-{secrets.token_hex(16)}.part"
+    for write in (lambda path: run_files.write_durably(path, b"page"), lambda path: _initialised(path)):
+        left.write_bytes(b"half of a page")
+        write(tmp_path / "made.toml")
+        assert not left.exists()
+
+
+def _initialised(target: Path) -> None:
+    (target.parent / "people.csv").write_text("age,ill\n30,no\n40,yes\n", encoding="utf-8")
+    target.unlink(missing_ok=True)
+    settings = ("--label", "ill", "--labels", "no,yes", "--number", "age=0:120")
+    done = evenhand("init", target.parent / "people.csv", *settings, "--out", target)
+    assert done.returncode == 0, done.stderr

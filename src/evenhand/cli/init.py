@@ -106,6 +106,7 @@ def run(
         left = [name for name in _features(answers, found) if not _known(answers, name)]
         text = _table(source, target, answers, found, delimiter)
     try:
+        durable.clean(target.parent)
         durable.write(target, text.encode())
     except OSError as error:
         raise UsageError(f"{target} cannot be written ({error.strerror}). Choose another --out.") from None

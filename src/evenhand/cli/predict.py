@@ -75,6 +75,7 @@ def _csv(header: list[str], rows: list[list[str]]) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
+        durable.clean(path.parent)
         durable.write(path, text.encode())
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}). Choose another --out.") from None

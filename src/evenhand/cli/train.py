@@ -198,6 +198,10 @@ def interruptible() -> Iterator[None]:
     except Interrupted as stop:
         say(f"\nevenhand: {stop}")
         raise typer.Exit(128 + stop.number) from None
+    except KeyboardInterrupt:
+        say("\nevenhand: Stopped at once. What was charged stays charged; steps since the last checkpoint are lost.")
+        say("Continue a run that has begun with: evenhand resume RUN")
+        raise typer.Exit(130) from None
 
 
 def show(finished: Run, as_json: bool) -> None:
