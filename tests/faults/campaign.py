@@ -193,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     names = asked.scenarios or ("train,density" if asked.part == "quick" else ",".join(BY_NAME))
     chosen = [BY_NAME[name] for name in names.split(",")]
-    with tempfile.TemporaryDirectory(prefix="evenhand-faults-") as folder:
+    with tempfile.TemporaryDirectory(prefix="evenhand-faults-", ignore_cleanup_errors=True) as folder:
         tallies = list(_parts(asked, chosen, Path(folder)))
     if asked.json:
         print(json.dumps({tally.part: {"faults": len(tally.outcomes), **tally.counts()} for tally in tallies}))

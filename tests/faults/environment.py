@@ -213,7 +213,7 @@ def _moved_back(place: Place) -> None:
 
 def _removed(name: str, place: Place) -> None:
     file = place.run / name
-    shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+    _deleted(file) if file.is_dir() else file.unlink(missing_ok=True)
 
 
 def _without_cwd(place: Place) -> None:
