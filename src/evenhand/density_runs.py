@@ -122,6 +122,11 @@ def refuse_unfinishable(folder: Folder, config: Config, *, given: bool) -> None:
             )
         Sums(folder).refuse_lost(folder.plan(), reading.reserved)
     if config.method not in density.METHODS or (config.data == PYTHON and not given):
+        if not folder.begun:
+            raise UsageError(
+                f"This density died before its settings were in {folder.path}, and before anything was charged: type the "
+                "command that started it again, with the same --out."
+            )
         raise UsageError(
             f"This density was fitted in Python, so its settings are not in the folder: call fit(X, y) again with the "
             f"same settings, the same data and out={str(folder.path)!r}. It takes the releases that are on disk from "

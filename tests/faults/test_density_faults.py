@@ -236,3 +236,14 @@ def test_a_signal_stops_a_density_with_a_sentence(tmp_path: Path, monkeypatch: p
     assert f"evenhand resume {out}" in stopped.stderr
     assert evenhand("resume", out).returncode == 0
     assert evenhand("verify", out).returncode == 0
+
+
+def test_a_density_that_died_before_its_settings_were_on_disk_is_typed_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert evenhand(*TRAIN, "--method", "moment_density", "--out", out).returncode == 0
+    for file in out.iterdir():
+        if file.is_file() and file.name not in ("plan.json", "README.md"):
+            file.unlink()
+    said = evenhand("resume", out)
+    assert said.returncode == 2
+    assert "with the same --out" in said.stderr
