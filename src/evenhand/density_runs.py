@@ -124,8 +124,8 @@ def refuse_unfinishable(folder: Folder, config: Config, *, given: bool) -> None:
     if config.method not in density.METHODS or (config.data == PYTHON and not given):
         if not folder.begun:
             raise UsageError(
-                f"This density died before its settings were in {folder.path}, and before anything was charged: type the "
-                "command that started it again, with the same --out."
+                f"This density died before its settings were in {folder.path}, and before anything was charged: type "
+                "the command that started it again, with the same --out."
             )
         raise UsageError(
             f"This density was fitted in Python, so its settings are not in the folder: call fit(X, y) again with the "
