@@ -228,3 +228,23 @@ def test_an_ascii_locale(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode("utf-8", "replace")[-3000:]
     assert b"Traceback" not in done.stderr
     assert verify(tmp_path / "läuft")["ok"]
+
+
+def test_no_file_of_a_run_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """Standard error would else be written into the ledger."""
+    script = (
+        "import os, sys; os.close(1); os.close(2); sys.stdout = sys.stderr = None; sys.argv[0] = 'evenhand'\n"
+        "from evenhand.cli import main\n"
+        "import evenhand.durable as durable; real = durable.open_to_append; numbers = []\n"
+        "def opened(*given, **named):\n"
+        "    file = real(*given, **named); numbers.append(file.fileno()); return file\n"
+        "durable.open_to_append = opened\n"
+        "try: main()\n"
+        "except SystemExit as end: os._exit(end.code or (0 if numbers and min(numbers) > 2 else 9))\n"
+    )
+    line = ("train", "--data", "digits", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run"))
+    done = subprocess.run(
+        [sys.executable, "-c", script, *line], check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert done.returncode == 0
+    assert verify(tmp_path / "run")["ok"]

@@ -96,8 +96,24 @@ for command in (
 
 def main() -> None:
     """Entry point: every error becomes one message and an exit code, never a traceback."""
+    _open_standard_streams()
     terminal.accept_all_characters()
     sys.exit(_finished(_exit_code()))
+
+
+def _open_standard_streams() -> None:
+    """Give the null device to standard streams that are closed: else a file of the run would get the stream's number.
+
+    What a library then writes to standard error would land in that file.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
 
 
 def _exit_code() -> int | str | None:
