@@ -104,13 +104,13 @@ def _names(folder: Path) -> list[str]:
 
 
 def _stamp(file: Path) -> str:
-    """What changes whenever somebody writes the file, or puts another one in its place."""
+    """Return a text that changes whenever somebody writes the file, or puts another one in its place."""
     about = file.stat()
     return f"{about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
 
 
 class _Merged:
-    """What the merged file holds, and what was read anew since."""
+    """Entries of the merged file, and those that were read anew since."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self.anew = 0

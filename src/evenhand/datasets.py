@@ -178,7 +178,7 @@ def _rows(reading: Reading) -> set[str]:
 
 
 def _total(runs: list[tuple[Plan, bool]], name: str, delta: float) -> float:
-    """What a record of this class spends in all runs: as this class where it is the same one, else as the dearest.
+    """Return the epsilon of a record of this class over all runs: as this class, or as the dearest.
 
     Equal plans are composed as one with so many more steps: the order of steps does not matter.
     """

@@ -25,7 +25,7 @@ _NAMING = 2
 
 @dataclass(frozen=True)
 class Findings:
-    """What does not speak of the released model, and what cannot be told."""
+    """Problems (files that do not speak of the released model) and notes (what cannot be told)."""
 
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def _metrics(folder: Folder, reading: Reading) -> Findings:
 
 
 def _said(folder: Folder) -> Mapping[str, Any] | None:
-    """What is read of a statement here; None if there is none."""
+    """Return the parts of a statement that are compared here; None if there is none."""
     if not folder.statement_file.exists():
         return None
     said: Mapping[str, Any] = untrusted.read_json(folder.statement_file, {"groups": dict, "ledger_head": str})

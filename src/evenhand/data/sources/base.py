@@ -71,7 +71,7 @@ class Place:
         return None
 
     def path(self, name: str) -> Path:
-        """The same, when it must be there."""
+        """Return the path of a file that must be there, gzipped or not; raises if there is none."""
         found = self.find(name)
         if found is None:
             raise UsageError(f"There is no file {self.folder / name}, gzipped or not.")
