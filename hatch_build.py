@@ -17,7 +17,7 @@ FLAGS = ("-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contr
 
 
 SOURCES = {
-    "_noise.so": "noise.c",
+    "_noise.so": "mechanism/noise.c",
     "_dense.so": "gradients/fast/dense.c",
     "_recurrent.so": "gradients/fast/recurrent.c",
 }

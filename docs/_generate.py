@@ -23,7 +23,7 @@ from evenhand import cli, coupling, errors
 from evenhand.cli.claims import table as claims_table
 from evenhand.config import Config
 from evenhand.data import columns
-from evenhand.privacy import noise
+from evenhand.mechanism import noise_grid
 from evenhand.summation import Summation
 
 SOURCE = Path(evenhand.__file__).parent
@@ -126,7 +126,7 @@ def rounding_charges() -> str:
     rows = []
     for batch in (16, 64, 256, 1024, 16_384, 65_536):
         summation = Summation(batch)
-        charged = noise.charged_sum(np.ones(1), [1.0], noise.grid(1.0), 10**6, summation)[0]
+        charged = noise_grid.charged_sum(np.ones(1), [1.0], noise_grid.grid(1.0), 10**6, summation)[0]
         rows.append([str(batch), str(summation.rows), f"{charged:.5f}"])
     return (
         grid(["expected batch", "records of a block", "charged sensitivity, times C (a million parameters)"], rows)

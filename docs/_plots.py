@@ -17,10 +17,10 @@ from evenhand.accounting.plan import Plan
 from evenhand.config import Config
 from evenhand.configured import planned
 from evenhand.density import PublishedSmoothing
+from evenhand.mechanism.make_plan import plan
 from evenhand.methods import catalogue
 from evenhand.methods.composition import Method
 from evenhand.methods.density_methods import DENSITIES
-from evenhand.planning import plan
 from evenhand.reporting.charts import lines
 from evenhand.types import Facts, Public, State, Stats
 

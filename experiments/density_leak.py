@@ -26,8 +26,8 @@ from evenhand.density import PublishedSmoothing, RandomFeatureDensity
 from evenhand.density.chunks import as_data
 from evenhand.density.figures import rho_of
 from evenhand.density.summing import Releases
+from evenhand.mechanism.random_streams import Stream
 from evenhand.reporting.charts import lines
-from evenhand.streams import Stream
 
 DELTA, MISS, RECORDS, FAR = 1e-5, 1e-3, 20, 6.0
 CLAIMS, DIMENSIONS, TRIALS = (0.25, 0.5, 1.0, 2.0, 4.0), (2, 16, 64), 1000

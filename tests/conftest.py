@@ -10,7 +10,7 @@ from evenhand import coupling
 from evenhand.accounting.budgets import Privacy
 from evenhand.data import Data, wrap
 from evenhand.data.sources import digits
-from evenhand.planning import Plan, plan
+from evenhand.mechanism.make_plan import Plan, plan
 
 torch.set_num_threads(1)
 os.environ["EVENHAND_STATE"] = tempfile.mkdtemp(prefix="evenhand-tests-")

@@ -18,15 +18,14 @@ from evenhand.errors import BudgetExhausted, EvenhandError, LedgerError, UsageEr
 from evenhand.gradients.doctor.refusals import refuse_wrapped
 from evenhand.guards import Compute
 from evenhand.losses import Loss
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.step import Mechanism, rehearse
 from evenhand.methods import registry
 from evenhand.os_errors import boundary
 from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.private import Kept, Private
 from evenhand.run_files import digests, mend
 from evenhand.runs import Folder
-from evenhand.step import rehearse
-from evenhand.streams import Stream
 
 __all__ = ["Private", "attach", "start"]
 

@@ -12,8 +12,8 @@ from evenhand.config import Config
 from evenhand.data import Data
 from evenhand.density_runs import promised
 from evenhand.guards import Compute
+from evenhand.mechanism.make_plan import plan
 from evenhand.methods.catalogue import method
-from evenhand.planning import plan
 from evenhand.results import Run
 from evenhand.training import fit, new_folder
 from evenhand.training import promised as promise_of

@@ -22,7 +22,7 @@ from evenhand.errors import CoupledError, EvenhandError, UnsupportedModelError
 from evenhand.gradients.batch_utils import batch_size, finite_rows, take, without_values
 from evenhand.gradients.doctor.record_coupling import Company, Finding, Rows
 from evenhand.gradients.memory import out_of_memory
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 
 DRAWS = 100
 """Batches that are drawn before training, where time allows."""

@@ -19,10 +19,10 @@ from evenhand.accounting.plan import Plan
 from evenhand.checkpoints import Mark
 from evenhand.config import recorded
 from evenhand.errors import CalibrationError, LedgerError, UsageError
+from evenhand.mechanism.replan import OverspentError, refuse_overspent
 from evenhand.privacy import ledger_forks
 from evenhand.privacy.chain import LARGEST
 from evenhand.privacy.ledger import Ledger, Reading, locked, parse, read, refuse_shortened, refuse_withdrawn
-from evenhand.replanning import OverspentError, refuse_overspent
 from evenhand.run_files import digests
 from evenhand.runs import Folder, sha256, write_durably, write_json
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evenhand.planning import Plan
+    from evenhand.mechanism.make_plan import Plan
 
 LOUD = 3.0
 """Noise is loud when its length is this many times the largest possible mean gradient."""
@@ -20,7 +20,7 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
     """At most four sentences, the most telling first; none after a good run. Each run that is tried spends anew.
 
     Examples:
-      >>> from evenhand.planning import plan
+      >>> from evenhand.mechanism.make_plan import plan
       >>> from evenhand import Privacy
       >>> from evenhand.types import Facts
       >>> made = plan("dpsgd", Privacy(0.1), data=Facts(500, (("all", 500),), labels=("no", "yes")), epochs=5)
@@ -67,7 +67,7 @@ def cautions(plan: Plan, charged: int, metrics: Sequence[Mapping[str, Any]]) -> 
       metrics: its evaluations on held-out data.
 
     Examples:
-      >>> from evenhand.planning import plan
+      >>> from evenhand.mechanism.make_plan import plan
       >>> from evenhand import Privacy
       >>> from evenhand.types import Facts
       >>> made = plan("dpsgd", Privacy(3), data=Facts(1000, (("all", 1000),), labels=("a", "b")), epochs=2)

@@ -13,11 +13,11 @@ from evenhand.gradients import MicroBatches
 from evenhand.gradients.batch_utils import buffers_restored
 from evenhand.gradients.pass_context import preserved
 from evenhand.guards import Compute
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 
 if TYPE_CHECKING:
     from evenhand.data import Data
-    from evenhand.planning import Plan
+    from evenhand.mechanism.make_plan import Plan
 
 
 def seconds(

@@ -21,19 +21,18 @@ from evenhand.coupling import Coupling
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.not_finite import LeftOut, check_finite
 from evenhand.data.row_digests import survey
-from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.errors import BatchReuseError, CoupledError, LedgerError, PlanMismatchError
 from evenhand.gradients import pass_context
 from evenhand.gradients.microbatches import Early
 from evenhand.gradients.pass_context import seeded
 from evenhand.gradients.record_blocks import Blocks
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism.sampling import PoissonSampler, draw
+from evenhand.mechanism.step import Mechanism, early_weights, private_gradient
 from evenhand.os_errors import boundary
 from evenhand.privacy.ledger import Ledger
 from evenhand.publishing import publish
 from evenhand.recording import Recorder
 from evenhand.runs import Folder
-from evenhand.step import early_weights, private_gradient
 from evenhand.types import Batch, Pass
 
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))

@@ -18,7 +18,7 @@ from evenhand.terminal import plain, say
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from evenhand.planning import Plan
+    from evenhand.mechanism.make_plan import Plan
 
 CLASSES = 3
 """Owner classes whose spend is shown one by one; of more the cheapest and the dearest."""

@@ -18,9 +18,9 @@ from evenhand.counting import hold
 from evenhand.data.dataset import wrap
 from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
+from evenhand.mechanism.replan import OverspentError, back, promised, refuse_overspent, replan
 from evenhand.os_errors import boundary
 from evenhand.privacy.ledger import Ledger, refuse_blocked, refuse_withdrawn
-from evenhand.replanning import OverspentError, back, promised, refuse_overspent, replan
 from evenhand.runs import Folder, write_json
 
 __all__ = ["rebudget", "replan"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from evenhand.data.dataset import Data
-    from evenhand.planning import Plan
+    from evenhand.mechanism.make_plan import Plan
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ from evenhand.guards import Compute, seen
 from evenhand.integrations.loggers import Broadcast, Logger
 from evenhand.looping import Aside, run
 from evenhand.losses import Loss, default_loss
+from evenhand.mechanism.make_plan import Plan
+from evenhand.mechanism.make_plan import plan as make_plan
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
 from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
 from evenhand.os_errors import boundary
-from evenhand.planning import Plan
-from evenhand.planning import plan as make_plan
 from evenhand.remembering import descent_again, settings_of, views_again
 from evenhand.results import Run
 from evenhand.runs import Folder, write_durably

@@ -9,10 +9,10 @@ from dp_accounting.pld import PLDAccountant
 
 from evenhand.accounting.budgets import Budgets
 from evenhand.accounting.plan import Plan
+from evenhand.mechanism.make_plan import plan
 from evenhand.methods.catalogue import Method
 from evenhand.methods.rules import Clip
 from evenhand.methods.schedules import Phases
-from evenhand.planning import plan
 from evenhand.types import Facts
 
 

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from evenhand.accounting.budgets import FixedNoise
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism.make_plan import Plan, plan
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.step import Mechanism, Released, private_gradient
 from evenhand.methods.catalogue import Method
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import Clip, Rule
-from evenhand.planning import Plan, plan
-from evenhand.step import Released, private_gradient
-from evenhand.streams import Stream
 from evenhand.types import Batch, Facts, Pass
 
 FACTS = Facts(100, (("x", 50), ("y", 50)), groups=("a", "b"))

@@ -11,11 +11,11 @@ import torch
 from scipy import stats
 
 from compiling import FLAGS, LESS, PACKAGE, QUICK, STRICT, build, changed, lacking, needs_compiler
-from evenhand import noise_native, normals
 from evenhand.errors import UnsupportedModelError
-from evenhand.noise_native import BLOCK, Loops
-from evenhand.releasing import SMALL_CHUNK, Ahead, release, release_parts
-from evenhand.streams import Stream
+from evenhand.mechanism import noise_native, random_streams
+from evenhand.mechanism.add_noise import SMALL_CHUNK, Ahead, release, release_parts
+from evenhand.mechanism.noise_native import BLOCK, Loops
+from evenhand.mechanism.random_streams import Stream
 
 STREAM = Stream.insecure(5, 0)
 
@@ -39,7 +39,7 @@ def test_flags_are_those_of_the_build() -> None:
 @needs_compiler
 @pytest.mark.parametrize("less", LESS.values(), ids=LESS.keys())
 def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_path: Path) -> None:
-    loops, given = Loops(build(tmp_path, lacking("noise.c", less), *STRICT)), words(200)
+    loops, given = Loops(build(tmp_path, lacking("mechanism/noise.c", less), *STRICT)), words(200)
     assert noise_native.right(loops)
     made, expected = np.empty(len(given)), noise_native.reference(given)
     loops.normals(given.ctypes.data, made.ctypes.data, 200)
@@ -88,7 +88,7 @@ def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_pat
     ],
 )
 def test_loops_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:
-    assert not noise_native.right(Loops(build(tmp_path, changed("noise.c", (what, instead)), *QUICK)))
+    assert not noise_native.right(Loops(build(tmp_path, changed("mechanism/noise.c", (what, instead)), *QUICK)))
 
 
 def test_without_the_file_there_are_no_loops(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_every_way_to_make_the_bits_gives_the_same_release(
     less: tuple[tuple[str, str], ...], threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The processor's own AES, narrow or wide, and OpenSSL's; the threads of torch change nothing."""
-    loops = Loops(build(tmp_path, changed("noise.c", *less), *STRICT))
+    loops = Loops(build(tmp_path, changed("mechanism/noise.c", *less), *STRICT))
     assert noise_native.right(loops)
     assert loops.encrypts is (not less or less[0][0] != NO_AES)
     monkeypatch.setattr(noise_native, "loops", lambda: loops)
@@ -143,7 +143,7 @@ def test_a_key_of_another_size_is_refused() -> None:
 def test_both_ways_to_make_normals_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds give the same run with and without a compiler, but for the last bits."""
     quick = STREAM.normals("gradient", 3, 50_000).copy()
-    monkeypatch.setattr(normals.noise_native, "loops", lambda: None)
+    monkeypatch.setattr(random_streams.noise_native, "loops", lambda: None)
     np.testing.assert_allclose(STREAM.normals("gradient", 3, 50_000), quick, rtol=0, atol=4e-15)
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from evenhand.accounting import accountant
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy
 from evenhand.errors import UsageError
+from evenhand.mechanism.make_plan import Plan, default_delta, plan
 from evenhand.methods.catalogue import Method, catalogue, method
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import BatchRule, Clip
 from evenhand.methods.schedules import Schedule
-from evenhand.planning import Plan, default_delta, plan
 from evenhand.types import Facts, Level, State, Stats
 
 FACTS = Facts(1000, (("strict", 400), ("open", 600)), groups=("a", "b"), labels=("0", "1"), inputs="(3,) float32")

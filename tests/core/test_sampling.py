@@ -7,9 +7,9 @@ from scipy import stats
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from evenhand.data import Data, wrap
-from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.errors import DataError, ForeignLoaderError
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.sampling import PoissonSampler, draw
 
 STREAM = Stream.insecure(seed=1, segment=0)
 

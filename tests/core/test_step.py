@@ -13,14 +13,13 @@ from torch import nn
 from evenhand.accounting.budgets import Privacy
 from evenhand.data import wrap
 from evenhand.gradients import per_sample
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism import noise_grid as noises
+from evenhand.mechanism.make_plan import plan
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.step import Mechanism, private_gradient
 from evenhand.methods.catalogue import Method
 from evenhand.methods.rules import Clip, Identity, Ordered
 from evenhand.methods.schedules import Constant
-from evenhand.planning import plan
-from evenhand.privacy import noise as noises
-from evenhand.step import private_gradient
-from evenhand.streams import Stream
 from evenhand.summation import Summation
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

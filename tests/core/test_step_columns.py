@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from evenhand import step
+from evenhand.mechanism import step
+from evenhand.mechanism.weights import by_row, weights_of
 from evenhand.methods.rules import BatchRule, SampleRule
 from evenhand.types import Public, State, Stats
-from evenhand.weighing import by_row, weights_of
 
 ONE = torch.ones(1, dtype=torch.float64)
 

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UnsupportedModelError
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism import noise_grid
+from evenhand.mechanism.add_noise import Ahead, release_few
+from evenhand.mechanism.make_plan import Plan, plan
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.step import Mechanism, Released, private_gradient, rehearse
 from evenhand.methods.catalogue import Method
 from evenhand.methods.queries import Count, GroupSizes, Query
 from evenhand.methods.rules import Clip
-from evenhand.planning import Plan, plan
-from evenhand.privacy import noise
-from evenhand.releasing import Ahead, release_few
-from evenhand.step import Released, private_gradient, rehearse
-from evenhand.streams import Stream
 from evenhand.types import Facts, State, Stats
 
 
@@ -94,7 +93,7 @@ def test_a_query_is_held_to_and_charged_for_its_own_sensitivity() -> None:
     assert released.memory["far"].tolist() == pytest.approx([3.0, 0.0], abs=1e-6)
     assert released.memory["further"].tolist() == pytest.approx([150.0, 0.0], abs=1e-4)
     for (covered, std), query in zip(released.commit.queries, queries, strict=True):
-        least = query.sensitivity * (1 + noise.rounding(10))
+        least = query.sensitivity * (1 + noise_grid.rounding(10))
         assert least <= covered <= least * (1 + 1e-6)
         assert std == pytest.approx(1e-9 * covered)
 

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UnsupportedModelError
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism.make_plan import plan
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.step import Mechanism, bounded, private_gradient, rehearse
 from evenhand.methods.catalogue import Method
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import BatchRule, Clip, SampleRule
-from evenhand.planning import plan
-from evenhand.step import bounded, private_gradient, rehearse
-from evenhand.streams import Stream
 from evenhand.types import Facts, State, Stats
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evenhand import releasing
-from evenhand.releasing import Ahead
-from evenhand.streams import Stream
+from evenhand.mechanism import add_noise
+from evenhand.mechanism.add_noise import Ahead
+from evenhand.mechanism.random_streams import Stream
 
 STREAM = Stream.insecure(seed=7, segment=0)
 
@@ -64,7 +64,7 @@ def test_working_ahead_gives_the_numbers_of_the_stream_beside_small_requests(
     spare: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question of few numbers, asked while the other thread makes those of the next step, must not touch them."""
-    monkeypatch.setattr(releasing, "_spare", lambda: spare)
+    monkeypatch.setattr(add_noise, "_spare", lambda: spare)
     ahead, count = Ahead(STREAM), 60_000
     for step in range(12):
         small = ahead.normals("queries", step, 7, 3).copy()

@@ -16,7 +16,7 @@ from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.density.chunks import as_data
 from evenhand.density.summing import Query, Releases, plan_of
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 
 
 class Exact(Releases):

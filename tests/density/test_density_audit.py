@@ -22,7 +22,7 @@ from evenhand.density import embedding as rows
 from evenhand.density import fourier, moments
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query, Releases
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 
 TRIALS, DELTA, K = 800, 0.05, 1.0
 INPUTS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1e6, 1e6]])

@@ -18,7 +18,7 @@ from evenhand.density import embedding as rows
 from evenhand.density.chunks import CHUNK, chunks
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 
 SOUND = [RandomFeatureDensity, MomentDensity, NoisyEmbeddingDensity]
 EXTREMES = {"underflow": 2.6e-23, "denormal": 1e-45, "largest": 3e38, "negative": -3e38}

@@ -21,8 +21,8 @@ from evenhand.density.promises import replaced
 from evenhand.density.random_feature import RandomFeatureDensity, total_noise
 from evenhand.density.summing import Query, Releases, plan_of
 from evenhand.errors import UsageError
-from evenhand.privacy import noise
-from evenhand.streams import Stream
+from evenhand.mechanism import noise_grid
+from evenhand.mechanism.random_streams import Stream
 from evenhand.types import Facts
 
 FACTS = Facts(60_000, (("all", 60_000),), labels=("0", "1"))
@@ -104,8 +104,8 @@ def test_the_noise_is_gaussian_of_the_recorded_size_and_on_the_grid() -> None:
     releases = Releases(made, Stream.insecure(0, 0))
     sums, _ = fourier.class_sums(data, releases, Embedding(None), features, 0.3)
     (commit,) = releases.commits
-    spacing = noise.grid(query.bound)
-    covered = noise.charged(query.bound, spacing, 3 * 8000 + 3, 500)
+    spacing = noise_grid.grid(query.bound)
+    covered = noise_grid.charged(query.bound, spacing, 3 * 8000 + 3, 500)
     assert commit.sensitivity == (pytest.approx(covered, rel=1e-12),)
     assert commit.std == pytest.approx(made.levels[0].noise * covered, rel=1e-12)
     assert torch.all(torch.remainder(sums, spacing) == 0)

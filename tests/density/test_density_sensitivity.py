@@ -18,7 +18,7 @@ from evenhand.density import embedding as rows
 from evenhand.density import fourier, moments
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query, Releases
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 
 CLASSES, SIZE, K = 3, 4, 0.7
 OWNERS = ["strict"] * 5 + ["usual"] * 8

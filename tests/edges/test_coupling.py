@@ -21,9 +21,9 @@ from evenhand.attachment import Private
 from evenhand.coupling import Coupling
 from evenhand.errors import CoupledError, LedgerError, UnsupportedModelError
 from evenhand.gradients.doctor.record_coupling import Company
+from evenhand.mechanism.random_streams import Stream
 from evenhand.privacy.ledger import read
 from evenhand.rebudgeting import rebudget
-from evenhand.streams import Stream
 from evenhand.verification import verify
 
 STEPS = 200

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import evenhand as eh
 from commands import evenhand, result
 from edges.runs_made import RECORDS, begun, planned, records
-from evenhand.planning import default_delta
+from evenhand.mechanism.make_plan import default_delta
 from evenhand.runs import Folder
 from evenhand.types import Facts
 

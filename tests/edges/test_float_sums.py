@@ -18,8 +18,8 @@ from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.microbatches import MicroBatches
 from evenhand.gradients.norms_and_sums import RecordedGradients
 from evenhand.gradients.record_blocks import Blocks
+from evenhand.mechanism import noise_grid
 from evenhand.methods.rules import Clip
-from evenhand.privacy import noise
 from evenhand.summation import MOST_ROWS, Summation, joint_rows, levels
 from evenhand.testing import check as check_rule
 
@@ -30,7 +30,7 @@ SLOW = [(name, size) for name, way in WAYS.items() for size in (4_096, 16_384, 6
 
 def check(name: str, size: int, whole: bool = False) -> None:
     with taking(WAYS[name]):
-        assert worst_change(WAYS[name], size, whole) <= 1 + noise.NORMS + Summation(size).relative
+        assert worst_change(WAYS[name], size, whole) <= 1 + noise_grid.NORMS + Summation(size).relative
 
 
 @pytest.mark.parametrize(("name", "size"), QUICK + LARGE)
@@ -64,13 +64,14 @@ def test_without_blocks_the_attack_breaks_the_bound(monkeypatch: pytest.MonkeyPa
 
 def test_the_charge_stays_below_its_bars() -> None:
     for batch in (1, 16, 64, 256, 1_024):
-        charged = noise.charged_sum(np.ones(1), [1.0], noise.grid(1.0), 10**6, Summation(batch))
+        charged = noise_grid.charged_sum(np.ones(1), [1.0], noise_grid.grid(1.0), 10**6, Summation(batch))
         assert 1 < charged[0] <= 1.01
     spread = 2.0 ** np.linspace(-3, 3, 200)
     assert (
-        noise.charged_sum(spread, list(spread), noise.grid(8.0), 1000, Summation(1_024, ratio=64)) <= 1.0101 * spread
+        noise_grid.charged_sum(spread, list(spread), noise_grid.grid(8.0), 1000, Summation(1_024, ratio=64))
+        <= 1.0101 * spread
     ).all()
-    assert noise.charged_sum(np.ones(1), [1.0], noise.grid(1.0), 10**6, Summation(65_536))[0] <= 1.05
+    assert noise_grid.charged_sum(np.ones(1), [1.0], noise_grid.grid(1.0), 10**6, Summation(65_536))[0] <= 1.05
 
 
 def test_a_record_more_changes_one_block_only() -> None:

@@ -19,11 +19,11 @@ import evenhand as eh
 from evenhand import evaluation, generators
 from evenhand.augmenting import Views, random_flip, random_shift
 from evenhand.data import Data, wrap
-from evenhand.data.sampling import PoissonSampler, draw
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
 from evenhand.gradients import pass_context
-from evenhand.planning import Plan
-from evenhand.streams import Stream
+from evenhand.mechanism.make_plan import Plan
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.sampling import PoissonSampler, draw
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 DRAWS: dict[str, Callable[[], float]] = {

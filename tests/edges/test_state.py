@@ -15,7 +15,7 @@ from evenhand.attachment import Private
 from evenhand.data import Data
 from evenhand.errors import CoupledError, LedgerError, UnsupportedModelError
 from evenhand.guards import Compute
-from evenhand.planning import Plan
+from evenhand.mechanism.make_plan import Plan
 from evenhand.privacy.ledger import read
 from evenhand.verification import verify
 

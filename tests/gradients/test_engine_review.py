@@ -13,7 +13,7 @@ import evenhand as eh
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients import memory
 from evenhand.gradients.record_by_record import norms_and_folds
-from evenhand.normals import _scripted, box_muller
+from evenhand.mechanism.random_streams import _scripted, box_muller
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -11,8 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from evenhand.gradients import memory
 from evenhand.gradients.microbatches import MicroBatches
-from evenhand.releasing import SMALL_CHUNK, Ahead, in_parts, release, release_within
-from evenhand.streams import Stream
+from evenhand.mechanism.add_noise import SMALL_CHUNK, Ahead, in_parts, release, release_within
+from evenhand.mechanism.random_streams import Stream
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 X, Y = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2

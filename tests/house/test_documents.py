@@ -14,9 +14,9 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli.methods import rows, table
 from evenhand.data import Data
+from evenhand.mechanism.make_plan import plan
 from evenhand.methods import registry
 from evenhand.methods.catalogue import catalogue
-from evenhand.planning import plan
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evenhand import progress
-from evenhand.planning import Plan
+from evenhand.mechanism.make_plan import Plan
 from evenhand.progress import NotebookBar, Progress, TerminalBar, in_notebook
 
 

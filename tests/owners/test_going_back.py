@@ -21,7 +21,7 @@ from evenhand.accounting.accountant import epsilon
 from evenhand.attachment import Private, start
 from evenhand.checkpoints import KEPT, marks, spread
 from evenhand.errors import CalibrationError, LedgerError, PlanMismatchError, UsageError
-from evenhand.replanning import back, replan
+from evenhand.mechanism.replan import back, replan
 from evenhand.runs import Folder
 
 pytestmark = pytest.mark.usefixtures("slow_steps")

@@ -6,7 +6,7 @@ import pytest
 
 from evenhand.accounting import rdp
 from evenhand.accounting.budgets import Budgets
-from evenhand.planning import plan
+from evenhand.mechanism.make_plan import plan
 from evenhand.types import Facts
 
 Q, T, DELTA = 512 / 60_000, 9_375, 1e-5

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from evenhand.errors import UnsupportedModelError, UsageError
+from evenhand.mechanism.weights import total_of
 from evenhand.methods import queries as package
 from evenhand.methods.queries import Count, Exceedance, GroupCounts, GroupSizes, Query
 from evenhand.types import Facts, Public, State, Stats
-from evenhand.weighing import total_of
 
 FACTS = Facts(100, (("x", 60), ("y", 40)), groups=("a", "b", "c"))
 

@@ -16,15 +16,14 @@ from evenhand.accounting.plan import Plan
 from evenhand.cli.methods import rows
 from evenhand.density import PublishedSmoothing
 from evenhand.errors import UsageError
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism.make_plan import plan
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.step import Mechanism, private_gradient, rehearse
 from evenhand.methods.catalogue import RECIPES, Method, catalogue, method
 from evenhand.methods.density_methods import DENSITIES
 from evenhand.methods.queries import Exceedance, GroupCounts, GroupSizes
 from evenhand.methods.rules import Clip, GlobalAdapt, GroupClip, Ordered, Psac
 from evenhand.methods.schedules import Linear, Phases, Step, Table
-from evenhand.planning import plan
-from evenhand.step import private_gradient, rehearse
-from evenhand.streams import Stream
 from evenhand.types import Batch, Facts, Pass
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from evenhand.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from evenhand.planning import Plan
+from evenhand.mechanism.make_plan import Plan
 from evenhand.privacy.ledger import read
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

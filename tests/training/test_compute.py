@@ -17,8 +17,7 @@ from evenhand.errors import UsageError
 from evenhand.gradients import Engine, record_by_record
 from evenhand.gradients.microbatches import MicroBatches
 from evenhand.gradients.record_blocks import Blocks
-from evenhand.mechanism import Mechanism
-from evenhand.step import early_weights, private_gradient
+from evenhand.mechanism.step import Mechanism, early_weights, private_gradient
 from evenhand.types import Batch
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -17,8 +17,8 @@ from evenhand.attachment import Private
 from evenhand.data import Data, wrap
 from evenhand.data.fingerprint import fingerprint
 from evenhand.datasets import DatasetLedger, state_folder
-from evenhand.planning import Plan
-from evenhand.replanning import replan
+from evenhand.mechanism.make_plan import Plan
+from evenhand.mechanism.replan import replan
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

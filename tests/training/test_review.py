@@ -18,7 +18,7 @@ import evenhand as eh
 from evenhand.attachment import Private
 from evenhand.data import Data
 from evenhand.errors import BatchReuseError, DataError, LedgerError, UnsupportedModelError, UsageError
-from evenhand.planning import Plan
+from evenhand.mechanism.make_plan import Plan
 from evenhand.privacy.ledger import read
 from evenhand.privacy.statement import digest, markdown
 from evenhand.recording import TIMED

@@ -6,7 +6,7 @@ import pytest
 
 from evenhand import hints
 from evenhand.accounting.budgets import Privacy
-from evenhand.planning import Plan, plan
+from evenhand.mechanism.make_plan import Plan, plan
 from evenhand.types import Facts
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from evenhand.mechanism.random_streams import Domain, Stream
 from evenhand.methods.rules import Clip
-from evenhand.streams import Domain, Stream
 from evenhand.testing.reference_step import ReferenceStep, Vector
 from evenhand.testing.subjects import BATCH, Subject
 from evenhand.types import Commit

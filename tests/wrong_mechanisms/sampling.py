@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand.data.sampling import PoissonSampler
+from evenhand.mechanism.make_plan import Plan
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.sampling import PoissonSampler
 from evenhand.methods.queries import GroupSizes
 from evenhand.methods.rules import Clip
-from evenhand.planning import Plan
-from evenhand.streams import Stream
 from evenhand.testing.reference_step import Vector
 from evenhand.testing.subjects import Subject
 from evenhand.types import Event

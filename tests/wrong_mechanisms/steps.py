@@ -12,11 +12,10 @@ from torch import Tensor
 
 from evenhand.gradients.norms_and_sums import RescuedPass
 from evenhand.gradients.record_blocks import Blocks
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism.make_plan import Plan, PlannedLevel
+from evenhand.mechanism.step import Mechanism, Released
 from evenhand.methods.queries import Exceedance
 from evenhand.methods.rules import Clip, GlobalAdapt, Rule
-from evenhand.planning import Plan, PlannedLevel
-from evenhand.step import Released
 from evenhand.testing.reference_step import ReferenceStep, Vector
 from evenhand.testing.subjects import Subject
 from evenhand.types import Batch, Pass, State, Stats

@@ -293,7 +293,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        from evenhand.describing import describe
+        from evenhand.mechanism.describe_plan import describe
 
         return describe(self)
 

@@ -144,8 +144,8 @@ def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _data(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing]) -> dict[str, Any]:
-    from evenhand import noise_native
     from evenhand.gradients import fast_paths
+    from evenhand.mechanism import noise_native
 
     changed = [dataclasses.asdict(change) for change in done]
     timings = [dataclasses.asdict(row) for row in rows]
@@ -156,8 +156,8 @@ def _data(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing]) -> d
 def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix: bool) -> str:
     import torch
 
-    from evenhand import noise_native
     from evenhand.gradients import fast_paths
+    from evenhand.mechanism import noise_native
 
     parts = []
     if fix:

@@ -51,7 +51,7 @@ def run(
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
     from evenhand import owner_tables
     from evenhand.accounting.owner_classes import chosen_few, rows
-    from evenhand.describing import warnings
+    from evenhand.mechanism.describe_plan import warnings
     from evenhand.methods.density_methods import DENSITIES
 
     name = method or "dpsgd"
@@ -82,9 +82,9 @@ def _planner(
     batch_size: float | None,
 ) -> Callable[[Facts, Promise | None], Plan]:
     """What plans the method called ``name``; names are checked here, before data are loaded."""
+    from evenhand.mechanism.make_plan import plan
     from evenhand.methods import catalogue
     from evenhand.methods.density_methods import DENSITIES
-    from evenhand.planning import plan
 
     if name in DENSITIES:
         from evenhand.config import Config

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from evenhand.integrations.loggers import Logger
-    from evenhand.planning import Plan
+    from evenhand.mechanism.make_plan import Plan
     from evenhand.results import Run
 
 NAME = "train"

@@ -21,7 +21,7 @@ from evenhand.data.dataset import Data
 from evenhand.density.chunks import chunks
 from evenhand.density.moments import Embedding
 from evenhand.density.summing import Query, Releases
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 
 
 def query(label_weight: float, most_labels: int) -> Query:

@@ -24,8 +24,8 @@ from evenhand.density.promises import Promise as Promised
 from evenhand.density.saving import After, Before, made
 from evenhand.density.summing import Releases
 from evenhand.errors import UsageError
+from evenhand.mechanism.random_streams import Stream
 from evenhand.runs import Folder
-from evenhand.streams import Stream
 from evenhand.types import Facts
 
 _SEED = (

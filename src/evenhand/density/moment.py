@@ -17,7 +17,7 @@ from evenhand.density.models import MomentModel
 from evenhand.density.promises import ADD_REMOVE, of_plan
 from evenhand.density.promises import Promise as Promised
 from evenhand.density.summing import Releases, plan_of
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 from evenhand.types import Facts
 
 

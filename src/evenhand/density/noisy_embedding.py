@@ -23,7 +23,7 @@ from evenhand.density.promises import ADD_REMOVE, REPLACE_ONE, of_plan
 from evenhand.density.promises import Promise as Promised
 from evenhand.density.summing import Releases, plan_of
 from evenhand.errors import UsageError
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 from evenhand.types import Facts
 
 _LABELS = "LABELS ARE PUBLIC: they were released as they are and nothing protects them (labels='public')."

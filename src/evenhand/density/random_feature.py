@@ -19,7 +19,7 @@ from evenhand.density.promises import ADD_REMOVE, of_plan
 from evenhand.density.promises import Promise as Promised
 from evenhand.density.summing import Query, Releases, plan_of
 from evenhand.errors import UsageError
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 from evenhand.types import Facts
 
 

@@ -15,12 +15,12 @@ from evenhand.data.dataset import Data
 from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
 from evenhand.density.sums import Sums
+from evenhand.mechanism.random_streams import Stream
 from evenhand.os_errors import boundary
 from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.publishing import publish
 from evenhand.run_files import digests, mend
 from evenhand.runs import Folder, write_json
-from evenhand.streams import Stream
 
 Fit = Callable[[Releases, Stream], nn.Module]
 Before = Callable[[Folder], None]

@@ -21,15 +21,15 @@ from evenhand.accounting.budgets import Budgets, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.density.sums import Sums
 from evenhand.errors import UsageError
+from evenhand.mechanism import noise_grid
+from evenhand.mechanism.add_noise import release
+from evenhand.mechanism.make_plan import plan as make_plan
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.step import noise_std
 from evenhand.methods.composition import Method
 from evenhand.methods.rules import Clip
 from evenhand.methods.schedules import Table
-from evenhand.planning import plan as make_plan
-from evenhand.privacy import noise
 from evenhand.privacy.ledger import Ledger
-from evenhand.releasing import release
-from evenhand.step import noise_std
-from evenhand.streams import Stream
 from evenhand.types import Commit, Facts
 
 
@@ -82,7 +82,7 @@ class Releases:
     Guarantee:
       With record vectors v_i whose weights are ``weights(norm of v_i)``, adding or removing a record of class k moves
       ``sum_i w_i v_i`` by at most ``scale_k * bound``; the noise covers that, float rounding and the grid
-      (``privacy.noise.charged``), and its standard deviation is what the ledger records (law 2).
+      (``mechanism.noise_grid.charged``), and its standard deviation is what the ledger records (law 2).
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class Releases:
         if held is None and self._ledger is not None:
             self._ledger.reserve(1)
         sensitivity = self._scales * level.bound
-        spacing = noise.grid(float(sensitivity.max()))
+        spacing = noise_grid.grid(float(sensitivity.max()))
         size, records = summed.numel() if dimension is None else dimension, float(self.plan.facts.records)
         column = sensitivity.numpy()
-        charged = noise.charged(column, spacing, size, records, float(column.max()))
+        charged = noise_grid.charged(column, spacing, size, records, float(column.max()))
         covered, std = noise_std(level, charged, self._scales.numpy())
         if held is None:
             noisy = release(summed.double(), std, spacing, self._stream, "gradient", self.position)

@@ -17,7 +17,7 @@ from evenhand.accounting import accountant, owner_classes
 from evenhand.privacy import statement_form, statement_sharing, statement_warnings
 
 if TYPE_CHECKING:
-    from evenhand.planning import Plan
+    from evenhand.mechanism.make_plan import Plan
     from evenhand.privacy.ledger import Reading
     from evenhand.types import Event
 

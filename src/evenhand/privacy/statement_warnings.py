@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evenhand.planning import Plan
+    from evenhand.mechanism.make_plan import Plan
     from evenhand.privacy.ledger import Reading
 
 _NO_EPSILON = "no bound and no epsilon holds for this run"

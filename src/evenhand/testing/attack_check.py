@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.accounting import accountant
-from evenhand.step import bounded
+from evenhand.mechanism.step import bounded
 from evenhand.testing.made_up_batches import Case, Row
 from evenhand.testing.reference_step import answers_of, as_pass, batch_of
 from evenhand.testing.sensitivity_search import by_row, movements, weights

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from evenhand.gradients.microbatches import MicroBatches
 from evenhand.gradients.record_blocks import Blocks
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism.step import Mechanism
 from evenhand.summation import KEY_BITS
 from evenhand.testing.subjects import FACTS, Subject
 from evenhand.types import Batch

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evenhand.streams import Stream
+from evenhand.mechanism.random_streams import Stream
 from evenhand.testing.made_up_batches import SCALES, Case, Row
 from evenhand.testing.reference_step import Recorder, Wide, as_pass, batch_of, pass_over
 from evenhand.testing.subjects import FACTS, Sampler, Subject

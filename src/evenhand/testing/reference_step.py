@@ -15,13 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism import noise_grid as noise
+from evenhand.mechanism.make_plan import Plan, PlannedLevel
+from evenhand.mechanism.random_streams import Domain, Stream
+from evenhand.mechanism.step import Mechanism, Released
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import BatchRule, Clip, Rule
-from evenhand.planning import Plan, PlannedLevel
-from evenhand.privacy import noise
-from evenhand.step import Released
-from evenhand.streams import Domain, Stream
 from evenhand.summation import Summation
 from evenhand.testing.made_up_batches import Case
 from evenhand.testing.sensitivity_search import by_row, taken, weights

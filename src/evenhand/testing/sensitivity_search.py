@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from evenhand.errors import UsageError
+from evenhand.mechanism.step import bounded
 from evenhand.methods.rules import BatchRule, Rule, SampleRule
-from evenhand.step import bounded
 from evenhand.testing.made_up_batches import Case, simpler
 from evenhand.types import State, Stats
 

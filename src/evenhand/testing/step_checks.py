@@ -8,8 +8,8 @@ from functools import cache
 import torch
 
 from evenhand.accounting import accountant
-from evenhand.privacy import noise
-from evenhand.step import Released
+from evenhand.mechanism import noise_grid
+from evenhand.mechanism.step import Released
 from evenhand.testing import epsilon_lower_bound
 from evenhand.testing.made_up_batches import BOUNDS, LAST, SCALES, Case, cases
 from evenhand.testing.reference_step import ReferenceStep, answers_of, as_pass, batch_of
@@ -55,7 +55,7 @@ def _different(found: Released, expected: Released, allowed: float) -> str:
 
 def _off_grid(found: Released, batch: float) -> str:
     """Low-order bits that are not rounded away can tell the datum: releases lie on the grid of the sensitivity."""
-    spacing = noise.grid(max(found.commit.sensitivity)) / 2  # what is recorded may lie in the next power of two
+    spacing = noise_grid.grid(max(found.commit.sensitivity)) / 2  # what is recorded may lie in the next power of two
     units = torch.cat([value.reshape(-1).double() for value in found.gradient.values()]) * batch / spacing
     return "releases values off the grid" if bool(((units - units.round()).abs() > 1e-3).any()) else ""
 

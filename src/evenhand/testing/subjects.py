@@ -13,18 +13,17 @@ from torch import Tensor
 
 from evenhand import usercode
 from evenhand.accounting.budgets import FixedNoise
-from evenhand.data.sampling import PoissonSampler
 from evenhand.errors import UsageError
-from evenhand.mechanism import Mechanism
+from evenhand.mechanism.make_plan import Plan, plan
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.sampling import PoissonSampler
+from evenhand.mechanism.step import Mechanism, Released, private_gradient
 from evenhand.methods import registry
 from evenhand.methods.catalogue import RECIPES
 from evenhand.methods.composition import Method
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import Clip, Rule
 from evenhand.methods.schedules import Phases
-from evenhand.planning import Plan, plan
-from evenhand.step import Released, private_gradient
-from evenhand.streams import Stream
 from evenhand.types import Batch, Event, Facts, Pass, Public
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from compiling import LESS, QUICK, STRICT, build, changed, lacking, needs_compiler
-from evenhand import step
 from evenhand.gradients import Engine
 from evenhand.gradients.fast import dense_native
 from evenhand.gradients.fast.dense_native import DenseLoops
+from evenhand.mechanism import step
 from evenhand.types import Stats
 
 

@@ -13,10 +13,10 @@ from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.accounting.events import merged_noise
 from evenhand.accounting.plan import Plan, PlannedLevel, Stage, cut_levels
 from evenhand.errors import CalibrationError, UsageError
+from evenhand.mechanism.make_plan import budgets_of, level_of, stretches_of
 from evenhand.methods import registry
 from evenhand.methods.catalogue import method as find_method
 from evenhand.methods.composition import Method
-from evenhand.planning import budgets_of, level_of, stretches_of
 
 Solved = tuple[float, tuple[float, ...], tuple[float, ...]]
 
@@ -36,7 +36,7 @@ def replan(plan: Plan, privacy: Privacy | Budgets, charged: int, *, epochs: floa
       CalibrationError: an owner has spent more than its new budget already, or has nothing left for the method.
 
     Examples:
-      >>> from evenhand.planning import plan
+      >>> from evenhand.mechanism.make_plan import plan
       >>> from evenhand.types import Facts
       >>> old = plan("dpsgd", Privacy(1, 1e-5), data=Facts(1000, (("all", 1000),)), epochs=10, batch_size=100)
       >>> new = replan(old, Privacy(2, 1e-5), charged=50)
@@ -58,7 +58,7 @@ def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, 
     is asked for, it ends there.
 
     Examples:
-      >>> from evenhand.planning import plan
+      >>> from evenhand.mechanism.make_plan import plan
       >>> from evenhand.types import Facts
       >>> old = plan("dpsgd", Privacy(2, 1e-5), data=Facts(1000, (("all", 1000),)), epochs=10, batch_size=100)
       >>> new, ended = (back(old, Privacy(1, 1e-5), 10, 0, epochs=epochs) for epochs in (None, 0))

@@ -21,7 +21,7 @@ from evenhand.summation import KEY_BITS, levels
 from evenhand.types import Batch
 
 if TYPE_CHECKING:
-    from evenhand.streams import Stream
+    from evenhand.mechanism.random_streams import Stream
 
 
 class PoissonSampler:
@@ -37,7 +37,7 @@ class PoissonSampler:
 
     Examples:
       >>> import torch
-      >>> from evenhand.streams import Stream
+      >>> from evenhand.mechanism.random_streams import Stream
       >>> sampler = PoissonSampler(torch.zeros(100, dtype=torch.long), [0.1], Stream.insecure(0, 0))
       >>> bool((sampler.rows(0) == sampler.rows(0)).all())
       True

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenhand import noise_native
 from evenhand.errors import UnsupportedModelError
-from evenhand.noise_native import BLOCK, Loops, Parts
-from evenhand.normals import AT_ONCE, Desk
-from evenhand.streams import Cipher, Domain, Stream
+from evenhand.mechanism import noise_native
+from evenhand.mechanism.noise_native import BLOCK, Loops, Parts
+from evenhand.mechanism.random_streams import AT_ONCE, Cipher, Desk, Domain, Stream
 
 CHUNK = 1 << 16
 SMALL_CHUNK = 1 << 15

@@ -10,7 +10,7 @@ from evenhand.accounting import owner_classes
 from evenhand.methods.density_methods import DENSITIES
 
 if TYPE_CHECKING:
-    from evenhand.planning import Plan
+    from evenhand.mechanism.make_plan import Plan
 
 
 def describe(made: Plan) -> str:
