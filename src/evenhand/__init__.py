@@ -21,7 +21,7 @@ _PUBLIC = {
     "FixedNoise": "evenhand.accounting.budgets",
     "epsilon": "evenhand.accounting.accountant",
     "calibrate": "evenhand.accounting.calibration",
-    "verify": "evenhand.verification",
+    "verify": "evenhand.runs.verify",
     "Stats": "evenhand.types",
     "State": "evenhand.types",
 }
@@ -37,7 +37,7 @@ _MODULES = {
     "losses": "evenhand.losses",
     "methods": "evenhand.methods",
     "models": "evenhand.models",
-    "privacy": "evenhand.privacy",
+    "privacy": "evenhand.accounting",
     "queries": "evenhand.methods.queries",
     "reporting": "evenhand.reporting",
     "rules": "evenhand.methods.rules",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenhand import checkpoints, guards
+from evenhand import guards
 from evenhand.accounting.plan import Plan
 from evenhand.augmenting import Augment, Views, views_of
 from evenhand.coupling import Coupling
@@ -21,11 +21,12 @@ from evenhand.losses import Loss
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.step import Mechanism, rehearse
 from evenhand.methods import registry
-from evenhand.os_errors import boundary
-from evenhand.privacy.ledger import Ledger, Reading
 from evenhand.private import Kept, Private
-from evenhand.run_files import digests, mend
-from evenhand.runs import Folder
+from evenhand.runs import checkpoints
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import Ledger, Reading
+from evenhand.runs.os_errors import boundary
+from evenhand.runs.run_files import digests, mend
 
 __all__ = ["Private", "attach", "start"]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenhand import durable, untrusted, usercode
-from evenhand.datasets import state_folder
 from evenhand.errors import EvenhandError, VerificationError
-from evenhand.runs import Folder, write_json
+from evenhand.runs.dataset_ledger import state_folder
+from evenhand.runs.folder import Folder, write_json
 
 if TYPE_CHECKING:
     from evenhand.data import Declaration

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenhand import checkpoints, consents, untrusted
+from evenhand import consents, untrusted
 from evenhand.accounting.plan import Plan
-from evenhand.checkpoints import Mark
 from evenhand.config import recorded
 from evenhand.errors import CalibrationError, LedgerError, UsageError
 from evenhand.mechanism.replan import OverspentError, refuse_overspent
-from evenhand.privacy import ledger_forks
-from evenhand.privacy.chain import LARGEST
-from evenhand.privacy.ledger import Ledger, Reading, locked, parse, read, refuse_shortened, refuse_withdrawn
-from evenhand.run_files import digests
-from evenhand.runs import Folder, sha256, write_durably, write_json
+from evenhand.runs import checkpoints, ledger_forks
+from evenhand.runs.checkpoints import Mark
+from evenhand.runs.folder import Folder, sha256, write_durably, write_json
+from evenhand.runs.ledger import Ledger, Reading, locked, parse, read, refuse_shortened, refuse_withdrawn
+from evenhand.runs.ledger_rows import LARGEST
+from evenhand.runs.run_files import digests
 
 
 @dataclass(frozen=True)

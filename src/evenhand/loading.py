@@ -11,7 +11,7 @@ from evenhand.config import PYTHON, of_run
 from evenhand.density import METHODS
 from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.results import Run
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,18 +12,18 @@ from typing import Any
 
 from torch import Tensor
 
-from evenhand import durable, evaluation, weights
+from evenhand import durable, evaluation
 from evenhand.averaging import Average
 from evenhand.data.dataset import Data
 from evenhand.integrations.loggers import Broadcast, released
 from evenhand.interrupting import Interrupted, signals
 from evenhand.optimizing import Schedule
-from evenhand.privacy.ledger import BLOCK
 from evenhand.private import Kept, Private
 from evenhand.progress import Progress
-from evenhand.recording import LOST
 from evenhand.results import Run
-from evenhand.runs import write_durably
+from evenhand.runs import weights_digest
+from evenhand.runs.folder import write_durably
+from evenhand.runs.ledger import BLOCK, LOST
 
 CHECKPOINT_SECONDS = 5.0
 CHECKPOINT_SHARE = 0.01
@@ -146,7 +146,7 @@ def _measured(private: Private, aside: Aside, training_records: bool) -> bool:
     """Whether the last evaluation is of the weights that are about to be released."""
     last: dict[str, Any] = next(reversed(private.folder.metrics(training_records=training_records)), {})
     with aside.shown():
-        return bool(last.get("weights") == weights.digest(private.model))
+        return bool(last.get("weights") == weights_digest.digest(private.model))
 
 
 def _epoch(private: Private) -> float:
@@ -161,7 +161,7 @@ def _epoch_ends(private: Private) -> bool:
 def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast, metrics: Path) -> None:
     with aside.shown():
         line = evaluation.row(private.model, test, private.position, _epoch(private))
-        line |= {"segment": private.segment, "weights": weights.digest(private.model)}
+        line |= {"segment": private.segment, "weights": weights_digest.digest(private.model)}
     private.folder.add_metrics(line, metrics)
     if telling:
         private.told()

@@ -13,10 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from evenhand import checkpoints, generators, guards
+from evenhand import generators, guards
 from evenhand.augmenting import Handed
 from evenhand.averaging import Average
-from evenhand.counting import Counting
 from evenhand.coupling import Coupling
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.not_finite import LeftOut, check_finite
@@ -28,11 +27,11 @@ from evenhand.gradients.pass_context import seeded
 from evenhand.gradients.record_blocks import Blocks
 from evenhand.mechanism.sampling import PoissonSampler, draw
 from evenhand.mechanism.step import Mechanism, early_weights, private_gradient
-from evenhand.os_errors import boundary
-from evenhand.privacy.ledger import Ledger
-from evenhand.publishing import publish
-from evenhand.recording import Recorder
-from evenhand.runs import Folder
+from evenhand.runs import checkpoints
+from evenhand.runs.dataset_ledger import Counting
+from evenhand.runs.folder import Folder, publish
+from evenhand.runs.ledger import Ledger, Recorder
+from evenhand.runs.os_errors import boundary
 from evenhand.types import Batch, Pass
 
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))

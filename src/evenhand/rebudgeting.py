@@ -14,14 +14,13 @@ from evenhand import forking, untrusted
 from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.accounting.plan import Plan
 from evenhand.config import of_run
-from evenhand.counting import hold
 from evenhand.data.dataset import wrap
-from evenhand.datasets import DatasetLedger, at_least
 from evenhand.errors import CalibrationError, EvenhandError, PlanMismatchError, UsageError
 from evenhand.mechanism.replan import OverspentError, back, promised, refuse_overspent, replan
-from evenhand.os_errors import boundary
-from evenhand.privacy.ledger import Ledger, refuse_blocked, refuse_withdrawn
-from evenhand.runs import Folder, write_json
+from evenhand.runs.dataset_ledger import DatasetLedger, at_least, hold
+from evenhand.runs.folder import Folder, write_json
+from evenhand.runs.ledger import Ledger, refuse_blocked, refuse_withdrawn
+from evenhand.runs.os_errors import boundary
 
 __all__ = ["rebudget", "replan"]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import measured
 from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.errors import UsageError
-from evenhand.privacy import statement as statements
 from evenhand.reporting import group_metrics, model_card, run_page
-from evenhand.runs import Folder, write_durably
+from evenhand.runs import statement as statements
+from evenhand.runs import verify_figures
+from evenhand.runs.folder import Folder, write_durably
 from evenhand.terminal import say
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _facts(plan: Plan, statement: Mapping[str, Any]) -> dict[str, str]:
         "Clip bound": bound if plan.certified else "none",
         "Plan": plan.digest[:16],
         "Ledger head": statement["ledger_head"][:16],
-        measured.FACT: (statement["model_sha256"] or "not released")[: measured.SHOWN],
+        verify_figures.FACT: (statement["model_sha256"] or "not released")[: verify_figures.SHOWN],
         "Software": f"evenhand {statement['software']['evenhand']}, torch {statement['software']['torch']}",
     }
 

@@ -33,10 +33,10 @@ from evenhand.mechanism.make_plan import plan as make_plan
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
 from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
-from evenhand.os_errors import boundary
 from evenhand.remembering import descent_again, settings_of, views_again
 from evenhand.results import Run
-from evenhand.runs import Folder, write_durably
+from evenhand.runs.folder import Folder, write_durably
+from evenhand.runs.os_errors import boundary
 
 __all__ = ["default_loss", "fit", "resume"]
 

@@ -24,8 +24,8 @@ from evenhand.errors import UsageError
 from evenhand.reporting.comparison_page import ComparisonData
 from evenhand.reporting.comparison_rows import Entry
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.runs import Folder
-from evenhand.verification import verify
+from evenhand.runs.folder import Folder
+from evenhand.runs.verify import verify
 
 BASE = Config(epochs=1.0, model="linear")
 SWEEP = Sweep(BASE, methods=("dpsgd",), epsilons=(1.0, 3.0), seeds=2, reference=True)

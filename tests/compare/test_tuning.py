@@ -15,7 +15,7 @@ from evenhand.comparison.lines import Line
 from evenhand.comparison.running import Comparison, compare
 from evenhand.config import Config
 from evenhand.errors import UsageError
-from evenhand.verification import verify
+from evenhand.runs.verify import verify
 
 VALUES = {
     "data": "digits",

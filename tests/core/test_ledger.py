@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.privacy.ledger import BLOCK, Ledger, Reading, read
+from evenhand.runs.ledger import BLOCK, Ledger, Reading, read
 from evenhand.types import Commit
 
 
@@ -228,7 +228,7 @@ def test_a_removed_or_replaced_ledger_stops_the_run(path: Path) -> None:
 def test_rows_rewritten_with_a_valid_hash_are_still_checked(path: Path, written: bytes, change: dict) -> None:
     import json
 
-    from evenhand.privacy.chain import row_hash
+    from evenhand.runs.ledger_rows import row_hash
 
     rows = [json.loads(line) for line in written.splitlines()]
     index = next(i for i, row in enumerate(rows) if row["type"] == "commit" and row["first"] == 1)

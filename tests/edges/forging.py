@@ -20,11 +20,11 @@ from torch import nn
 import evenhand as eh
 from evenhand.data import Data, wrap
 from evenhand.density import MomentDensity
-from evenhand.privacy.chain import encoded, parse
-from evenhand.privacy.statement import digest, markdown
-from evenhand.run_files import RECORDED, as_json
-from evenhand.signing import new_key
-from evenhand.verification import sign
+from evenhand.runs.ledger_rows import encoded, parse
+from evenhand.runs.run_files import RECORDED, as_json
+from evenhand.runs.signatures import new_key
+from evenhand.runs.statement import digest, markdown
+from evenhand.runs.verify import sign
 
 PROMISED = (*RECORDED, "plan.json")
 """Files whose every byte is covered, beside the ledger's rows."""

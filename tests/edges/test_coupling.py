@@ -22,9 +22,9 @@ from evenhand.coupling import Coupling
 from evenhand.errors import CoupledError, LedgerError, UnsupportedModelError
 from evenhand.gradients.doctor.record_coupling import Company
 from evenhand.mechanism.random_streams import Stream
-from evenhand.privacy.ledger import read
 from evenhand.rebudgeting import rebudget
-from evenhand.verification import verify
+from evenhand.runs.ledger import read
+from evenhand.runs.verify import verify
 
 STEPS = 200
 

@@ -12,7 +12,7 @@ import evenhand as eh
 from commands import evenhand, result
 from edges.runs_made import RECORDS, begun, planned, records
 from evenhand.mechanism.make_plan import default_delta
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 from evenhand.types import Facts
 
 

@@ -14,12 +14,12 @@ import pytest
 
 import evenhand as eh
 from commands import evenhand
-from evenhand import run_files
 from evenhand.errors import LedgerError, VerificationError
-from evenhand.privacy.ledger import Ledger, read
-from evenhand.privacy.statement import markdown
 from evenhand.results import Run
-from evenhand.runs import Folder
+from evenhand.runs import run_files
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import Ledger, read
+from evenhand.runs.statement import markdown
 from evenhand.untrusted import read_bytes, read_json
 
 EDITED = ("report.html", "model-card.md", "owners.csv", "statement.md", "metrics.jsonl", "README.md", "statement.json")
@@ -203,7 +203,7 @@ def test_a_crash_between_row_and_name_is_explained_and_mended(
 
 
 def test_files_are_not_written_beside_another_writer(copy: Path) -> None:
-    from evenhand.privacy.ledger import locked
+    from evenhand.runs.ledger import locked
 
     lock = locked(copy / "ledger.jsonl")
     try:

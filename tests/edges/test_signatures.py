@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
 
 import evenhand as eh
 from commands import evenhand, result
-from evenhand import signing
 from evenhand.errors import UsageError, VerificationError
 from evenhand.results import Run
-from evenhand.runs import Folder, sha256
-from evenhand.verification import sign
+from evenhand.runs import signatures
+from evenhand.runs.folder import Folder, sha256
+from evenhand.runs.verify import sign
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_keys_are_made_once_and_the_private_one_is_for_its_owner_only(tmp_path: 
     private, shown = tmp_path / "mine", tmp_path / "mine.pub"
     assert (made["private"], made["public"]) == (str(private), str(shown))
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    assert signing.fingerprint(signing.read_public_key(shown)) == made["fingerprint"]
+    assert signatures.fingerprint(signatures.read_public_key(shown)) == made["fingerprint"]
     before = private.read_bytes()
     for left in (private, shown):
         again = evenhand("keys", "new", "--out", private)
@@ -61,7 +61,7 @@ def test_keys_are_made_once_and_the_private_one_is_for_its_owner_only(tmp_path: 
 
 
 def test_a_signed_run_names_its_signer(run: Path) -> None:
-    key = signing.fingerprint(signing.read_public_key(public(run)))
+    key = signatures.fingerprint(signatures.read_public_key(public(run)))
     done = evenhand("verify", run, "--key", public(run))
     assert done.returncode == 0
     assert f"signed by {key}" in done.stdout
@@ -82,7 +82,7 @@ def test_the_private_key_stays_out_of_the_run_folder(run: Path) -> None:
     assert all(body not in file.read_bytes() for file in run.rglob("*") if file.is_file())
     for place in (run / "key", run / "private" / "key"):
         with pytest.raises(UsageError, match="lies in a run folder"):
-            signing.new_key(place)
+            signatures.new_key(place)
         shutil.copy2(run.with_name("run-key"), place)
         with pytest.raises(UsageError, match="lies in a run folder"):
             sign(run, place)
@@ -99,7 +99,7 @@ def test_an_unsigned_run_works_and_verify_says_what_that_means(run: Path) -> Non
 
 
 def test_another_key_is_refused(run: Path, tmp_path: Path) -> None:
-    other = signing.new_key(tmp_path / "other")
+    other = signatures.new_key(tmp_path / "other")
     done = evenhand("verify", run, "--key", tmp_path / "other.pub")
     assert done.returncode == 1
     assert f"not by the key that --key names: {other}" in done.stdout
@@ -121,7 +121,7 @@ def test_a_signature_of_something_else_does_not_serve(run: Path) -> None:
         assert found["signed_by"] is None
     body = json.loads(text)
     body["signed"]["files"]["report.html"] = "0" * 64
-    (run / "signature.json").write_bytes(signing.as_json(body))
+    (run / "signature.json").write_bytes(signatures.as_json(body))
     assert eh.verify(run)["problems"] == ["signature.json holds no valid signature: it was damaged, edited or made up."]
 
 
@@ -144,9 +144,9 @@ def test_files_that_came_later_are_named_and_changed_ones_refused(run: Path) -> 
     found = eh.verify(run, key=public(run))
     assert found["ok"]
     assert "written after the signature and not signed: second.html." in found["notes"]
-    signing.write_json(run / "composition.json", json.loads((run / "composition.json").read_bytes()))
+    signatures.write_json(run / "composition.json", json.loads((run / "composition.json").read_bytes()))
     assert eh.verify(run, key=public(run))["ok"], "the same bytes"
-    from evenhand.run_files import write_durably
+    from evenhand.runs.run_files import write_durably
 
     write_durably(run / "report.html", forged_page(run))
     assert eh.verify(run, key=public(run))["problems"] == ["report.html is not the file that was signed."]
@@ -218,14 +218,14 @@ def test_keys_of_other_kinds_and_exchanged_keys_are_refused(run: Path, tmp_path:
 
 
 def test_a_passphrase_protects_the_private_key(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(signing.PASSPHRASE, "open sesame")
+    monkeypatch.setenv(signatures.PASSPHRASE, "open sesame")
     made = result("keys", "new", "--out", tmp_path / "locked", "--passphrase")
     assert b"ENCRYPTED" in (tmp_path / "locked").read_bytes()
     assert sign(run, tmp_path / "locked") == made["fingerprint"]
-    monkeypatch.setenv(signing.PASSPHRASE, "wrong")
+    monkeypatch.setenv(signatures.PASSPHRASE, "wrong")
     with pytest.raises(UsageError, match="passphrase is another one"):
         sign(run, tmp_path / "locked")
-    monkeypatch.delenv(signing.PASSPHRASE)
+    monkeypatch.delenv(signatures.PASSPHRASE)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(UsageError, match="protected by a passphrase"):
         sign(run, tmp_path / "locked")

@@ -16,8 +16,8 @@ from evenhand.data import Data
 from evenhand.errors import CoupledError, LedgerError, UnsupportedModelError
 from evenhand.guards import Compute
 from evenhand.mechanism.make_plan import Plan
-from evenhand.privacy.ledger import read
-from evenhand.verification import verify
+from evenhand.runs.ledger import read
+from evenhand.runs.verify import verify
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

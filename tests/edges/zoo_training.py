@@ -16,8 +16,8 @@ from torch.nn import functional
 import evenhand as eh
 from evenhand.data import Data, wrap
 from evenhand.errors import EvenhandError
-from evenhand.privacy.ledger import read
-from evenhand.verification import verify
+from evenhand.runs.ledger import read
+from evenhand.runs.verify import verify
 
 FEATURES, CLASSES, RECORDS, BATCH = 10, 3, 640, 64
 

@@ -20,7 +20,7 @@ from typer.main import get_command
 from commands import evenhand
 from evenhand import cli, coupling, training
 from evenhand.errors import UsageError
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 SECONDS = 2.0
 """Of processor time for one command; more is a hang. A command that waits is ended after the real time below."""

@@ -15,13 +15,14 @@ from torch import nn
 
 import evenhand as eh
 from edges import forging
-from evenhand import checkpoints, untrusted
+from evenhand import untrusted
 from evenhand.config import of_run
 from evenhand.data.row_digests import Survey
 from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.loading import preprocessing
 from evenhand.results import Run
-from evenhand.runs import Folder
+from evenhand.runs import checkpoints
+from evenhand.runs.folder import Folder
 from faults import damaged_folders
 
 pytestmark = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="damage with devices, pipes and links")

@@ -17,8 +17,8 @@ from commands import evenhand, result
 from evenhand.density import MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity, saving, summing
 from evenhand.density.sums import Sums
 from evenhand.errors import BudgetExhausted, PlanMismatchError, UsageError
-from evenhand.privacy.ledger import Ledger
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import Ledger
 
 
 class Killed(BaseException):

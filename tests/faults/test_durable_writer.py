@@ -17,12 +17,13 @@ from forked import TRAIN, command, left_over
 
 import evenhand as eh
 from commands import evenhand
-from evenhand import durable, run_files
+from evenhand import durable
 from evenhand.errors import VerificationError
-from evenhand.privacy.ledger import Ledger
 from evenhand.results import Run
-from evenhand.runs import Folder
-from evenhand.verification import verify
+from evenhand.runs import run_files
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import Ledger
+from evenhand.runs.verify import verify
 
 VICTIM = b"not a file of any run\n"
 
@@ -258,7 +259,7 @@ def test_what_fails_in_a_callback_is_raised_after_it(tmp_path: Path) -> None:
 def test_weights_are_the_bytes_that_safetensors_writes(tmp_path: Path) -> None:
     from safetensors.torch import save_model
 
-    from evenhand.publishing import publish
+    from evenhand.runs.folder import publish
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[1].weight = model[0].weight
@@ -282,7 +283,7 @@ def test_kept_features_are_a_file_of_safetensors(tmp_path: Path) -> None:
 
 
 def test_the_dataset_ledger_writes_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: Path) -> None:
-    from evenhand.datasets import DatasetLedger
+    from evenhand.runs.dataset_ledger import DatasetLedger
 
     monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
     folder = DatasetLedger.of(eh.data.digits()[0]).folder

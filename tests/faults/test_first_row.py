@@ -11,9 +11,9 @@ import torch
 import evenhand as eh
 from commands import evenhand
 from evenhand.data import Data
-from evenhand.privacy.chain import GENESIS, encoded
-from evenhand.privacy.ledger import Ledger
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import Ledger
+from evenhand.runs.ledger_rows import GENESIS, encoded
 
 
 class Killed(BaseException):

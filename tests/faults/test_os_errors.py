@@ -18,10 +18,10 @@ from forked import TRAIN, child, command, largest_file, left_over, open_files
 import evenhand as eh
 from evenhand import evaluation
 from evenhand.errors import EvenhandError, OutOfMemory, StorageError
-from evenhand.os_errors import boundary
 from evenhand.results import Run
-from evenhand.runs import Folder
-from evenhand.verification import verify
+from evenhand.runs.folder import Folder
+from evenhand.runs.os_errors import boundary
+from evenhand.runs.verify import verify
 
 REFUSALS = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EMFILE", "EFBIG", "EIO", "ENOENT")
 

@@ -14,7 +14,7 @@ import pytest
 import evenhand as eh
 from commands import evenhand, result
 from evenhand.errors import EvenhandError
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 from evenhand.training import resume
 from ways_in.ways import train, write
 

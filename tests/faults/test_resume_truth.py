@@ -12,14 +12,15 @@ import torch
 
 import evenhand as eh
 from commands import evenhand
-from evenhand import checkpoints, looping
+from evenhand import looping
 from evenhand.data import Data
 from evenhand.errors import BudgetExhausted
 from evenhand.evaluation import row
-from evenhand.privacy import ledger as ledgers
-from evenhand.privacy.chain import encoded
-from evenhand.runs import Folder, write_durably
-from evenhand.weights import digest_of_file
+from evenhand.runs import checkpoints
+from evenhand.runs import ledger as ledgers
+from evenhand.runs.folder import Folder, write_durably
+from evenhand.runs.ledger_rows import encoded
+from evenhand.runs.weights_digest import digest_of_file
 
 
 class Killed(BaseException):
@@ -189,7 +190,7 @@ def test_folders_of_an_earlier_version_are_read_and_what_is_not_checked_is_said(
 ) -> None:
     real = Folder.add_metrics
     monkeypatch.setattr(ledgers, "FORMAT", 1)
-    monkeypatch.setattr("evenhand.measured.FACT", "Another fact")
+    monkeypatch.setattr("evenhand.runs.verify_figures.FACT", "Another fact")
     monkeypatch.setattr(
         Folder,
         "add_metrics",

@@ -16,9 +16,9 @@ from forked import TRAIN, command
 import evenhand as eh
 from evenhand.attachment import Private
 from evenhand.interrupting import Interrupted, signals, stopping
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
+from evenhand.runs.verify import verify
 from evenhand.terminal import plain
-from evenhand.verification import verify
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202etxt.exe\r"
 

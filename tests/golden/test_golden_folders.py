@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.verification import verify
+from evenhand.runs.verify import verify
 
 HERE = Path(__file__).parent
 EXPECTED = {

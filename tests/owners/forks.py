@@ -15,7 +15,7 @@ import evenhand as eh
 from evenhand.accounting.plan import Plan
 from evenhand.attachment import Private
 from evenhand.data import Data, wrap
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 OLD = eh.Budgets({"a": 2, "b": 4}, 1e-3)

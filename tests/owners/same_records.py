@@ -11,7 +11,7 @@ from torch import nn
 import evenhand as eh
 from evenhand.accounting.plan import Plan
 from evenhand.data import Data, wrap
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

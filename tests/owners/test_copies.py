@@ -13,19 +13,20 @@ from same_records import LOSS, began, data, planned, raised, resumed, runs, tota
 from torch import nn
 
 import evenhand as eh
-from evenhand import forking, recording
+from evenhand import forking
 from evenhand.accounting import accountant
 from evenhand.attachment import start
-from evenhand.datasets import DatasetLedger
 from evenhand.errors import EvenhandError
-from evenhand.privacy.ledger import Ledger
-from evenhand.runs import Folder
+from evenhand.runs import ledger
+from evenhand.runs.dataset_ledger import DatasetLedger
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import Ledger
 
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Blocks of one step, and a ledger of its own for every test."""
-    monkeypatch.setattr(recording, "BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(ledger, "BLOCK_SECONDS", 1e-9)
     monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
 
 

@@ -19,10 +19,10 @@ import evenhand as eh
 from commands import evenhand, result
 from evenhand.accounting.accountant import epsilon
 from evenhand.attachment import Private, start
-from evenhand.checkpoints import KEPT, marks, spread
 from evenhand.errors import CalibrationError, LedgerError, PlanMismatchError, UsageError
 from evenhand.mechanism.replan import back, replan
-from evenhand.runs import Folder
+from evenhand.runs.checkpoints import KEPT, marks, spread
+from evenhand.runs.folder import Folder
 
 pytestmark = pytest.mark.usefixtures("slow_steps")
 
@@ -98,7 +98,7 @@ def test_a_fork_is_killed_and_resumed(tmp_path: Path) -> None:
     script = f"""
 import os
 from evenhand.attachment import Private, start
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 from forks import data, parts
 new = Folder.existing({str(new.path)!r})
 private = start(*parts(), new.plan(), new)

@@ -18,10 +18,9 @@ from evenhand.attachment import Private, start
 from evenhand.data import Data, wrap
 from evenhand.errors import CalibrationError
 from evenhand.integrations.loggers import Broadcast
-from evenhand.privacy.ledger import read
-from evenhand.privacy.statement_schema import schema
-from evenhand.privacy.statement_sharing import FROM_FACTS, FROM_NOISE
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import read
+from evenhand.runs.statement_files import FROM_FACTS, FROM_NOISE, schema
 
 pytestmark = pytest.mark.usefixtures("slow_steps")
 

@@ -15,9 +15,9 @@ from torch import nn
 import evenhand as eh
 from evenhand.accounting.accountant import epsilon
 from evenhand.attachment import start
-from evenhand.checkpoints import marks
 from evenhand.errors import CalibrationError, EvenhandError, LedgerError, UsageError
-from evenhand.runs import Folder, write_json
+from evenhand.runs.checkpoints import marks
+from evenhand.runs.folder import Folder, write_json
 
 pytestmark = pytest.mark.usefixtures("slow_steps")
 

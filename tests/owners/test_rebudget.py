@@ -20,7 +20,7 @@ from evenhand.accounting.plan import Plan
 from evenhand.data import Data, wrap
 from evenhand.errors import CalibrationError, PlanMismatchError, UsageError
 from evenhand.rebudgeting import replan
-from evenhand.runs import Folder, write_json
+from evenhand.runs.folder import Folder, write_json
 from evenhand.types import Facts
 
 FACTS = Facts(2000, (("strict", 800), ("usual", 800), ("open", 400)))

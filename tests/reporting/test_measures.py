@@ -20,7 +20,7 @@ from evenhand.reporting.group_metrics import across, measure
 from evenhand.reporting.intervals import bootstrap, over_seeds, privacy_cost
 from evenhand.reporting.run_page import initial_drops
 from evenhand.results import Run
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 
 def sample(classes: int, records: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:

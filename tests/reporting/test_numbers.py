@@ -20,8 +20,8 @@ from evenhand.comparison.tables import as_markdown
 from evenhand.data import wrap
 from evenhand.reporting.comparison_page import ComparisonData, render_comparison
 from evenhand.reporting.comparison_rows import Entry
-from evenhand.runs import Folder
-from evenhand.statement_page import render_statement
+from evenhand.runs.folder import Folder
+from evenhand.runs.statement_page import render_statement
 
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)")
 

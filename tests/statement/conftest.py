@@ -11,7 +11,7 @@ from torch import nn
 
 import evenhand as eh
 from evenhand.data import Data, wrap
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 HOSTILE = [
     "<script>document.title='owned'</script>",

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.privacy.statement import markdown
-from evenhand.privacy.statement_schema import text
-from evenhand.runs import Folder
-from evenhand.statement_page import render_statement as page
+from evenhand.runs.folder import Folder
+from evenhand.runs.statement import markdown
+from evenhand.runs.statement_files import text
+from evenhand.runs.statement_page import render_statement as page
 
 
 def evenhand(*arguments: object) -> subprocess.CompletedProcess[str]:

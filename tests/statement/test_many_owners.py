@@ -14,12 +14,12 @@ import evenhand as eh
 from commands import evenhand
 from evenhand import untrusted
 from evenhand.errors import UsageError, VerificationError
-from evenhand.privacy import statement as statements
-from evenhand.privacy.ledger import Ledger
-from evenhand.privacy.statement_form import LISTED, packed, unpacked
-from evenhand.privacy.statement_schema import schema
-from evenhand.run_files import as_json, digests, write_durably
-from evenhand.runs import Folder
+from evenhand.runs import statement as statements
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import Ledger
+from evenhand.runs.run_files import as_json, digests, write_durably
+from evenhand.runs.statement import LISTED, packed, unpacked
+from evenhand.runs.statement_files import schema
 
 OWNERS = LISTED + 200
 
@@ -95,7 +95,7 @@ def test_changed_columns_are_noticed_even_with_a_new_digest_and_row(folder: Fold
     forged = copy.deepcopy(json.loads(before))
     change(forged["owners"], kind)
     forged["digest"] = statements.digest(forged)
-    from evenhand.runs import as_written
+    from evenhand.runs.folder import as_written
 
     try:
         write_durably(folder.statement_file, as_written(forged))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import evenhand as eh
-from evenhand.privacy.statement import markdown
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
+from evenhand.runs.statement import markdown
 
 MARKS = [
     "\\",
@@ -43,7 +43,7 @@ def statement(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     data = eh.data.wrap([[0.0]] * 99, [0, 1, 1] * 33, owners=["one", "two", "two"] * 33)
     made = eh.plan("idp_sample", eh.Budgets({"one": 1, "two": 2}, 1e-4), data=data.facts, epochs=1)
     folder = Folder.create(out / "run", made)
-    from evenhand.privacy.ledger import Ledger
+    from evenhand.runs.ledger import Ledger
 
     with Ledger.open(folder.ledger_file, plan=made.digest, steps=made.steps, key="k", insecure=False):
         pass

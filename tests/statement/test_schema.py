@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from evenhand.privacy.statement_schema import schema
-from evenhand.runs import Folder
-from evenhand.verification import verify
+from evenhand.runs.folder import Folder
+from evenhand.runs.statement_files import schema
+from evenhand.runs.verify import verify
 
 Validator = jsonschema.Draft202012Validator
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from evenhand.reporting.page import asset, policy
-from evenhand.runs import Folder
-from evenhand.statement_page import STYLE
-from evenhand.statement_page import render_statement as page
+from evenhand.runs.folder import Folder
+from evenhand.runs.statement_page import STYLE
+from evenhand.runs.statement_page import render_statement as page
 
 TAGS = {"html", "head", "meta", "title", "style", "body", "main", "header", "h1", "h2", "p", "div", "dl", "dt", "dd"}
 TAGS |= {"table", "thead", "tbody", "tr", "th", "td", "section", "ul", "li", "code", "footer"}

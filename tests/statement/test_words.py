@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from evenhand import runs
-from evenhand.privacy.statement import further_owners, markdown, paragraphs
-from evenhand.privacy.statement_sharing import FROM_FACTS, FROM_NOISE, KEPT, sharing
-from evenhand.runs import Folder
+from evenhand.runs import folder as runs
+from evenhand.runs.folder import Folder
+from evenhand.runs.statement import further_owners, markdown, paragraphs
+from evenhand.runs.statement_files import FROM_FACTS, FROM_NOISE, KEPT, sharing
 
 
 def words(folder: Folder) -> str:

@@ -19,7 +19,7 @@ from evenhand.errors import (
     UsageError,
 )
 from evenhand.mechanism.make_plan import Plan
-from evenhand.privacy.ledger import read
+from evenhand.runs.ledger import read
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -16,8 +16,8 @@ from evenhand.averaging import EMA, Average
 from evenhand.data import Data
 from evenhand.errors import UsageError
 from evenhand.private import Private
-from evenhand.runs import sha256
-from evenhand.verification import verify
+from evenhand.runs.folder import sha256
+from evenhand.runs.verify import verify
 
 LAST = "model-last.safetensors"
 

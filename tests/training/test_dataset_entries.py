@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import evenhand as eh
-from evenhand import dataset_entries, untrusted
-from evenhand.datasets import DatasetLedger
+from evenhand import untrusted
 from evenhand.errors import EvenhandError
+from evenhand.runs import dataset_entries
+from evenhand.runs.dataset_ledger import DatasetLedger
 
 
 @pytest.fixture

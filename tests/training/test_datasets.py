@@ -16,9 +16,9 @@ from evenhand.accounting import accountant
 from evenhand.attachment import Private
 from evenhand.data import Data, wrap
 from evenhand.data.fingerprint import fingerprint
-from evenhand.datasets import DatasetLedger, state_folder
 from evenhand.mechanism.make_plan import Plan
 from evenhand.mechanism.replan import replan
+from evenhand.runs.dataset_ledger import DatasetLedger, state_folder
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -15,8 +15,8 @@ from evenhand.config import Config
 from evenhand.data import Data
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.results import Run
-from evenhand.runs import Folder
-from evenhand.verification import verify
+from evenhand.runs.folder import Folder
+from evenhand.runs.verify import verify
 
 
 def trained(data: tuple[Data, Data], out: Path, seed: int = 0, **options: object) -> Run:
@@ -125,7 +125,7 @@ def test_a_shortened_ledger_is_noticed(five: list[Run]) -> None:
 
 
 def test_less_noise_than_planned_is_noticed(five: list[Run], tmp_path: Path) -> None:
-    from evenhand.privacy.ledger import Ledger
+    from evenhand.runs.ledger import Ledger
     from evenhand.types import Commit
 
     plan = five[0].plan

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.runs import Folder
-from evenhand.verification import verify
+from evenhand.runs.folder import Folder
+from evenhand.runs.verify import verify
 
 # Every executed step writes its position here before and after the update, outside of evenhand's own ledger.
 WITNESS = """

@@ -16,7 +16,7 @@ from evenhand.data import Data
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients import per_sample, probe
 from evenhand.losses import Binary, ClassWeighted, CrossEntropy, Focal, MeanSquared, named
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 torch.manual_seed(0)
 OUTPUTS = torch.randn(6, 3, dtype=torch.float64)

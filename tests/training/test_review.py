@@ -19,11 +19,10 @@ from evenhand.attachment import Private
 from evenhand.data import Data
 from evenhand.errors import BatchReuseError, DataError, LedgerError, UnsupportedModelError, UsageError
 from evenhand.mechanism.make_plan import Plan
-from evenhand.privacy.ledger import read
-from evenhand.privacy.statement import digest, markdown
-from evenhand.recording import TIMED
-from evenhand.runs import as_json
-from evenhand.verification import verify
+from evenhand.runs.folder import as_json
+from evenhand.runs.ledger import TIMED, read
+from evenhand.runs.statement import digest, markdown
+from evenhand.runs.verify import verify
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -15,12 +15,12 @@ from torch.optim import lr_scheduler
 
 import evenhand as eh
 from commands import evenhand, result
-from evenhand import recording
 from evenhand.config import from_toml
 from evenhand.data import Data
 from evenhand.errors import UsageError
 from evenhand.optimizing import OPTIMIZERS, SCHEDULES, Descent
 from evenhand.private import Private
+from evenhand.runs import ledger
 
 Rates = dict[int, float]
 STEPS = 25
@@ -157,7 +157,7 @@ def crashed(data: Data, out: Path, monkeypatch: pytest.MonkeyPatch, **options: o
 
     with monkeypatch.context() as patch:
         patch.setattr(Private, "step", before_the_step)
-        patch.setattr(recording, "BLOCK_SECONDS", 1e-9)  # one step is charged at a time
+        patch.setattr(ledger, "BLOCK_SECONDS", 1e-9)  # one step is charged at a time
         patch.setattr("evenhand.looping.CHECKPOINT_SECONDS", 1e9)
         patch.setattr("evenhand.looping.LOST", 1e-9)  # the number of steps asks for no checkpoint either
         with pytest.raises(ZeroDivisionError):

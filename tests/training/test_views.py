@@ -17,7 +17,7 @@ from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients import Engine, MicroBatches
 from evenhand.gradients.record_by_record import Fallback
 from evenhand.gradients.views import Viewed, mean_loss
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 RECORDS, VIEWS = 5, 3

@@ -20,7 +20,7 @@ import evenhand as eh
 from evenhand.config import from_toml, to_toml
 from evenhand.data import Category, Declaration, Number, Table, from_frame
 from evenhand.loading import predict, preprocessing
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 INIT = ["--label", "ill", "--labels", "no,yes", "--groups", "city", "--number", "age=0:100", "--drop", "name"]
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from commands import evenhand, result
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 CANARY = "alice-secret-4711"
 """A private value: whatever goes wrong, it must never be printed."""

@@ -149,7 +149,7 @@ def _exit_code() -> int | str | None:
 
 def _refused(error: OSError | MemoryError | RuntimeError) -> int:
     """Say what the operating system refused, or that the error is of another kind; returns the code to exit with."""
-    from evenhand.os_errors import boundary
+    from evenhand.runs.os_errors import boundary
 
     try:
         with boundary():

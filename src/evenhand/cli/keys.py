@@ -27,16 +27,17 @@ def run(
     """Make an Ed25519 key pair. Keep the private key to yourself; give the .pub file to whoever is to verify."""
     import os
 
-    from evenhand import _validate, signing
+    from evenhand import _validate
+    from evenhand.runs import signatures
 
     _validate.known(action, ("new",), "action of keys")
     options.refuse_nameless(out)
     word = None
     if passphrase:
-        word = os.environ.get(signing.PASSPHRASE) or typer.prompt(
+        word = os.environ.get(signatures.PASSPHRASE) or typer.prompt(
             "Passphrase", hide_input=True, confirmation_prompt=True
         )
-    name = signing.new_key(out, word)
+    name = signatures.new_key(out, word)
     found = {"private": str(out), "public": f"{out}.pub", "fingerprint": name}
     text = f"private key: {out} (keep it to yourself)\npublic key:  {out}.pub\nfingerprint: {name}"
     options.emit(found, text, json)

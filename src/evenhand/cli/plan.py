@@ -49,10 +49,10 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
-    from evenhand import owner_tables
     from evenhand.accounting.owner_classes import chosen_few, rows
     from evenhand.mechanism.describe_plan import warnings
     from evenhand.methods.density_methods import DENSITIES
+    from evenhand.runs import owner_table
 
     name = method or "dpsgd"
     shape = None if schedule is None else partial(schedules.built, schedule, decay, every, phases)
@@ -70,7 +70,7 @@ def run(
         spending = {name: made.spending(index) for name, index in shown.items()}
         promised = {name: made.budgets[index] for name, index in shown.items()}
         schedules.draw(plot, spending, {k: v for k, v in promised.items() if v is not None}, made.delta)
-    found = owner_tables.as_json(rows(made, made.epsilons), {}) if json else {}
+    found = owner_table.as_json(rows(made, made.epsilons), {}) if json else {}
     options.emit({**made.to_json(), **found, "digest": made.digest, "warnings": warnings(made)}, str(made), json)
 
 

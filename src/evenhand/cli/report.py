@@ -26,7 +26,7 @@ def run(
     out of the folder is written too.
     """
     from evenhand.results import Run
-    from evenhand.runs import Folder, write_durably
+    from evenhand.runs.folder import Folder, write_durably
 
     options.refuse_nameless(out, card)
     found = Folder.existing(folder)

@@ -47,7 +47,7 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Continue a run, with new budgets if any are given; exit code 3 if it has no budget left for a step."""
-    from evenhand.signing import read_private_key
+    from evenhand.runs.signatures import read_private_key
     from evenhand.training import resume
 
     key = None if sign is None else read_private_key(sign)

@@ -34,7 +34,7 @@ def draw(
     """Write an SVG of the spent epsilon per owner, with the promises as dashed lines."""
     from evenhand._numbers import rounded_up
     from evenhand.reporting.charts import lines
-    from evenhand.runs import write_durably
+    from evenhand.runs.folder import write_durably
 
     picture = lines(
         spending,

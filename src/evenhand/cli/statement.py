@@ -12,7 +12,7 @@ from evenhand.cli import options
 from evenhand.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
-    from evenhand.runs import Folder
+    from evenhand.runs.folder import Folder
 
 NAME = "statement"
 EXAMPLE = "evenhand statement runs/first --html statement.html"
@@ -39,16 +39,15 @@ def run(
 
     Of a run that stopped early it counts the whole plan.
     """
-    from evenhand.privacy import statement_schema
+    from evenhand.runs import statement_files
 
     if schema:
-        print(statement_schema.text(), end="")
+        print(statement_files.text(), end="")
         return
     if folder is None:
         raise UsageError("Pass a run folder, for example: evenhand statement runs/first")
-    from evenhand.privacy.statement import markdown
-    from evenhand.privacy.statement_form import packed
-    from evenhand.runs import Folder
+    from evenhand.runs.folder import Folder
+    from evenhand.runs.statement import markdown, packed
 
     options.refuse_nameless(html, out)
     found = Folder.existing(folder)
@@ -71,13 +70,13 @@ def run(
 
 
 def _signed(folder: Folder, key: Path) -> str:
-    from evenhand.verification import sign
+    from evenhand.runs.verify import sign
 
     return sign(folder.path, key)
 
 
 def _check(folder: Folder, wanted: list[tuple[Path, str]]) -> None:
-    from evenhand.privacy.statement_sharing import FROM_FACTS, FROM_NOISE, KEPT
+    from evenhand.runs.statement_files import FROM_FACTS, FROM_NOISE, KEPT
 
     for path, form in wanted:
         if form not in (".md", ".json", ".html"):
@@ -89,9 +88,9 @@ def _check(folder: Folder, wanted: list[tuple[Path, str]]) -> None:
 def _to_sign(folder: Folder) -> dict[str, Any]:
     """The statement in the folder if it is up to date, so that its digest is the printed one; else a new one."""
     from evenhand import untrusted
-    from evenhand.privacy.statement_form import unpacked
-    from evenhand.runs import head_in
-    from evenhand.verification import verify
+    from evenhand.runs.folder import head_in
+    from evenhand.runs.statement import unpacked
+    from evenhand.runs.verify import verify
 
     problems = verify(folder.path)["problems"]
     if problems:
@@ -104,9 +103,9 @@ def _to_sign(folder: Folder) -> dict[str, Any]:
 
 
 def _write(made: dict[str, Any], wanted: list[tuple[Path, str]]) -> None:
-    from evenhand.privacy.statement import markdown
-    from evenhand.runs import statement_bytes, write_durably
-    from evenhand.statement_page import render_statement
+    from evenhand.runs.folder import statement_bytes, write_durably
+    from evenhand.runs.statement import markdown
+    from evenhand.runs.statement_page import render_statement
 
     forms: dict[str, Callable[[Mapping[str, Any]], str]] = {
         ".md": markdown,

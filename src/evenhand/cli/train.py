@@ -132,7 +132,7 @@ def run(
     ) | options.budgets(budgets)
     chosen = absolute(merged(from_toml(config) if config is not None else Config(), asked), Path.cwd())
     from evenhand.configured import train
-    from evenhand.signing import read_private_key
+    from evenhand.runs.signatures import read_private_key
 
     key = None if sign is None else read_private_key(sign)
     told = [logger(name, out) for name in log or ()]
@@ -147,7 +147,7 @@ def run(
 
 def signed(finished: Run, key: Ed25519PrivateKey) -> None:
     """Sign a finished run and say by which key, so that it can be compared."""
-    from evenhand.verification import sign
+    from evenhand.runs.verify import sign
 
     say(f"signed by {sign(finished.path, key)}")
 
@@ -224,7 +224,7 @@ def show(finished: Run, as_json: bool) -> None:
 
 def summary(finished: Run) -> dict[str, Any]:
     """What scripts rely on."""
-    from evenhand import owner_tables
+    from evenhand.runs import owner_table
 
     last = finished.folder.last_evaluation() or {"accuracy": None, "groups": {}}
     statement = finished.privacy.data
@@ -233,7 +233,7 @@ def summary(finished: Run) -> dict[str, Any]:
         "delta": statement["guarantee"]["delta"],
         "accuracy": last["accuracy"],
         "groups": last["groups"],
-        **owner_tables.as_json(statement["owners"], last, str(finished.path / owner_tables.FILE)),
+        **owner_table.as_json(statement["owners"], last, str(finished.path / owner_table.FILE)),
         "steps": statement["mechanism"]["steps_charged"],
         "method": statement["mechanism"]["method"],
         "guarantee": statement["guarantee"]["level"],

@@ -22,7 +22,7 @@ def run(
 ) -> None:
     """Recompute epsilon from the ledger; compare plan, noise, statement and files; exit code 1 if anything differs."""
     from evenhand._numbers import rounded_up
-    from evenhand.verification import verify
+    from evenhand.runs.verify import verify
 
     found = verify(folder, key)
     epsilon = (

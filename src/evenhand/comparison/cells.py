@@ -16,7 +16,7 @@ from evenhand.comparison import research
 from evenhand.comparison.grid import Cell
 from evenhand.config import Config, to_toml
 from evenhand.errors import VerificationError
-from evenhand.runs import Folder, write_durably, write_json
+from evenhand.runs.folder import Folder, write_durably, write_json
 
 if TYPE_CHECKING:
     from evenhand.accounting.plan import Plan

@@ -14,7 +14,7 @@ from evenhand.comparison.cells import Task, seconds
 from evenhand.comparison.grid import Chosen, Trial
 from evenhand.comparison.pool import Failure
 from evenhand.reporting.comparison_rows import Effort
-from evenhand.runs import write_durably
+from evenhand.runs.folder import write_durably
 
 Key = tuple[str, float | None]
 

@@ -15,7 +15,7 @@ from evenhand.comparison.summary import Result, together
 from evenhand.comparison.tables import as_csv, as_json, as_markdown
 from evenhand.reporting.comparison_page import ComparisonData, render_comparison
 from evenhand.reporting.comparison_rows import Entry, Verdict
-from evenhand.runs import write_durably
+from evenhand.runs.folder import write_durably
 
 _README = """# A comparison of evenhand
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import untrusted
-from evenhand.runs import Folder, write_json
+from evenhand.runs.folder import Folder, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,7 +16,7 @@ from evenhand.config import Config
 from evenhand.reporting.comparison_rows import NOTHING, Effort, Entry
 from evenhand.reporting.group_metrics import Estimate, across
 from evenhand.reporting.intervals import over_seeds, privacy_cost
-from evenhand.verification import verify
+from evenhand.runs.verify import verify
 
 _PLAIN = ("accuracy", "balanced_accuracy", "mcc", "roc_auc", "log_loss")
 SETTINGS = (

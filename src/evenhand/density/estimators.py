@@ -25,7 +25,7 @@ from evenhand.density.saving import After, Before, made
 from evenhand.density.summing import Releases
 from evenhand.errors import UsageError
 from evenhand.mechanism.random_streams import Stream
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 from evenhand.types import Facts
 
 _SEED = (

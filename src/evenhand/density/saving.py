@@ -9,18 +9,16 @@ from typing import Any
 from torch import nn
 
 from evenhand.accounting.plan import Plan
-from evenhand.counting import hold
 from evenhand.data import duplicate_rows
 from evenhand.data.dataset import Data
-from evenhand.datasets import DatasetLedger
 from evenhand.density.summing import Releases
 from evenhand.density.sums import Sums
 from evenhand.mechanism.random_streams import Stream
-from evenhand.os_errors import boundary
-from evenhand.privacy.ledger import Ledger, Reading
-from evenhand.publishing import publish
-from evenhand.run_files import digests, mend
-from evenhand.runs import Folder, write_json
+from evenhand.runs.dataset_ledger import DatasetLedger, hold
+from evenhand.runs.folder import Folder, publish, write_json
+from evenhand.runs.ledger import Ledger, Reading
+from evenhand.runs.os_errors import boundary
+from evenhand.runs.run_files import digests, mend
 
 Fit = Callable[[Releases, Stream], nn.Module]
 Before = Callable[[Folder], None]

@@ -29,7 +29,7 @@ from evenhand.mechanism.step import noise_std
 from evenhand.methods.composition import Method
 from evenhand.methods.rules import Clip
 from evenhand.methods.schedules import Table
-from evenhand.privacy.ledger import Ledger
+from evenhand.runs.ledger import Ledger
 from evenhand.types import Commit, Facts
 
 

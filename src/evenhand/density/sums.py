@@ -14,7 +14,7 @@ from torch import Tensor
 from evenhand.accounting.plan import Plan
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.methods.density_methods import DENSITIES
-from evenhand.runs import Folder, write_durably
+from evenhand.runs.folder import Folder, write_durably
 
 _NOISY = "noisy"
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenhand import untrusted, weights
+from evenhand import untrusted
 from evenhand.errors import VerificationError
-from evenhand.privacy.ledger import Reading
-from evenhand.runs import Folder
+from evenhand.runs import weights_digest
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import Reading
 
 FACT, SHOWN = "Model file", 16
 """Under what name card and report give the digest of the model's file, and how much of it."""
@@ -52,7 +53,7 @@ def _metrics(folder: Folder, reading: Reading) -> Findings:
     if not lines or lines[-1] in unnamed:
         early = "an earlier version wrote metrics.jsonl: whether its figures are of the released model is not checked."
         return Findings(notes=(early,) if lines else ())
-    digest = weights.digest_of_file(folder.model_file)
+    digest = weights_digest.digest_of_file(folder.model_file)
     about = [line for line in lines if line.get("weights") == digest]
     said = _said(folder)
     if said is None:

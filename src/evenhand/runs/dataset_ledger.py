@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from filelock import Timeout
 
-from evenhand import dataset_entries, durable
+from evenhand import durable, untrusted
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan, Stage
+from evenhand.data import duplicate_rows
 from evenhand.data.dataset import Data
-from evenhand.data.fingerprint import assignment, fingerprint
-from evenhand.dataset_entries import Entry
-from evenhand.errors import EvenhandError, StorageError, UsageError
-from evenhand.privacy.ledger import Reading
-from evenhand.privacy.statement_warnings import insecure
-from evenhand.runs import write_json
+from evenhand.data.fingerprint import assignment, fingerprint, identity
+from evenhand.data.row_digests import survey
+from evenhand.errors import EvenhandError, PlanMismatchError, StorageError, UsageError
+from evenhand.runs import dataset_entries
+from evenhand.runs.dataset_entries import Entry
+from evenhand.runs.folder import Folder, write_durably, write_json
+from evenhand.runs.ledger import Reading
+from evenhand.runs.statement_warnings import insecure
 from evenhand.types import Event
 
 SHOWN = 64
@@ -212,3 +216,63 @@ def state_folder() -> Path:
     if given:
         return Path(given)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "evenhand"
+
+
+def hold(folder: Folder, data: Data) -> str:
+    """The run's random name. Before the first charge it notes which records these are; later others are refused.
+
+    Raises:
+      PlanMismatchError: other records, another order, or other owners than the run was started with: what was charged
+        for one record would be counted for another.
+    """
+    records = identity(data)
+    if not folder.records_file.exists():
+        write_json(folder.records_file, {"records": records, "run": secrets.token_hex(16)})
+        write_durably(folder.rows_file, survey(data).to_bytes())
+    held = untrusted.read_json(folder.records_file, {"records": str, "run": str}, largest=untrusted.SMALL)
+    if held["records"] != records:
+        raise PlanMismatchError(
+            "These are not the records that this run was started on, or their order or their owners changed, or a "
+            "library reads them in another way by now: what was charged could count for the wrong records. Pass the "
+            "data it was started with; nothing was spent. If you know that they are the same, delete "
+            "private/records.json in the run folder: the run then counts once more."
+        )
+    return str(held["run"])
+
+
+@dataclass
+class Counting:
+    """What a run in training does so that it is counted: ``begin`` before rows are drawn, ``follow`` before a release.
+
+    With ``compose`` False nothing is counted, and the statement says so.
+    """
+
+    folder: Folder
+    plan: Plan
+    compose: bool
+    _seen: Data | None = field(default=None, init=False)
+    _counted: tuple[str, DatasetLedger] | None = field(default=None, init=False)
+
+    def begin(self, data: Data) -> None:
+        """Refuse other records than before, then see that the run is counted."""
+        if self._seen is data:
+            return
+        run, before = hold(self.folder, data), self.folder.composition()
+        if not self.folder.ledger().reserved:
+            duplicate_rows.tell(data)
+        if before is None and not self.compose:
+            before = {"runs": None}
+            write_json(self.folder.composition_file, before)
+        if before is None or before["runs"] is not None:
+            self._counted = run, DatasetLedger.of(data, tuned=bool((before or {}).get("tuned")))
+            self.follow()
+        self._seen = data
+
+    def follow(self) -> None:
+        """Enter the run if it is new, unknown here, or a copy of it went on since it was last seen."""
+        if self._counted is None:
+            return
+        (run, ledger), reading, before = self._counted, self.folder.ledger(), self.folder.composition()
+        if before is None or not ledger.knows(run, reading):
+            write_json(self.folder.composition_file, at_least(ledger.enter(self.plan, run=run), before))
+        ledger.note(run, reading)

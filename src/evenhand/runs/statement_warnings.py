@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evenhand.mechanism.make_plan import Plan
-    from evenhand.privacy.ledger import Reading
+    from evenhand.runs.ledger import Reading
 
 _NO_EPSILON = "no bound and no epsilon holds for this run"
 

@@ -36,9 +36,12 @@ A meaning never changes; a new meaning gets a new row type.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -47,7 +50,7 @@ from filelock import FileLock, Timeout
 
 from evenhand import durable, untrusted
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.privacy.chain import BLOCK, FORMAT, GENESIS, Reading, encoded, parse, read, unbegun
+from evenhand.runs.ledger_rows import BLOCK, FORMAT, GENESIS, Reading, encoded, parse, read, unbegun
 from evenhand.software import software
 from evenhand.types import Commit
 
@@ -64,7 +67,6 @@ __all__ = [
     "refuse_withdrawn",
     "unbegun",
 ]
-
 
 _WRITERS: WeakValueDictionary[tuple[int, str], Ledger] = WeakValueDictionary()
 """Ledgers that are open in a process, by its id and their path: a file that is written meanwhile gets its row there."""
@@ -398,3 +400,51 @@ def locked(path: Path) -> FileLock:
             f"Another process is training into {path.parent}: wait for it, or choose another --out."
         ) from None
     return lock
+
+
+TIMED = 7
+BLOCK_SECONDS = 0.3
+"""Reserved blocks cover about this much work: an interrupt waits for the block, a crash loses at most this."""
+LOST = 10
+"""A crash loses at most one part in so many of the plan's steps; a block is at most half of that, or one step."""
+
+
+class Recorder:
+    """Charges blocks of steps ahead, and writes down what equal steps used as one row."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._times: list[float] = []
+        self._commits: list[Commit] = []
+        self._counts: list[int] = []
+        self._used: tuple[Any, ...] = ()
+
+    def charge(self, remaining: int) -> None:
+        """Put the next block on disk: one step at first, then one power of two for the whole segment.
+
+        A block that followed the pace closely would tell in a shareable file how long single batches took. Three of
+        the first seven steps also compare the engine with autograd, so that their median is a usual step.
+        """
+        block, most = 1, max(1, self.ledger.steps // (2 * LOST))
+        if len(self._times) == TIMED:
+            block = 2 ** max(0, round(math.log2(BLOCK_SECONDS / max(statistics.median(self._times), 1e-6))))
+        self.ledger.reserve(max(1, min(BLOCK, block, 2 ** int(math.log2(most)), remaining)))
+
+    def add(self, commit: Commit, seconds: float) -> None:
+        """Note what a step used and how long it took."""
+        if len(self._times) < TIMED:
+            self._times.append(seconds)
+        used = commit.sensitivity, commit.std, commit.queries
+        if used == self._used and self._commits:
+            self._counts[-1] += commit.count
+        else:
+            self._used = used
+            self._commits.append(commit)
+            self._counts.append(commit.count)
+
+    def flush(self) -> None:
+        """Hand what was noted to the ledger."""
+        if self._commits:
+            noted = zip(self._commits, self._counts, strict=True)
+            self.ledger.commit([replace(commit, count=count) for commit, count in noted])
+            self._commits, self._counts = [], []

@@ -1,18 +1,34 @@
-"""Which files of a run folder may leave it, and what intermediate checkpoints cost: the part of the statement on files.
-
-The run folder's README lists the same files for a private run; a test holds the two together.
-"""
+"""The published JSON schema of statement.json (draft 2020-12)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from evenhand.privacy import statement_warnings
+from evenhand.runs import statement_warnings
 
 if TYPE_CHECKING:
     from evenhand.accounting.plan import Plan
-    from evenhand.privacy.ledger import Reading
+    from evenhand.runs.ledger import Reading
+
+
+def text() -> str:
+    """The schema as it is published."""
+    return resources.files("evenhand.runs").joinpath("statement.schema.json").read_text(encoding="utf-8")
+
+
+def schema() -> dict[str, Any]:
+    """The schema as data, for any validator.
+
+    Examples:
+      >>> schema()["properties"]["guarantee"]["properties"]["unit"]["const"]
+      'one record'
+    """
+    found: dict[str, Any] = json.loads(text())
+    return found
+
 
 FROM_NOISE = (
     "model.safetensors",

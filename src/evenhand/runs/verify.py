@@ -13,16 +13,16 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import measured, signing, untrusted
+from evenhand import untrusted
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.privacy import statement as statements
-from evenhand.privacy import statement_form, statement_sharing, statement_warnings
-from evenhand.privacy.chain import read_until
-from evenhand.privacy.ledger import Ledger, Reading
-from evenhand.run_files import LEDGER, RECORDED, SIGNATURE, mend, waiting
-from evenhand.runs import Folder, as_json, as_written, head_in
+from evenhand.runs import signatures, statement, statement_files, statement_warnings, verify_figures
+from evenhand.runs import statement as statements
+from evenhand.runs.folder import Folder, as_json, as_written, head_in
+from evenhand.runs.ledger import Ledger, Reading
+from evenhand.runs.ledger_rows import read_until
+from evenhand.runs.run_files import LEDGER, RECORDED, SIGNATURE, mend, waiting
 from evenhand.software import software
 from evenhand.types import Commit
 
@@ -70,14 +70,14 @@ def verify(path: str | Path, key: str | Path | None = None) -> dict[str, Any]:
     Raises:
       UsageError: there is no run folder, or the key cannot be used. Damaged files are problems, never errors.
     """
-    public = None if key is None else signing.read_public_key(Path(key))
+    public = None if key is None else signatures.read_public_key(Path(key))
     folder = Folder(Path(path))
     if not any(_there(file) for file in (folder.plan_file, folder.ledger_file)):
         raise UsageError(f"{path} is not a run folder: it has no plan.json. Pass the folder given to --out.")
     found, reading = _examined(folder)
     if reading is None:
         return {**found, "signed_by": None}
-    signature = signing.check(folder, reading, public, _kept(folder.plan(), reading))
+    signature = signatures.check(folder, reading, public, _kept(folder.plan(), reading))
     problems = [*found["problems"], *signature.problems]
     notes = [*found["notes"], *signature.notes]
     return {**found, "ok": not problems, "problems": problems, "notes": notes, "signed_by": signature.signer}
@@ -93,11 +93,11 @@ def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
       >>> train, test = eh.data.digits()
       >>> run = eh.fit(torch.nn.Linear(64, 10), train, epsilon=3.0, epochs=1, out=tempfile.mkdtemp())
       >>> key = Path(tempfile.mkdtemp()) / "mine"
-      >>> mine = signing.new_key(key)
+      >>> mine = signatures.new_key(key)
       >>> sign(run.path, key) == eh.verify(run.path, key=f"{key}.pub")["signed_by"] == mine
       True
     """
-    secret = signing.read_private_key(Path(key)) if isinstance(key, str | Path) else key
+    secret = signatures.read_private_key(Path(key)) if isinstance(key, str | Path) else key
     folder = Folder.existing(path)
     reading = folder.ledger()
     if not reading.released:
@@ -111,7 +111,7 @@ def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
             raise VerificationError(
                 f"This run does not verify, so there is nothing to sign: {found['problems'][0]} See `evenhand verify`."
             )
-        return signing.write(folder, checked, secret)
+        return signatures.write(folder, checked, secret)
 
 
 def _examined(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
@@ -139,7 +139,7 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
     problems += [statement_warnings.blocked(row) for row in reading.blocked]
     problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, kept)
     problems += _statement_problems(folder, plan, reading, kept)
-    about = measured.examined(folder, reading)
+    about = verify_figures.examined(folder, reading)
     problems += about.problems
     return {
         "ok": not problems,
@@ -156,7 +156,7 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
 
 def _kept(plan: Plan, reading: Reading) -> list[str]:
     """Files that must not be shared, so that a copy of the folder may lack them."""
-    return list(statement_sharing.of_run(plan, reading)["must_not_be_shared"])
+    return list(statement_files.of_run(plan, reading)["must_not_be_shared"])
 
 
 def _history(plan: Plan) -> tuple[tuple[str, int], ...]:
@@ -293,7 +293,7 @@ def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Coll
         written = untrusted.parse_json(text, name, _DECLARED)
         if text != as_written(written) or statements.digest(written) != written["digest"]:
             return ["statement.json was changed."]
-        written = statement_form.unpacked(written)
+        written = statement.unpacked(written)
         if not untrusted.fits(written, _OWNERS):
             return ["statement.json cannot be read: it was damaged or edited."]
         if written["ledger_head"] not in reading.hashes[1:]:
@@ -417,7 +417,7 @@ def _uncovered(folder: Folder, reading: Reading) -> list[str]:
     recorded = reading.files()
     names = {entry.name for entry in folder.path.iterdir()} - recorded.keys()
     early = sorted(name for name in names if name in RECORDED and not reading.covering)
-    known = {*RECORDED, *statement_sharing.KEPT, "plan.json", LEDGER, f"{LEDGER}.lock", SIGNATURE, "private"}
+    known = {*RECORDED, *statement_files.KEPT, "plan.json", LEDGER, f"{LEDGER}.lock", SIGNATURE, "private"}
     others = sorted(name for name in names - known if not name.endswith(".part"))
     notes = []
     if early:

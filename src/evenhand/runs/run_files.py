@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from evenhand import durable, untrusted
-from evenhand.privacy.chain import plain_name
-from evenhand.privacy.ledger import Ledger
-from evenhand.privacy.statement_sharing import FROM_FACTS, FROM_NOISE, KEPT
+from evenhand.runs.ledger import Ledger
+from evenhand.runs.ledger_rows import plain_name
+from evenhand.runs.statement_files import FROM_FACTS, FROM_NOISE, KEPT
 
 LEDGER = "ledger.jsonl"
 SIGNATURE = "signature.json"

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand import durable, untrusted
 from evenhand.errors import UsageError, VerificationError
-from evenhand.privacy.chain import read_until
-from evenhand.privacy.ledger import Reading
-from evenhand.run_files import LEDGER, RECORDED
-from evenhand.runs import Folder, as_json, write_json
+from evenhand.runs.folder import Folder, as_json, write_json
+from evenhand.runs.ledger import Reading
+from evenhand.runs.ledger_rows import read_until
+from evenhand.runs.run_files import LEDGER, RECORDED
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

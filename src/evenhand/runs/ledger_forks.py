@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping
 
 from evenhand.errors import LedgerError
-from evenhand.privacy.chain import Reading, encoded, parse
+from evenhand.runs.ledger_rows import Reading, encoded, parse
 
 _LEFT = (b'{"type":"release",', b'{"type":"told",', b'{"type":"file",')
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evenhand.errors import EvenhandError, OutOfMemory, StorageError
-from evenhand.runs import Folder
+from evenhand.runs.folder import Folder
 
 _HELP = {
     errno.ENOSPC: "Make room on that disk first.",

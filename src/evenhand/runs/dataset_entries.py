@@ -19,7 +19,7 @@ from typing import Any
 from evenhand import untrusted
 from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.runs import write_durably
+from evenhand.runs.folder import write_durably
 
 MERGED = "merged.cache"
 _ENTRY = re.compile(r"(\d{6,9})\.json(\.damaged)?")

@@ -17,7 +17,7 @@ import torch
 from evenhand import durable, untrusted
 from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, PlanMismatchError, UsageError, VerificationError
-from evenhand.runs import Folder, as_json, write_json
+from evenhand.runs.folder import Folder, as_json, write_json
 
 KEPT = 5
 """Checkpoints that stay on disk, the last one included."""

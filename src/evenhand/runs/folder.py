@@ -7,16 +7,20 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from evenhand import durable, owner_tables, untrusted, weights
+from evenhand import durable, untrusted
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
-from evenhand.privacy import ledger as ledgers
-from evenhand.privacy import statement as statements
-from evenhand.privacy import statement_form, statement_sharing
-from evenhand.run_files import LEDGER, SIGNATURE, as_json, sha256, write_durably, write_json
+from evenhand.runs import ledger as ledgers
+from evenhand.runs import owner_table, statement_files, weights_digest
+from evenhand.runs import statement as statements
+from evenhand.runs.ledger import Ledger
+from evenhand.runs.run_files import LEDGER, SIGNATURE, as_json, put_in_place, sha256, write_durably, write_json
 from evenhand.software import software
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["Folder", "as_json", "head_in", "sha256", "statement_bytes", "write_durably", "write_json"]
 
@@ -37,9 +41,9 @@ _WITHDRAWN = f"""# A withdrawn run of evenhand
 Budgets were lowered, and another run folder goes on from an earlier checkpoint of this one. Nothing that was computed
 here after that checkpoint may be released: delete it. Nothing more can be trained here; resume the other folder.
 
-May be shared: {", ".join(statement_sharing.FROM_FACTS)}.
+May be shared: {", ".join(statement_files.FROM_FACTS)}.
 
-Must not be shared: {", ".join(statement_sharing.FROM_NOISE)}, everything in private/.
+Must not be shared: {", ".join(statement_files.FROM_NOISE)}, everything in private/.
 config.toml names your files, env.json your software.
 
 Check it: evenhand verify . (needs neither torch nor the data).
@@ -291,7 +295,7 @@ class Folder:
         measured = last.get("weights")
         if measured is None or not self.model_file.exists():
             return last
-        return last if measured == weights.digest_of_file(self.model_file) else {}
+        return last if measured == weights_digest.digest_of_file(self.model_file) else {}
 
     def _stated(self) -> dict[str, Any]:
         """What a statement says of the model's use; nothing of a withdrawn run, whose figures must not be shared."""
@@ -301,8 +305,8 @@ class Folder:
         """Build the statement and write it as data and in words; of several owners also a table."""
         made = self.statement()
         if len(made["owners"]) > 1:
-            table = owner_tables.as_csv(made["owners"], self._stated())
-            write_durably(self.path / owner_tables.FILE, table.encode("utf-8", "replace"))
+            table = owner_table.as_csv(made["owners"], self._stated())
+            write_durably(self.path / owner_table.FILE, table.encode("utf-8", "replace"))
         write_durably(self.path / "statement.md", statements.markdown(made).encode())
         write_durably(self.statement_file, statement_bytes(made))  # the last one: a run that has it is finished
         return made
@@ -330,12 +334,12 @@ class Folder:
 
 def statement_bytes(statement: Mapping[str, Any]) -> bytes:
     """The one way in which a statement is written, so that a changed byte shows."""
-    return as_written(statement_form.packed(statement))
+    return as_written(statements.packed(statement))
 
 
 def as_written(form: Mapping[str, Any]) -> bytes:
     """The bytes of a statement in one of its two forms; earlier versions listed any number of owners one by one."""
-    return as_json(form) if isinstance(form["owners"], list) else statement_form.lines(form)
+    return as_json(form) if isinstance(form["owners"], list) else statements.lines(form)
 
 
 def head_in(file: Path) -> str:
@@ -353,3 +357,12 @@ def _evaluations(path: Path) -> Iterator[dict[str, Any]]:
                 yield untrusted.parse_json(line, path.name, _EVALUATION)
             except VerificationError:
                 continue
+
+
+def publish(model: nn.Module, file: Path, ledger: Ledger) -> None:
+    """Write a model's weights to a file of the run folder: in private first, on disk, then the rows, then the name."""
+    from safetensors.torch import save
+
+    tensors, left_out = weights_digest.stored(model)
+    data = save(tensors, left_out or None)
+    put_in_place(file, ledger, lambda out: out.write(data), ledger.release)
