@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import evenhand as eh
-from evenhand.attachment import Private, attach
 from evenhand.mechanism.add_noise import Ahead, release_parts
 from evenhand.mechanism.random_streams import Stream
+from evenhand.training.attach import Private, attach
 
 BOUND, STEPS = 1.0, 1_000_000
 NOISE, LAST = "noise of ours", "SGD, channels last"

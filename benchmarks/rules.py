@@ -27,8 +27,8 @@ import evenhand as eh
 from engine_models import CASES
 from engine_peers import Step
 from engine_report import paste
-from evenhand.attachment import attach
 from evenhand.methods.catalogue import RECIPES
+from evenhand.training.attach import attach
 
 MODELS = ("logistic regression", "MLP 104-256-256-2", "MNIST CNN")
 BATCH, STEPS, BLOCK, PLAIN = 256, 600, 20, "dpsgd"

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 import evenhand
-from evenhand import cli, coupling, errors
+from evenhand import cli, errors
 from evenhand.cli.claims import table as claims_table
-from evenhand.config import Config
 from evenhand.data import columns
 from evenhand.mechanism import noise_grid
 from evenhand.summation import Summation
+from evenhand.training.config import Config
+from evenhand.training.guards import coupling_guard
 
 SOURCE = Path(evenhand.__file__).parent
 
@@ -116,8 +117,9 @@ def _value(kind: Any) -> str:
 def escapes() -> str:
     """Return the table of how likely records that touch each other in a share of batches are not found."""
     shares = (0.2, 0.1, 0.05, 0.02, 0.01)
-    rows = [[f"{s:g}", f"{coupling.escape(s):.2g}", f"{coupling.escape(s, coupling.LOOKS):.2g}"] for s in shares]
-    counts = f"{coupling.DRAWS} looks before training", f"{coupling.LOOKS} secret looks"
+    before, secret = coupling_guard.DRAWS, coupling_guard.LOOKS
+    rows = [[f"{s:g}", f"{coupling_guard.escape(s):.2g}", f"{coupling_guard.escape(s, secret):.2g}"] for s in shares]
+    counts = f"{before} looks before training", f"{secret} secret looks"
     return grid(["shows in a share of", *counts], rows) + "\n"
 
 

@@ -14,14 +14,14 @@ import torch
 
 from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.accounting.plan import Plan
-from evenhand.config import Config
-from evenhand.configured import planned
 from evenhand.density import PublishedSmoothing
 from evenhand.mechanism.make_plan import plan
 from evenhand.methods import catalogue
 from evenhand.methods.composition import Method
 from evenhand.methods.density_methods import DENSITIES
 from evenhand.reporting.charts import lines
+from evenhand.training.config import Config
+from evenhand.training.from_config import planned
 from evenhand.types import Facts, Public, State, Stats
 
 FOLDER = Path(__file__).parent / "methods" / "plots"

@@ -16,12 +16,12 @@ from torch import nn
 import evenhand as eh
 from evenhand.accounting.plan import Plan
 from evenhand.data import Data
-from evenhand.optimizing import Schedule
-from evenhand.private import Private
 from evenhand.reporting.charts import lines
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.intervals import over_seeds
 from evenhand.reporting.text import unmarked
+from evenhand.training.optimizers import Schedule
+from evenhand.training.private import Private
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 DIGITS = 5

@@ -28,9 +28,9 @@ from evenhand.data import Data, load
 from evenhand.gradients import per_sample
 from evenhand.methods import catalogue, registry
 from evenhand.methods.rules import GroupClip
-from evenhand.private import Private
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.intervals import over_seeds
+from evenhand.training.private import Private
 from evenhand.types import Facts, State
 
 HERE = Path(__file__).parent

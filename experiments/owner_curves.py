@@ -20,14 +20,14 @@ from typing import Any
 from following import DIGITS, RESULTS, Curve, command, curve, drawn, followed, table, words
 from torch import nn
 
-from evenhand import evaluation
 from evenhand.comparison import claims, grid, paired, tuning
-from evenhand.config import Config
-from evenhand.configured import planned, promised
 from evenhand.data import Data
 from evenhand.errors import UsageError
-from evenhand.optimizing import Descent
 from evenhand.reporting.intervals import over_seeds
+from evenhand.training import evaluate
+from evenhand.training.config import Config
+from evenhand.training.from_config import planned, promised
+from evenhand.training.optimizers import Descent
 
 HERE = Path(__file__).parent
 STUDY = "mnist_owners"
@@ -62,7 +62,7 @@ def trained(config: Config, train: Data, test: Data) -> list[dict[str, Any]]:
     optimizer, schedule = descent.build(model, plan.steps)
 
     def look() -> dict[str, Any]:
-        found = evaluation.row(model, test, 0, 0.0)["groups"]
+        found = evaluate.row(model, test, 0, 0.0)["groups"]
         return {"recall": {name: round(share, DIGITS) for name, share in found.items()}}
 
     loss = nn.CrossEntropyLoss(reduction="none")

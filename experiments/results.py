@@ -32,7 +32,7 @@ import summarising  # noqa: E402
 from evenhand.comparison import grid  # noqa: E402
 from evenhand.comparison.running import compare  # noqa: E402
 from evenhand.errors import EvenhandError, UsageError  # noqa: E402
-from evenhand.interrupting import Interrupted  # noqa: E402
+from evenhand.training.loop import Interrupted  # noqa: E402
 
 RESULTS = HERE.parent / "docs" / "results"
 PACKAGED = HERE.parent / "src" / "evenhand" / "recommending.json"

@@ -6,11 +6,11 @@ import tempfile
 import pytest
 import torch
 
-from evenhand import coupling
 from evenhand.accounting.budgets import Privacy
 from evenhand.data import Data, wrap
 from evenhand.data.sources import digits
 from evenhand.mechanism.make_plan import Plan, plan
+from evenhand.training.guards import coupling_guard
 
 torch.set_num_threads(1)
 os.environ["EVENHAND_STATE"] = tempfile.mkdtemp(prefix="evenhand-tests-")
@@ -20,8 +20,8 @@ os.environ["EVENHAND_STATE"] = tempfile.mkdtemp(prefix="evenhand-tests-")
 def _few_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of other things need not wait for a hundred draws of batches before every training."""
     if request.path.name != "test_coupling.py":
-        monkeypatch.setattr(coupling, "DRAWS", 4)
-        monkeypatch.setattr(coupling, "LOOKS", 2)
+        monkeypatch.setattr(coupling_guard, "DRAWS", 4)
+        monkeypatch.setattr(coupling_guard, "LOOKS", 2)
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,12 @@ import importlib
 from typing import Any
 
 _PUBLIC = {
-    "fit": "evenhand.training",
-    "resume": "evenhand.training",
-    "rebudget": "evenhand.rebudgeting",
-    "attach": "evenhand.attachment",
-    "Compute": "evenhand.guards",
-    "load": "evenhand.loading",
+    "fit": "evenhand.training.fit",
+    "resume": "evenhand.training.fit",
+    "rebudget": "evenhand.training.rebudget",
+    "attach": "evenhand.training.attach",
+    "Compute": "evenhand.training.guards.model_guards",
+    "load": "evenhand.training.run",
     "plan": "evenhand.mechanism.make_plan",
     "Plan": "evenhand.mechanism.make_plan",
     "Method": "evenhand.methods.catalogue",
@@ -27,14 +27,14 @@ _PUBLIC = {
 }
 _MODULES = {
     "accounting": "evenhand.accounting",
-    "augmenting": "evenhand.augmenting",
-    "averaging": "evenhand.averaging",
+    "augmenting": "evenhand.training.augment",
+    "averaging": "evenhand.training.weight_average",
     "data": "evenhand.data",
     "density": "evenhand.density",
     "errors": "evenhand.errors",
     "features": "evenhand.models.features",
     "gradients": "evenhand.gradients",
-    "losses": "evenhand.losses",
+    "losses": "evenhand.training.losses",
     "methods": "evenhand.methods",
     "models": "evenhand.models",
     "privacy": "evenhand.accounting",

@@ -17,7 +17,7 @@ import json, sys
 from evenhand.comparison import cluster
 from evenhand.comparison.grid import Sweep
 from evenhand.comparison.running import compare
-from evenhand.config import Config
+from evenhand.training.config import Config
 from evenhand.errors import UsageError
 
 def work(task):

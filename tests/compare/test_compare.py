@@ -19,13 +19,13 @@ from evenhand.comparison import files, summary, tables
 from evenhand.comparison.cells import finished, task
 from evenhand.comparison.grid import Sweep, from_toml
 from evenhand.comparison.running import Comparison, compare
-from evenhand.config import Config
 from evenhand.errors import UsageError
 from evenhand.reporting.comparison_page import ComparisonData
 from evenhand.reporting.comparison_rows import Entry
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.runs.folder import Folder
 from evenhand.runs.verify import verify
+from evenhand.training.config import Config
 
 BASE = Config(epochs=1.0, model="linear")
 SWEEP = Sweep(BASE, methods=("dpsgd",), epsilons=(1.0, 3.0), seeds=2, reference=True)

@@ -8,8 +8,8 @@ import pytest
 
 from evenhand.comparison import grid
 from evenhand.comparison.grid import Sweep
-from evenhand.config import Config
 from evenhand.errors import UsageError
+from evenhand.training.config import Config
 
 
 def test_methods_by_promises_by_seeds() -> None:

@@ -13,9 +13,9 @@ from evenhand.comparison.cells import Validation, finished, loaded, perform, tas
 from evenhand.comparison.grid import Sweep
 from evenhand.comparison.lines import Line
 from evenhand.comparison.running import Comparison, compare
-from evenhand.config import Config
 from evenhand.errors import UsageError
 from evenhand.runs.verify import verify
+from evenhand.training.config import Config
 
 VALUES = {
     "data": "digits",

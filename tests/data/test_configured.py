@@ -11,11 +11,11 @@ import torch
 from made_up import chexpert, fashion, save
 
 from commands import evenhand, result
-from evenhand.config import Config, from_toml, of_run, to_toml
 from evenhand.data import Data
 from evenhand.data.feature_cache import featured
 from evenhand.data.fingerprint import fingerprint
 from evenhand.errors import UsageError
+from evenhand.training.config import Config, from_toml, of_run, to_toml
 
 BACKBONE = "import torch\n\ndef pooled():\n    return torch.nn.Sequential(torch.nn.AvgPool2d(7), torch.nn.Flatten())\n"
 

@@ -15,13 +15,13 @@ from commands import evenhand, result
 from evenhand import density
 from evenhand._numbers import rounded_up
 from evenhand.accounting.budgets import Budgets, Privacy
-from evenhand.config import Config
-from evenhand.configured import planned, train
 from evenhand.data import Data
 from evenhand.density import METHODS, MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity
 from evenhand.density.rebuilding import rebuilt
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.methods.density_methods import DENSITIES
+from evenhand.training.config import Config
+from evenhand.training.from_config import planned, train
 from evenhand.types import Facts
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import evenhand as eh
-from evenhand.attachment import Private
 from evenhand.data.dataset import Data
+from evenhand.training.attach import Private
 
 RECORDS, STEPS = 200, 20
 

@@ -16,15 +16,15 @@ from zoo_campaign import counts
 from zoo_training import Case, entropy, mlp, table, training
 
 import evenhand as eh
-from evenhand import coupling
-from evenhand.attachment import Private
-from evenhand.coupling import Coupling
 from evenhand.errors import CoupledError, LedgerError, UnsupportedModelError
 from evenhand.gradients.doctor.record_coupling import Company
 from evenhand.mechanism.random_streams import Stream
-from evenhand.rebudgeting import rebudget
 from evenhand.runs.ledger import read
 from evenhand.runs.verify import verify
+from evenhand.training.attach import Private
+from evenhand.training.guards import coupling_guard
+from evenhand.training.guards.coupling_guard import Coupling
+from evenhand.training.rebudget import rebudget
 
 STEPS = 200
 
@@ -37,8 +37,8 @@ def test_a_coupled_or_stateful_case_is_never_released_without_a_word(name: str) 
 
 @pytest.mark.parametrize("name", INNOCENTS)
 def test_an_innocent_case_is_never_blocked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coupling, "DRAWS", 8)
-    monkeypatch.setattr(coupling, "LOOKS", 4)
+    monkeypatch.setattr(coupling_guard, "DRAWS", 8)
+    monkeypatch.setattr(coupling_guard, "LOOKS", 4)
     ended = training(INNOCENTS[name], 0, steps=10)
     assert ended == "stated" if name == "annealed temperature" else ended == "released"
 
@@ -89,7 +89,7 @@ def test_a_blocked_run_stays_blocked(tmp_path: Path) -> None:
         eh.resume(tmp_path, model=case.model, train=case.data, loss=case.loss, optimizer=torch.optim.SGD)
     with pytest.raises(LedgerError, match="blocked"):
         rebudget(tmp_path, eh.Privacy(4, 1e-4))
-    made = eh.runs.Folder(tmp_path).write_statement()
+    made = eh.runs.folder.Folder(tmp_path).write_statement()
     assert made["guarantee"]["epsilon"] is None
     assert "model.safetensors" in made["sharing"]["must_not_be_shared"]
     words = (tmp_path / "statement.md").read_text()
@@ -125,7 +125,7 @@ def test_which_steps_are_looked_at_comes_from_the_key_alone() -> None:
 
 def test_looking_changes_neither_the_run_nor_any_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def weights(looks: int, out: Path) -> list[float]:
-        monkeypatch.setattr(coupling, "LOOKS", looks)
+        monkeypatch.setattr(coupling_guard, "LOOKS", looks)
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
         plan = eh.plan("dpsgd", eh.Privacy(3, 1e-4), data=table().facts, epochs=3, batch_size=64)

@@ -15,11 +15,11 @@ import pytest
 import evenhand as eh
 from commands import evenhand
 from evenhand.errors import LedgerError, VerificationError
-from evenhand.results import Run
 from evenhand.runs import run_files
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import Ledger, read
 from evenhand.runs.statement import markdown
+from evenhand.training.run import Run
 from evenhand.untrusted import read_bytes, read_json
 
 EDITED = ("report.html", "model-card.md", "owners.csv", "statement.md", "metrics.jsonl", "README.md", "statement.json")
@@ -100,7 +100,7 @@ def test_a_lowered_epsilon_is_noticed_even_if_all_hashes_are_made_anew(share: fl
 def test_an_epsilon_of_the_plan_has_no_tolerance_downwards(copy: Path) -> None:
     body = json.loads((copy / "plan.json").read_bytes())
     body["epsilons"] = [epsilon * (1 - 5e-4) for epsilon in body["epsilons"]]
-    made = eh.planning.Plan.from_json(body)
+    made = eh.Plan.from_json(body)
     (copy / "plan.json").write_bytes(run_files.as_json(made.to_json()))
     forging.rechain(copy, "plan.json", (copy / "plan.json").read_bytes())
     assert any("smaller than its noise and steps allow" in problem for problem in problems(copy))

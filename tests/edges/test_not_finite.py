@@ -12,12 +12,12 @@ from torch.utils.data import Dataset
 
 import evenhand as eh
 from commands import evenhand
-from evenhand.config import Config, from_toml, to_toml
 from evenhand.data import row_digests as looking
 from evenhand.data import wrap
 from evenhand.data.row_digests import survey
 from evenhand.density import MomentDensity
 from evenhand.errors import DataError
+from evenhand.training.config import Config, from_toml, to_toml
 
 NAN = float("nan")
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -52,7 +52,7 @@ def fit(train: Any, out: Path, **options: Any) -> eh.Run:
 def test_half_of_the_records_not_finite_is_refused_before_anything_is_spent(value: float, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not finite"):
         fit(records(COUNT // 2, value), tmp_path)
-    assert eh.runs.Folder(tmp_path).ledger().reserved == 0
+    assert eh.runs.folder.Folder(tmp_path).ledger().reserved == 0
     assert fit(records(0), tmp_path).privacy.epsilon is not None
 
 

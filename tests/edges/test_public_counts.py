@@ -12,10 +12,10 @@ import evenhand as eh
 from edges.runs_made import RECORDS, begun, planned, records
 from evenhand.data.dataset import Data
 from evenhand.data.duplicate_rows import copies, warning
-from evenhand.results import Run
 from evenhand.runs.folder import Folder
 from evenhand.runs.statement import public_counts
 from evenhand.runs.statement_page import render_statement as page
+from evenhand.training.run import Run
 
 
 @pytest.fixture(scope="module")

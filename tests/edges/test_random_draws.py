@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import evenhand as eh
-from evenhand import evaluation, generators
-from evenhand.augmenting import Views, random_flip, random_shift
+from evenhand import generators
 from evenhand.data import Data, wrap
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
 from evenhand.gradients import pass_context
 from evenhand.mechanism.make_plan import Plan
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.sampling import PoissonSampler, draw
+from evenhand.training import evaluate
+from evenhand.training.augment import Views, random_flip, random_shift
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 DRAWS: dict[str, Callable[[], float]] = {
@@ -197,7 +198,7 @@ def test_a_generator_that_a_dataset_holds_itself_is_refused_before_spending(
 ) -> None:
     with pytest.raises(DataError, match="generator of its own"):
         eh.fit(nn.Linear(64, 10), wrap(Digits(own)), epsilon=3.0, epochs=1, out=tmp_path)
-    assert eh.runs.Folder(tmp_path).ledger().reserved == 0
+    assert eh.runs.folder.Folder(tmp_path).ledger().reserved == 0
 
 
 def test_targets_and_records_that_remember_the_one_before_are_refused(tmp_path: Path) -> None:
@@ -224,9 +225,9 @@ def test_evaluation_is_repeatable_and_leaves_the_generators_alone() -> None:
     public(3)
     expected = next_public()
     public(3)
-    scores = evaluation.scored(model, data)[0]
+    scores = evaluate.scored(model, data)[0]
     assert next_public() == expected
-    assert torch.equal(evaluation.scored(model, data)[0], scores)
+    assert torch.equal(evaluate.scored(model, data)[0], scores)
 
 
 def planned(data: Data) -> Plan:

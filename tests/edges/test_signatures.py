@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
 import evenhand as eh
 from commands import evenhand, result
 from evenhand.errors import UsageError, VerificationError
-from evenhand.results import Run
 from evenhand.runs import signatures
 from evenhand.runs.folder import Folder, sha256
 from evenhand.runs.verify import sign
+from evenhand.training.run import Run
 
 
 @pytest.fixture(scope="module")

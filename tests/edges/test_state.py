@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import evenhand as eh
-from evenhand import state_guard
-from evenhand.attachment import Private
 from evenhand.data import Data
 from evenhand.errors import CoupledError, LedgerError, UnsupportedModelError
-from evenhand.guards import Compute
 from evenhand.mechanism.make_plan import Plan
 from evenhand.runs.ledger import read
 from evenhand.runs.verify import verify
+from evenhand.training.attach import Private
+from evenhand.training.guards import state_guard
+from evenhand.training.guards.model_guards import Compute
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -13,11 +13,11 @@ from commands import evenhand
 from edges.runs_made import STEPS, begun, planned, records
 from evenhand._numbers import rounded_up
 from evenhand.errors import LedgerError, UsageError
-from evenhand.results import Run
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger_rows import encoded, parse
 from evenhand.runs.statement_page import render_statement as page
+from evenhand.training.run import Run
 
 SOME = 5
 

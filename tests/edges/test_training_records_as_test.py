@@ -196,7 +196,7 @@ def test_resume_refuses_them_as_well(tmp_path: Path) -> None:
 def test_a_run_folder_of_a_density_knows_its_training_records(tmp_path: Path) -> None:
     made = MomentDensity(epsilon=3.0, out=tmp_path).fit(X.numpy(), Y.numpy())
     with pytest.raises(UsageError, match="hold training records"):
-        eh.results.Run(made.folder, made.model_).report((X, Y))
+        eh.training.run.Run(made.folder, made.model_).report((X, Y))
 
 
 TOML = """label = "ill"
@@ -234,7 +234,7 @@ def test_the_command_line_refuses_the_training_file_as_test_data(method: str, tm
 
 def test_a_comparison_is_of_held_out_records_only() -> None:
     from evenhand.comparison.grid import Sweep
-    from evenhand.config import Config
+    from evenhand.training.config import Config
 
     with pytest.raises(UsageError, match="hold records out"):
         Sweep(base=Config(training_records=True), methods=("dpsgd",), epsilons=(3.0,))

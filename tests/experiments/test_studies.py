@@ -14,9 +14,9 @@ import torch
 
 import evenhand as eh
 from evenhand.comparison.grid import Cell
-from evenhand.config import Config
 from evenhand.errors import UsageError
 from evenhand.methods import registry
+from evenhand.training.config import Config
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PRINTED = {"Adult": 3.1, "Dutch": 2.66, "MNIST": 6.55}

@@ -36,7 +36,7 @@ def command(*arguments: object, before: Callable[[], object] = lambda: None) -> 
 
 def child(work: Callable[[], object]) -> Ended:
     """Run ``work`` in a child process, whose stdout and stderr are read together."""
-    import evenhand.configured
+    import evenhand.training.from_config
 
     evenhand.data.sources.digits()
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from inputs_harness import MARK, Watch, before_training, evil, main
 
 from commands import evenhand
-from evenhand.config import Config
 from evenhand.tomltext import literal
+from evenhand.training.config import Config
 from ways_in.ways import TOML, people
 
 SETTINGS = tuple(Config.__dataclass_fields__)

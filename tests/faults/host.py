@@ -117,7 +117,7 @@ def warm() -> None:
     for found in pkgutil.walk_packages(evenhand.__path__, "evenhand."):
         spec = importlib.util.find_spec(found.name)
         is_python = spec is not None and (spec.origin or "").endswith(".py")
-        if is_python and not found.name.startswith(("evenhand.integrations.", "evenhand.testing", "evenhand.__main__")):
+        if is_python and not found.name.startswith(("evenhand.testing", "evenhand.__main__")):
             importlib.import_module(found.name)
     import torch
 

@@ -18,9 +18,11 @@ from unittest import mock
 from typer.main import get_command
 
 from commands import evenhand
-from evenhand import cli, coupling, training
+from evenhand import cli
 from evenhand.errors import UsageError
 from evenhand.runs.folder import Folder
+from evenhand.training import fit
+from evenhand.training.guards import coupling_guard
 
 SECONDS = 2.0
 """Of processor time for one command; more is a hang. A command that waits is ended after the real time below."""
@@ -90,9 +92,9 @@ def _commands() -> Any:
 def before_training() -> Iterator[None]:
     """Everything is done except for the training itself: what is accepted ends with a sentence."""
     with (
-        mock.patch.object(training, "run", _reached),
-        mock.patch.object(coupling, "DRAWS", 4),
-        mock.patch.object(coupling, "LOOKS", 2),
+        mock.patch.object(fit, "run", _reached),
+        mock.patch.object(coupling_guard, "DRAWS", 4),
+        mock.patch.object(coupling_guard, "LOOKS", 2),
     ):
         yield
 

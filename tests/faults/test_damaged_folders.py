@@ -16,13 +16,12 @@ from torch import nn
 import evenhand as eh
 from edges import forging
 from evenhand import untrusted
-from evenhand.config import of_run
 from evenhand.data.row_digests import Survey
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.loading import preprocessing
-from evenhand.results import Run
 from evenhand.runs import checkpoints
 from evenhand.runs.folder import Folder
+from evenhand.training.config import of_run
+from evenhand.training.run import Run, preprocessing
 from faults import damaged_folders
 
 pytestmark = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="damage with devices, pipes and links")

@@ -19,11 +19,11 @@ import evenhand as eh
 from commands import evenhand
 from evenhand import durable
 from evenhand.errors import VerificationError
-from evenhand.results import Run
 from evenhand.runs import run_files
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import Ledger
 from evenhand.runs.verify import verify
+from evenhand.training.run import Run
 
 VICTIM = b"not a file of any run\n"
 

@@ -16,12 +16,12 @@ import torch
 from forked import TRAIN, child, command, largest_file, left_over, open_files
 
 import evenhand as eh
-from evenhand import evaluation
 from evenhand.errors import EvenhandError, OutOfMemory, StorageError
-from evenhand.results import Run
 from evenhand.runs.folder import Folder
 from evenhand.runs.os_errors import boundary
 from evenhand.runs.verify import verify
+from evenhand.training import evaluate
+from evenhand.training.run import Run
 
 REFUSALS = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EMFILE", "EFBIG", "EIO", "ENOENT")
 
@@ -145,14 +145,14 @@ def test_a_loop_of_ones_own_gets_the_same_error(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_folder_that_is_moved_during_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = evaluation.row
+    usual = evaluate.row
 
     def move(*arguments: object, **options: object) -> object:
         (tmp_path / "run").rename(tmp_path / "moved")
         return usual(*arguments, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "row", move)
+        patch.setattr(evaluate, "row", move)
         with pytest.raises(EvenhandError, match=r"not there any more|was moved"):
             fit(tmp_path / "run")
     assert not (tmp_path / "run").exists()

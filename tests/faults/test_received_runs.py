@@ -15,7 +15,7 @@ import evenhand as eh
 from commands import evenhand, result
 from evenhand.errors import EvenhandError
 from evenhand.runs.folder import Folder
-from evenhand.training import resume
+from evenhand.training.fit import resume
 from ways_in.ways import train, write
 
 NETS = """

@@ -12,15 +12,15 @@ import torch
 
 import evenhand as eh
 from commands import evenhand
-from evenhand import looping
 from evenhand.data import Data
 from evenhand.errors import BudgetExhausted
-from evenhand.evaluation import row
 from evenhand.runs import checkpoints
 from evenhand.runs import ledger as ledgers
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.runs.ledger_rows import encoded
 from evenhand.runs.weights_digest import digest_of_file
+from evenhand.training import loop
+from evenhand.training.evaluate import row
 
 
 class Killed(BaseException):
@@ -97,7 +97,7 @@ def test_an_untrained_model_is_released_only_when_it_is_asked_for(
 ) -> None:
     """The crash of issue 20: every step is charged, and the only checkpoint is from before the first."""
     out = tmp_path / "run"
-    monkeypatch.setattr(looping.Saving, "save_if_due", lambda _: None)
+    monkeypatch.setattr(loop.Saving, "save_if_due", lambda _: None)
     killed_when(monkeypatch, lambda state: state["position"] > 0)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Killed):

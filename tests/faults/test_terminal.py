@@ -14,11 +14,11 @@ import torch
 from forked import TRAIN, command
 
 import evenhand as eh
-from evenhand.attachment import Private
-from evenhand.interrupting import Interrupted, signals, stopping
 from evenhand.runs.folder import Folder
 from evenhand.runs.verify import verify
 from evenhand.terminal import plain
+from evenhand.training.attach import Private
+from evenhand.training.loop import Interrupted, signals, stopping
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202etxt.exe\r"
 

@@ -10,8 +10,8 @@ import pytest
 
 from commands import evenhand
 from evenhand import tomlfiles
-from evenhand.config import Config
 from evenhand.errors import UsageError
+from evenhand.training.config import Config
 
 CANARY = "anna.k@mail.org"
 BOMBS = {

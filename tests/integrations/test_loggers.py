@@ -17,10 +17,8 @@ import evenhand as eh
 from evenhand.cli import train
 from evenhand.data import Data
 from evenhand.errors import UsageError
-from evenhand.integrations.loggers import Broadcast, Logger, plain, released
-from evenhand.integrations.mlflow import MlflowLogger
-from evenhand.integrations.tensorboard import TensorBoardLogger
-from evenhand.results import Run
+from evenhand.training.loggers import Broadcast, Logger, MlflowLogger, TensorBoardLogger, plain, released
+from evenhand.training.run import Run
 
 
 class Keeper:
@@ -204,6 +202,6 @@ def test_the_command_line_names_them(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_importing_evenhand_imports_no_logger() -> None:
-    code = "import evenhand.training, sys; print({'mlflow', 'tensorboard', 'IPython'} & set(sys.modules))"
+    code = "import evenhand.training.fit, sys; print({'mlflow', 'tensorboard', 'IPython'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from evenhand import progress
 from evenhand.mechanism.make_plan import Plan
-from evenhand.progress import NotebookBar, Progress, TerminalBar, in_notebook
+from evenhand.training import progress
+from evenhand.training.progress import NotebookBar, Progress, TerminalBar, in_notebook
 
 
 class Handle:

@@ -13,9 +13,9 @@ from torch import nn
 
 import evenhand as eh
 from evenhand.accounting.plan import Plan
-from evenhand.attachment import Private
 from evenhand.data import Data, wrap
 from evenhand.runs.folder import Folder
+from evenhand.training.attach import Private
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 OLD = eh.Budgets({"a": 2, "b": 4}, 1e-3)

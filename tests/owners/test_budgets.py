@@ -15,7 +15,7 @@ import evenhand as eh
 from evenhand.accounting import owner_classes
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError
-from evenhand.progress import Progress
+from evenhand.training.progress import Progress
 from evenhand.types import Facts
 
 SECRET = 4711.25
@@ -124,7 +124,7 @@ class Bar:
 
 
 def test_progress_shows_every_owner_or_the_cheapest_and_the_dearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenhand.progress.TerminalBar", Bar)
+    monkeypatch.setattr("evenhand.training.progress.TerminalBar", Bar)
     facts = Facts(900, (("a", 300), ("b", 600)))
     two = eh.plan("idp_sample", eh.Budgets({"a": 1, "b": 4}, 1e-5), data=facts, batch_size=30)
     for plan, words in (

@@ -13,14 +13,14 @@ from same_records import LOSS, began, data, planned, raised, resumed, runs, tota
 from torch import nn
 
 import evenhand as eh
-from evenhand import forking
 from evenhand.accounting import accountant
-from evenhand.attachment import start
 from evenhand.errors import EvenhandError
 from evenhand.runs import ledger
 from evenhand.runs.dataset_ledger import DatasetLedger
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import Ledger
+from evenhand.training import rebudget
+from evenhand.training.attach import start
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +164,7 @@ def test_only_one_fork_of_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     began(tmp_path / "old", data(), planned(data(), eh.Privacy(4, 1e-3)), 15)
 
     with monkeypatch.context() as patch:
-        patch.setattr(forking, "finish", killed)
+        patch.setattr(rebudget, "finish", killed)
         with pytest.raises(KeyboardInterrupt):
             eh.rebudget(tmp_path / "old", eh.Privacy(2.9), train=data(), out=tmp_path / "x")
     eh.rebudget(tmp_path / "old", eh.Privacy(2.8), train=data(), out=tmp_path / "y")

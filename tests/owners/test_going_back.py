@@ -18,11 +18,11 @@ from torch import nn
 import evenhand as eh
 from commands import evenhand, result
 from evenhand.accounting.accountant import epsilon
-from evenhand.attachment import Private, start
 from evenhand.errors import CalibrationError, LedgerError, PlanMismatchError, UsageError
 from evenhand.mechanism.replan import back, replan
 from evenhand.runs.checkpoints import KEPT, marks, spread
 from evenhand.runs.folder import Folder
+from evenhand.training.attach import Private, start
 
 pytestmark = pytest.mark.usefixtures("slow_steps")
 
@@ -97,7 +97,7 @@ def test_a_fork_is_killed_and_resumed(tmp_path: Path) -> None:
     _, new, made = gone_back(tmp_path)
     script = f"""
 import os
-from evenhand.attachment import Private, start
+from evenhand.training.attach import Private, start
 from evenhand.runs.folder import Folder
 from forks import data, parts
 new = Folder.existing({str(new.path)!r})
@@ -178,7 +178,7 @@ def test_what_cannot_be_gone_back_to_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("after", [False, True])
 def test_a_crash_at_the_withdrawal_is_mended(after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = trained(tmp_path / "old")
-    place = "evenhand.forking._begin_ledger" if after else "evenhand.forking.Ledger.withdraw"
+    place = "evenhand.training.rebudget._begin_ledger" if after else "evenhand.training.rebudget.Ledger.withdraw"
 
     def crash(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -223,7 +223,7 @@ def test_kept_checkpoints_are_spread_over_the_run() -> None:
 
 
 def test_a_run_keeps_a_few_of_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenhand.looping.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("evenhand.training.loop.CHECKPOINT_SECONDS", 0.0)
     run = eh.fit(nn.Linear(3, 2), data(), privacy=OLD, epochs=3, batch_size=20, out=tmp_path / "run", progress=False)
     assert len(marks(run.folder)) == KEPT
     lines = [json.loads(file.read_text()) for file in run.folder.kept.glob("*.json")]
@@ -240,8 +240,8 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr("evenhand.looping._epoch_ends", killed)
-        patch.setattr("evenhand.looping.CHECKPOINT_SECONDS", 0.0)
+        patch.setattr("evenhand.training.loop._epoch_ends", killed)
+        patch.setattr("evenhand.training.loop.CHECKPOINT_SECONDS", 0.0)
         evenhand("train", "--data", "digits", "--epsilon", 2, "--epochs", 2, "--model", "linear", "--out", old)
     assert evenhand("resume", old, "--out", new).returncode == 2
     assert evenhand("resume", old, "--epsilon", 1.3).returncode == 2

@@ -13,14 +13,14 @@ from forks import LOWER, OLD, data, further, gone_back, parts, planned, resumed,
 from torch import nn
 
 import evenhand as eh
-from evenhand import looping
-from evenhand.attachment import Private, start
 from evenhand.data import Data, wrap
 from evenhand.errors import CalibrationError
-from evenhand.integrations.loggers import Broadcast
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import read
 from evenhand.runs.statement_files import FROM_FACTS, FROM_NOISE, schema
+from evenhand.training import loop
+from evenhand.training.attach import Private, start
+from evenhand.training.loggers import Broadcast
 
 pytestmark = pytest.mark.usefixtures("slow_steps")
 
@@ -54,11 +54,11 @@ def told(out: Path, *places: int, steps: int = 25) -> Folder:
 
 def tell(private: Private) -> None:
     telling = Broadcast([Keeper(private.folder.ledger_file)], evaluates=True)
-    looping._evaluate(private, held_out(), looping.Aside(), telling, private.folder.metrics_file)
+    loop._evaluate(private, held_out(), loop.Aside(), telling, private.folder.metrics_file)
 
 
 def test_a_run_whose_loggers_got_later_figures_cannot_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenhand.looping.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("evenhand.training.loop.CHECKPOINT_SECONDS", 0.0)
     old, options = Folder(tmp_path / "old"), {"privacy": OLD, "method": "idp_scale", "epochs": 3, "batch_size": 20}
     keeper = Keeper(old.ledger_file, last=20)
     with pytest.raises(KeyboardInterrupt):
@@ -77,7 +77,7 @@ def test_without_loggers_nothing_is_noted_and_figures_in_the_folder_do_not_bind(
     with eh.attach(*parts(), planned(), out=tmp_path / "old") as private:
         further(private, 25)
         silent = Broadcast([], evaluates=True)
-        looping._evaluate(private, held_out(), looping.Aside(), silent, private.folder.metrics_file)
+        loop._evaluate(private, held_out(), loop.Aside(), silent, private.folder.metrics_file)
     old = Folder(tmp_path / "old")
     assert (old.ledger().told, len(old.metrics())) == ((), 1)
     eh.rebudget(old.path, LOWER, train=data(), out=tmp_path / "new")

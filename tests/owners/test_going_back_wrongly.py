@@ -14,10 +14,10 @@ from torch import nn
 
 import evenhand as eh
 from evenhand.accounting.accountant import epsilon
-from evenhand.attachment import start
 from evenhand.errors import CalibrationError, EvenhandError, LedgerError, UsageError
 from evenhand.runs.checkpoints import marks
 from evenhand.runs.folder import Folder, write_json
+from evenhand.training.attach import start
 
 pytestmark = pytest.mark.usefixtures("slow_steps")
 

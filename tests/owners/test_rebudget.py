@@ -19,8 +19,8 @@ from evenhand.accounting.accountant import epsilon
 from evenhand.accounting.plan import Plan
 from evenhand.data import Data, wrap
 from evenhand.errors import CalibrationError, PlanMismatchError, UsageError
-from evenhand.rebudgeting import replan
 from evenhand.runs.folder import Folder, write_json
+from evenhand.training.rebudget import replan
 from evenhand.types import Facts
 
 FACTS = Facts(2000, (("strict", 800), ("usual", 800), ("open", 400)))
@@ -186,7 +186,7 @@ def test_a_crash_between_ledger_and_plan_is_mended(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("evenhand.rebudgeting._finish", lambda folder: crash() if _waiting(folder) else None)
+        patch.setattr("evenhand.training.rebudget._finish", lambda folder: crash() if _waiting(folder) else None)
         with pytest.raises(KeyboardInterrupt):
             eh.rebudget(tmp_path, eh.Budgets({"a": 2, "b": 5}), train=data())
     assert not eh.verify(tmp_path)["ok"]

@@ -13,14 +13,14 @@ from fairlearn import metrics as fair
 from sklearn import metrics as sk
 
 import evenhand as eh
-from evenhand import evaluation
 from evenhand.data import Data
 from evenhand.errors import DataError
 from evenhand.reporting.group_metrics import across, measure
 from evenhand.reporting.intervals import bootstrap, over_seeds, privacy_cost
 from evenhand.reporting.run_page import initial_drops
-from evenhand.results import Run
 from evenhand.runs.folder import Folder
+from evenhand.training import evaluate
+from evenhand.training.run import Run
 
 
 def sample(classes: int, records: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
@@ -71,7 +71,7 @@ def test_what_is_undefined_is_nan_and_said_so() -> None:
 def test_the_row_of_every_epoch_equals_the_full_measurement(digit_data: tuple[Data, Data]) -> None:
     torch.manual_seed(1)
     model = torch.nn.Linear(64, 10)
-    row, found = evaluation.row(model, digit_data[1], 3, 1.0), evaluation.measures(model, digit_data[1])
+    row, found = evaluate.row(model, digit_data[1], 3, 1.0), evaluate.measures(model, digit_data[1])
     for name in ("accuracy", "balanced_accuracy", "mcc", "roc_auc", "log_loss"):
         assert row[name] == pytest.approx(found.overall[name], abs=1e-12), name
     assert row["groups"] == pytest.approx(found.by_group["accuracy"])
@@ -81,7 +81,7 @@ def test_the_row_of_every_epoch_equals_the_full_measurement(digit_data: tuple[Da
 def test_a_constant_or_broken_model_gives_plain_json(tiny: Data) -> None:
     model = torch.nn.Linear(3, 2)
     torch.nn.init.constant_(model.weight, math.nan)
-    row = evaluation.row(model, tiny, 0, 0.0)
+    row = evaluate.row(model, tiny, 0, 0.0)
     assert row["roc_auc"] is None
     assert row["log_loss"] is None
     assert row["mcc"] == 0.0

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import evenhand as eh
-from evenhand.attachment import Private
 from evenhand.data import Data, wrap
 from evenhand.errors import (
     BatchReuseError,
@@ -20,6 +19,7 @@ from evenhand.errors import (
 )
 from evenhand.mechanism.make_plan import Plan
 from evenhand.runs.ledger import read
+from evenhand.training.attach import Private
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import evenhand as eh
 from commands import result
-from evenhand.averaging import EMA, Average
 from evenhand.data import Data
 from evenhand.errors import UsageError
-from evenhand.private import Private
 from evenhand.runs.folder import sha256
 from evenhand.runs.verify import verify
+from evenhand.training.private import Private
+from evenhand.training.weight_average import EMA, Average
 
 LAST = "model-last.safetensors"
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 import evenhand as eh
 from commands import evenhand, result
-from evenhand.attachment import Private
-from evenhand.config import from_toml
 from evenhand.data import Data, wrap
 from evenhand.errors import UsageError
 from evenhand.gradients import Engine, record_by_record
 from evenhand.gradients.microbatches import MicroBatches
 from evenhand.gradients.record_blocks import Blocks
 from evenhand.mechanism.step import Mechanism, early_weights, private_gradient
+from evenhand.training.attach import Private
+from evenhand.training.config import from_toml
 from evenhand.types import Batch
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -13,12 +13,12 @@ from torch import nn
 
 import evenhand as eh
 from evenhand.accounting import accountant
-from evenhand.attachment import Private
 from evenhand.data import Data, wrap
 from evenhand.data.fingerprint import fingerprint
 from evenhand.mechanism.make_plan import Plan
 from evenhand.mechanism.replan import replan
 from evenhand.runs.dataset_ledger import DatasetLedger, state_folder
+from evenhand.training.attach import Private
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -11,12 +11,12 @@ from dp_accounting.pld import PLDAccountant
 from torch import nn
 
 import evenhand as eh
-from evenhand.config import Config
 from evenhand.data import Data
 from evenhand.errors import BudgetExhausted, UsageError
-from evenhand.results import Run
 from evenhand.runs.folder import Folder
 from evenhand.runs.verify import verify
+from evenhand.training.config import Config
+from evenhand.training.run import Run
 
 
 def trained(data: tuple[Data, Data], out: Path, seed: int = 0, **options: object) -> Run:

@@ -20,7 +20,7 @@ from evenhand.runs.verify import verify
 # Every executed step writes its position here before and after the update, outside of evenhand's own ledger.
 WITNESS = """
 import os, sys
-import evenhand.attachment as attachment
+import evenhand.training.attach as attachment
 seen = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 update = attachment.Private._update
 def witnessed(self, gradient):

@@ -11,12 +11,12 @@ from torch.nn import functional
 
 import evenhand as eh
 from commands import evenhand, result
-from evenhand.config import from_toml
 from evenhand.data import Data
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients import per_sample, probe
-from evenhand.losses import Binary, ClassWeighted, CrossEntropy, Focal, MeanSquared, named
 from evenhand.runs.folder import Folder
+from evenhand.training.config import from_toml
+from evenhand.training.losses import Binary, ClassWeighted, CrossEntropy, Focal, MeanSquared, named
 
 torch.manual_seed(0)
 OUTPUTS = torch.randn(6, 3, dtype=torch.float64)

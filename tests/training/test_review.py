@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 import evenhand as eh
-from evenhand.attachment import Private
 from evenhand.data import Data
 from evenhand.errors import BatchReuseError, DataError, LedgerError, UnsupportedModelError, UsageError
 from evenhand.mechanism.make_plan import Plan
@@ -23,6 +22,7 @@ from evenhand.runs.folder import as_json
 from evenhand.runs.ledger import TIMED, read
 from evenhand.runs.statement import digest, markdown
 from evenhand.runs.verify import verify
+from evenhand.training.attach import Private
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

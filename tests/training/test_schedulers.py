@@ -15,12 +15,12 @@ from torch.optim import lr_scheduler
 
 import evenhand as eh
 from commands import evenhand, result
-from evenhand.config import from_toml
 from evenhand.data import Data
 from evenhand.errors import UsageError
-from evenhand.optimizing import OPTIMIZERS, SCHEDULES, Descent
-from evenhand.private import Private
 from evenhand.runs import ledger
+from evenhand.training.config import from_toml
+from evenhand.training.optimizers import OPTIMIZERS, SCHEDULES, Descent
+from evenhand.training.private import Private
 
 Rates = dict[int, float]
 STEPS = 25
@@ -158,8 +158,8 @@ def crashed(data: Data, out: Path, monkeypatch: pytest.MonkeyPatch, **options: o
     with monkeypatch.context() as patch:
         patch.setattr(Private, "step", before_the_step)
         patch.setattr(ledger, "BLOCK_SECONDS", 1e-9)  # one step is charged at a time
-        patch.setattr("evenhand.looping.CHECKPOINT_SECONDS", 1e9)
-        patch.setattr("evenhand.looping.LOST", 1e-9)  # the number of steps asks for no checkpoint either
+        patch.setattr("evenhand.training.loop.CHECKPOINT_SECONDS", 1e9)
+        patch.setattr("evenhand.training.loop.LOST", 1e-9)  # the number of steps asks for no checkpoint either
         with pytest.raises(ZeroDivisionError):
             trained(data, out, **options)
     assert json.loads((out / "private" / "checkpoint.json").read_text())["position"] == 3

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import evenhand as eh
-from evenhand.augmenting import Views, random_flip, random_shift
-from evenhand.coupling import Coupling
 from evenhand.data import Data, wrap
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.gradients import Engine, MicroBatches
 from evenhand.gradients.record_by_record import Fallback
 from evenhand.gradients.views import Viewed, mean_loss
 from evenhand.runs.folder import Folder
+from evenhand.training.augment import Views, random_flip, random_shift
+from evenhand.training.guards.coupling_guard import Coupling
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 RECORDS, VIEWS = 5, 3
@@ -188,7 +188,7 @@ def test_views_by_name_are_kept_in_the_config_and_found_by_resume(
         seen.append((len(inputs), pixels))
         return shift(inputs, pixels)
 
-    monkeypatch.setattr("evenhand.augmenting.random_shift", watched)
+    monkeypatch.setattr("evenhand.training.augment.random_shift", watched)
     data, out = pictures(), tmp_path / "run"
     stop: list[int] = []
 

@@ -17,10 +17,10 @@ from torch import nn
 from ways import CANARY, HEADER, TOML, done, evenhand, people, train, write
 
 import evenhand as eh
-from evenhand.config import from_toml, to_toml
 from evenhand.data import Category, Declaration, Number, Table, from_frame
-from evenhand.loading import predict, preprocessing
 from evenhand.runs.folder import Folder
+from evenhand.training.config import from_toml, to_toml
+from evenhand.training.run import predict, preprocessing
 
 INIT = ["--label", "ill", "--labels", "no,yes", "--groups", "city", "--number", "age=0:100", "--drop", "name"]
 

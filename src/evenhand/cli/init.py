@@ -183,7 +183,7 @@ def _known(answers: Answers, name: str) -> bool:
 
 
 def _table(source: Path, target: Path, answers: Answers, found: Sequence[str], delimiter: str) -> str:
-    from evenhand.config import literal
+    from evenhand.training.config import literal
 
     lines = _head(source, target, answers, delimiter)
     if answers.tokens:
@@ -205,8 +205,8 @@ def _table(source: Path, target: Path, answers: Answers, found: Sequence[str], d
 
 
 def _column(answers: Answers, name: str) -> list[str]:
-    from evenhand.config import literal
     from evenhand.data.columns import declared
+    from evenhand.training.config import literal
 
     lines, missing = [f"[columns.{_key(name)}]"], answers.missing.get(name, "refuse")
     if name in answers.numbers:
@@ -259,7 +259,7 @@ def _pictures(source: Path, target: Path, answers: Answers, size: str | None, gr
 
 
 def _head(source: Path, target: Path, answers: Answers, delimiter: str) -> list[str]:
-    from evenhand.config import literal
+    from evenhand.training.config import literal
 
     path = os.path.relpath(source, target.parent)
     path = path if os.sep in path or not source.is_dir() else f".{os.sep}{path}"
@@ -289,7 +289,7 @@ def _training(model: str = "mlp") -> list[str]:
 
 
 def _key(name: str) -> str:
-    from evenhand.config import key
+    from evenhand.training.config import key
 
     return key(name)
 

@@ -87,8 +87,8 @@ def _planner(
     from evenhand.methods.density_methods import DENSITIES
 
     if name in DENSITIES:
-        from evenhand.config import Config
-        from evenhand.configured import planned
+        from evenhand.training.config import Config
+        from evenhand.training.from_config import planned
 
         if shape is not None:
             raise UsageError(f"{name!r} takes no steps that could follow a schedule: leave out --schedule.")
@@ -122,7 +122,7 @@ def _facts(named: Mapping[str, Any], records: int | None, owners: str | None, by
     if sum(given is not None for given in (named.get("data"), records, sizes)) != 1:
         raise UsageError("Say what the plan is for, in one way: --data digits, --records N, or --owners a=400,b=600.")
     if "data" in named:
-        from evenhand.config import Config, merged
+        from evenhand.training.config import Config, merged
 
         return merged(Config(owners=owners, record_budgets=by_record), named).load_data()[0].facts
     if sizes is not None:

@@ -25,8 +25,8 @@ def run(
     In the run folder its digest goes into the ledger, so that `verify` covers it. A model card that a full disk kept
     out of the folder is written too.
     """
-    from evenhand.results import Run
     from evenhand.runs.folder import Folder, write_durably
+    from evenhand.training.run import Run
 
     options.refuse_nameless(out, card)
     found = Folder.existing(folder)

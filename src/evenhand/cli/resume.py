@@ -48,7 +48,7 @@ def run(
 ) -> None:
     """Continue a run, with new budgets if any are given; exit code 3 if it has no budget left for a step."""
     from evenhand.runs.signatures import read_private_key
-    from evenhand.training import resume
+    from evenhand.training.fit import resume
 
     key = None if sign is None else read_private_key(sign)
     if epsilon is not None or budgets is not None:
@@ -68,7 +68,7 @@ def run(
 
 def _rebudget(folder: Path, epsilon: float | None, budgets: str | None, epochs: float | None, out: Path | None) -> None:
     from evenhand.accounting.budgets import Budgets, Privacy
-    from evenhand.rebudgeting import rebudget
+    from evenhand.training.rebudget import rebudget
 
     if epsilon is not None and budgets is not None:
         raise UsageError("Give one of --epsilon and --budgets.")

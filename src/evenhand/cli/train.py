@@ -17,9 +17,9 @@ from evenhand.terminal import say
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from evenhand.integrations.loggers import Logger
     from evenhand.mechanism.make_plan import Plan
-    from evenhand.results import Run
+    from evenhand.training.loggers import Logger
+    from evenhand.training.run import Run
 
 NAME = "train"
 EXAMPLE = (
@@ -90,7 +90,7 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Train privately and write model, statement and report into a run folder."""
-    from evenhand.config import Config, absolute, from_toml, merged
+    from evenhand.training.config import Config, absolute, from_toml, merged
 
     asked = options.given(
         data=data,
@@ -131,8 +131,8 @@ def run(
         settings=options.parsed(settings),
     ) | options.budgets(budgets)
     chosen = absolute(merged(from_toml(config) if config is not None else Config(), asked), Path.cwd())
-    from evenhand.configured import train
     from evenhand.runs.signatures import read_private_key
+    from evenhand.training.from_config import train
 
     key = None if sign is None else read_private_key(sign)
     told = [logger(name, out) for name in log or ()]
@@ -157,19 +157,19 @@ def logger(name: str, out: Path | None) -> Logger:
     from evenhand import _validate
 
     if _validate.known(name, ("tensorboard", "mlflow"), "logger") == "mlflow":
-        from evenhand.integrations.mlflow import MlflowLogger
+        from evenhand.training.loggers import MlflowLogger
 
         return MlflowLogger()
     if out is None:
         raise UsageError("--log tensorboard writes into the run folder: say which, with --out.")
-    from evenhand.integrations.tensorboard import TensorBoardLogger
+    from evenhand.training.loggers import TensorBoardLogger
 
     return TensorBoardLogger(out / "tensorboard")
 
 
 def announce(plan: Plan, seconds: float) -> None:
     """What is about to be spent, and how long it will take."""
-    from evenhand.pacing import words
+    from evenhand.training.progress import words
 
     say(f"{plan}\n\nThis will take {words(seconds)}; nothing is spent yet.\n")
 
@@ -191,7 +191,7 @@ def advise(finished: Run) -> None:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """A run stopped by a signal says how to go on and exits with the signal's code."""
-    from evenhand.interrupting import Interrupted
+    from evenhand.training.loop import Interrupted
 
     try:
         yield

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from evenhand import durable, untrusted
 from evenhand.comparison import research
 from evenhand.comparison.grid import Cell
-from evenhand.config import Config, to_toml
 from evenhand.errors import VerificationError
 from evenhand.runs.folder import Folder, write_durably, write_json
+from evenhand.training.config import Config, to_toml
 
 if TYPE_CHECKING:
     from evenhand.accounting.plan import Plan
@@ -76,7 +76,7 @@ def task(
 def _planned(same: _Same, epsilon: float | None, validation: Validation | None) -> Plan:
     """The plan of a config: seeds and learning rates share it."""
     from evenhand.accounting.budgets import Privacy
-    from evenhand.configured import planned, promised
+    from evenhand.training.from_config import planned, promised
 
     config = same.config
     training = _loaded(_data(config), validation)[0]
@@ -101,10 +101,9 @@ def perform(found: Task) -> None:
     """Run the cell in this process, from wherever it stands."""
     import torch
 
-    from evenhand.configured import train
-    from evenhand.loading import load
-    from evenhand.results import Run
-    from evenhand.training import resume
+    from evenhand.training.fit import resume
+    from evenhand.training.from_config import train
+    from evenhand.training.run import Run, load
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     began = time.process_time()

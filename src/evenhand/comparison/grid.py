@@ -14,8 +14,8 @@ from typing import Any
 from evenhand import _validate
 from evenhand.accounting.budgets import Budgets
 from evenhand.comparison import claims, lines, tuning
-from evenhand.config import Config, absolute, merged, settings
 from evenhand.errors import UsageError
+from evenhand.training.config import Config, absolute, merged, settings
 
 REFERENCE = "sgd"
 EACH_RUN = "each run"

@@ -50,9 +50,9 @@ def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dic
     """
     import torch
 
-    from evenhand.evaluation import moved, outputs
     from evenhand.gradients.engine import Engine
-    from evenhand.training import default_loss
+    from evenhand.training.evaluate import moved, outputs
+    from evenhand.training.fit import default_loss
 
     device = next(model.parameters()).device
     rows = torch.linspace(0, len(data) - 1, min(RECORDS, len(data))).round().long()

@@ -17,9 +17,9 @@ from evenhand.comparison import cluster, efforts, files, pool, summary
 from evenhand.comparison.cells import Task, Validation, finished, perform, task
 from evenhand.comparison.grid import Chosen, Sweep
 from evenhand.errors import UsageError, VerificationError
-from evenhand.interrupting import Interrupted, stopping
 from evenhand.reporting.comparison_rows import Entry
 from evenhand.terminal import plain
+from evenhand.training.loop import Interrupted, stopping
 
 Watch = Callable[[Iterable[str], int], None]
 EXECUTORS: dict[str, Callable[..., dict[str, pool.Failure]]] = {"processes": pool.run_all, "ray": cluster.run_all}

@@ -12,11 +12,11 @@ from evenhand.accounting import accountant
 from evenhand.comparison import paired, research
 from evenhand.comparison.cells import Task, seconds
 from evenhand.comparison.pool import Failure
-from evenhand.config import Config
 from evenhand.reporting.comparison_rows import NOTHING, Effort, Entry
 from evenhand.reporting.group_metrics import Estimate, across
 from evenhand.reporting.intervals import over_seeds, privacy_cost
 from evenhand.runs.verify import verify
+from evenhand.training.config import Config
 
 _PLAIN = ("accuracy", "balanced_accuracy", "mcc", "roc_auc", "log_loss")
 SETTINGS = (

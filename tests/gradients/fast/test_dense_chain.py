@@ -17,7 +17,7 @@ from dense_models import LOSS, alone, batch, chained, mlp, norms
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients import Engine
 from evenhand.gradients.fast.dense_chain import DenseGradients
-from evenhand.losses import CrossEntropy
+from evenhand.training.losses import CrossEntropy
 from evenhand.types import Pass
 
 Oracle = Callable[..., Pass]

@@ -14,7 +14,7 @@ from evenhand.errors import DataError
 from evenhand.gradients import Engine
 from evenhand.gradients.fast.dense_chain import DenseChain
 from evenhand.gradients.model_layout import Layout
-from evenhand.losses import CrossEntropy
+from evenhand.training.losses import CrossEntropy
 from evenhand.types import Pass
 
 Oracle = Callable[..., Pass]

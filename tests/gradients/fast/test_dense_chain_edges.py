@@ -21,7 +21,7 @@ from evenhand.gradients.fast import lstm_native
 from evenhand.gradients.fast.dense_chain import DenseChain
 from evenhand.gradients.model_layout import Layout
 from evenhand.gradients.row_norms import RUN, row_lengths
-from evenhand.losses import CrossEntropy
+from evenhand.training.losses import CrossEntropy
 
 Change = Callable[[nn.Sequential, pytest.MonkeyPatch], Any]
 

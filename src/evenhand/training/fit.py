@@ -10,33 +10,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenhand import averaging, consents, density_runs, evaluation, losses, pacing, threads
+from evenhand import threads
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
-from evenhand.attachment import start
-from evenhand.augmenting import Augment, views_of
-from evenhand.averaging import EMA, Average
-from evenhand.config import PYTHON, Config, of_run, to_toml
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.owners_and_groups import by_record
 from evenhand.data.row_digests import survey
 from evenhand.data.training_overlap import refuse_training_records
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
-from evenhand.forking import refuse_waiting
 from evenhand.gradients.doctor.refusals import refuse_wrapped
-from evenhand.guards import Compute, seen
-from evenhand.integrations.loggers import Broadcast, Logger
-from evenhand.looping import Aside, run
-from evenhand.losses import Loss, default_loss
 from evenhand.mechanism.make_plan import Plan
 from evenhand.mechanism.make_plan import plan as make_plan
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
-from evenhand.optimizing import Descent, OptimizerFactory, SchedulerFactory
-from evenhand.remembering import descent_again, settings_of, views_again
-from evenhand.results import Run
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.runs.os_errors import boundary
+from evenhand.training import consents, density_runs, evaluate, losses, weight_average
+from evenhand.training.attach import start
+from evenhand.training.augment import Augment, views_of
+from evenhand.training.config import PYTHON, Config, descent_again, of_run, settings_of, to_toml, views_again
+from evenhand.training.guards.model_guards import Compute, seen
+from evenhand.training.loggers import Broadcast, Logger
+from evenhand.training.loop import Aside, run
+from evenhand.training.losses import Loss, default_loss
+from evenhand.training.optimizers import Descent, OptimizerFactory, SchedulerFactory
+from evenhand.training.progress import seconds as estimated_seconds
+from evenhand.training.rebudget import refuse_waiting
+from evenhand.training.run import Run
+from evenhand.training.weight_average import EMA, Average
 
 __all__ = ["default_loss", "fit", "resume"]
 
@@ -103,8 +104,8 @@ def fit(
       scheduler: linear (default: the rate falls to zero), constant, cosine, one-cycle or step; or a function of the
         optimizer (and the number of steps) that returns a torch LRScheduler. With your own optimizer the default is
         constant.
-      average: decay of an average of the weights, 0.999 for example, or ``averaging.EMA``; the average is evaluated
-        and released, with the last weights beside it.
+      average: decay of an average of the weights, 0.999 for example, or ``weight_average.EMA``; the average is
+        evaluated and released, with the last weights beside it.
       compute: micro-batches, memory and precision, see ``Compute``; nothing private depends on it.
       augment: "shift", "shift:2", "flip" or "flip+shift" for pictures; or a function that gives a random view of every
         record of a batch of inputs, see ``augmenting``.
@@ -123,7 +124,7 @@ def fit(
       config: what the command line was asked, kept in the folder for ``resume``.
       on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
       loggers: given released values (held-out accuracy, epsilon of the plan and so far) at each evaluation, see
-        ``integrations``. For a stop that they decide, the epsilon of the plan holds.
+        ``training.loggers``. For a stop that they decide, the epsilon of the plan holds.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh
@@ -148,7 +149,7 @@ def fit(
     )
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
     used, several = default_loss(data) if loss is None else losses.named(loss), views_of(augment, views)
-    ema, computing = averaging.named(average), compute or Compute()
+    ema, computing = weight_average.named(average), compute or Compute()
     with threads.suited(model, data.facts.inputs, made.expected_batch):
         if held_out is not None:
             _check_outputs(model, held_out)
@@ -178,7 +179,7 @@ def fit(
                 if several is not None:
                     fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
                 with computing.casting(model):
-                    on_start(made, pacing.seconds(*seen(model, used, several), made, fetched, computing))
+                    on_start(made, estimated_seconds(*seen(model, used, several), made, fetched, computing))
 
         with boundary(folder.path):
             return run(private, data, held_out, aside, telling, progress, before, training_records)
@@ -238,7 +239,7 @@ def resume(
     model = config.build_model(data.facts) if model is None or isinstance(model, str) else model
     refuse_wrapped(model)
     found = loss or config.loss
-    ema = averaging.named(average if average is not None else config.average)
+    ema = weight_average.named(average if average is not None else config.average)
     held, schedule = descent_again(config, optimizer, scheduler).build(model, made.steps)
     aside = Aside(schedule, None if ema is None else Average(model, ema))
     with threads.suited(model, data.facts.inputs, made.expected_batch):
@@ -281,7 +282,7 @@ def _descent(
 
 def _check_outputs(model: nn.Module, held_out: Data) -> None:
     """Accuracy is counted by the largest output: with one output it would be wrong without a word."""
-    scores, _ = evaluation.scored(model, held_out.take(torch.arange(1)))
+    scores, _ = evaluate.scored(model, held_out.take(torch.arange(1)))
     if scores.dim() != 2 or scores.shape[1] < 2:
         raise UsageError(
             "The report needs one output per class, and this model has a single one: give it two, or train without "

@@ -13,10 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from evenhand import generators, guards
-from evenhand.augmenting import Handed
-from evenhand.averaging import Average
-from evenhand.coupling import Coupling
+from evenhand import generators
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.not_finite import LeftOut, check_finite
 from evenhand.data.row_digests import survey
@@ -32,6 +29,10 @@ from evenhand.runs.dataset_ledger import Counting
 from evenhand.runs.folder import Folder, publish
 from evenhand.runs.ledger import Ledger, Recorder
 from evenhand.runs.os_errors import boundary
+from evenhand.training.augment import Handed
+from evenhand.training.guards import model_guards
+from evenhand.training.guards.coupling_guard import Coupling
+from evenhand.training.weight_average import Average
 from evenhand.types import Batch, Pass
 
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))
@@ -77,7 +78,7 @@ class Private:
         optimizer: torch.optim.Optimizer,
         *,
         mechanism: Mechanism,
-        watch: guards.Watch,
+        watch: model_guards.Watch,
         coupling: Coupling,
         folder: Folder,
         ledger: Ledger,
@@ -161,7 +162,7 @@ class Private:
             started = time.perf_counter()
             self._handed.check(batch.inputs, batch.targets)
             if batch is not drawn:
-                guards.check_rows(batch.inputs, batch.targets, len(drawn))
+                model_guards.check_rows(batch.inputs, batch.targets, len(drawn))
             early = early_weights(self._mechanism, drawn, self.memory)
             blocks = Blocks(len(drawn), drawn.keys, self._mechanism.summation, self._mechanism.whole)
             self._ledger.refuse_blocked()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from evenhand.errors import UsageError
@@ -80,3 +82,50 @@ class Broadcast:
             except Exception as error:
                 self._loggers.remove(logger)
                 say(f"{type(logger).__name__} failed ({type(error).__name__}) and is switched off; training goes on.")
+
+
+class MlflowLogger:
+    """Logs released values as metrics of the active MLflow run, or of a new one.
+
+    Where that run is kept is MLflow's own setting (``MLFLOW_TRACKING_URI``); a tracking server on another machine means
+    that these values, and nothing else, leave this one. ``pip install evenhand[mlflow]``.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._mlflow: Any = importlib.import_module("mlflow")
+        except ImportError:
+            raise UsageError("MLflow is not installed: pip install 'evenhand[mlflow]'. Nothing was spent.") from None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """One metric per value."""
+        self._mlflow.log_metrics(dict(values), step=step)
+
+
+class TensorBoardLogger:
+    """Writes released values as scalars; look at them with ``tensorboard --logdir FOLDER``.
+
+    The names of the files it writes hold the name of this computer. ``pip install evenhand[tensorboard]``.
+
+    Args:
+      folder: where to write; made with the first values.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UsageError(
+                "TensorBoard is not installed: pip install 'evenhand[tensorboard]'. Nothing was spent."
+            ) from None
+        self._make: Any = SummaryWriter
+        self._folder = folder
+        self._writer: Any = None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """One point per value; on disk when this returns."""
+        if self._writer is None:
+            self._writer = self._make(log_dir=str(self._folder))
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()

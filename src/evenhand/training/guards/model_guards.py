@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from evenhand import _validate
-from evenhand.augmenting import Views
 from evenhand.errors import (
     BatchReuseError,
     CoupledError,
@@ -32,7 +31,8 @@ from evenhand.gradients.microbatches import Early
 from evenhand.gradients.pass_context import full
 from evenhand.gradients.record_blocks import Blocks
 from evenhand.gradients.views import Viewed, mean_loss
-from evenhand.state_guard import StateGuard
+from evenhand.training.augment import Views
+from evenhand.training.guards.state_guard import StateGuard
 from evenhand.types import Pass
 
 Marks = tuple[tuple[int, int], ...]

@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evenhand import consents, density, density_runs
+from evenhand import density
 from evenhand.accounting.budgets import Promise
 from evenhand.accounting.plan import Plan
-from evenhand.config import Config
 from evenhand.data import Data
-from evenhand.density_runs import promised
-from evenhand.guards import Compute
 from evenhand.mechanism.make_plan import plan
 from evenhand.methods.catalogue import method
-from evenhand.results import Run
-from evenhand.training import fit, new_folder
-from evenhand.training import promised as promise_of
+from evenhand.training import consents, density_runs
+from evenhand.training.config import Config
+from evenhand.training.density_runs import promised
+from evenhand.training.fit import fit, new_folder
+from evenhand.training.fit import promised as promise_of
+from evenhand.training.guards.model_guards import Compute
+from evenhand.training.run import Run
 from evenhand.types import Facts
 
 __all__ = ["planned", "promised", "train"]

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenhand import guards
 from evenhand.accounting.plan import Plan
-from evenhand.augmenting import Augment, Views, views_of
-from evenhand.coupling import Coupling
 from evenhand.errors import BudgetExhausted, EvenhandError, LedgerError, UsageError
 from evenhand.gradients.doctor.refusals import refuse_wrapped
-from evenhand.guards import Compute
-from evenhand.losses import Loss
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.step import Mechanism, rehearse
 from evenhand.methods import registry
-from evenhand.private import Kept, Private
 from evenhand.runs import checkpoints
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import Ledger, Reading
 from evenhand.runs.os_errors import boundary
 from evenhand.runs.run_files import digests, mend
+from evenhand.training.augment import Augment, Views, views_of
+from evenhand.training.guards import model_guards
+from evenhand.training.guards.coupling_guard import Coupling
+from evenhand.training.guards.model_guards import Compute
+from evenhand.training.losses import Loss
+from evenhand.training.private import Kept, Private
 
 __all__ = ["Private", "attach", "start"]
 
@@ -111,7 +111,7 @@ def start(
     """
     refuse_wrapped(model)
     kept = {**(kept or {}), **({} if views is None else {"augment": views})}
-    guards.check_optimizer(model, optimizer)
+    model_guards.check_optimizer(model, optimizer)
     rule = registry.build("rule", **plan.rule)
     memory = rule.initial(plan.facts)
     state = checkpoints.load(folder, plan)
@@ -126,7 +126,7 @@ def start(
     stream = Stream.fresh() if insecure_seed is None else Stream.insecure(insecure_seed, segment)
     queries = tuple(registry.build("query", **query) for query in plan.queries)
     mechanism = Mechanism(plan, rule, queries, stream, lean=compute is not None and compute.lean)
-    watch = guards.Watch(model, loss, len(plan.facts.labels), compute=compute, views=views)
+    watch = model_guards.Watch(model, loss, len(plan.facts.labels), compute=compute, views=views)
     computing = compute or Compute()
     coupling = Coupling(
         watch.company,

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from evenhand import durable, evaluation
-from evenhand.averaging import Average
+from evenhand import durable
 from evenhand.data.dataset import Data
-from evenhand.integrations.loggers import Broadcast, released
-from evenhand.interrupting import Interrupted, signals
-from evenhand.optimizing import Schedule
-from evenhand.private import Kept, Private
-from evenhand.progress import Progress
-from evenhand.results import Run
 from evenhand.runs import weights_digest
 from evenhand.runs.folder import write_durably
 from evenhand.runs.ledger import BLOCK, LOST
+from evenhand.training import evaluate
+from evenhand.training.loggers import Broadcast, released
+from evenhand.training.optimizers import Schedule
+from evenhand.training.private import Kept, Private
+from evenhand.training.progress import Progress
+from evenhand.training.run import Run
+from evenhand.training.weight_average import Average
 
 CHECKPOINT_SECONDS = 5.0
 CHECKPOINT_SHARE = 0.01
@@ -160,7 +162,7 @@ def _epoch_ends(private: Private) -> bool:
 
 def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast, metrics: Path) -> None:
     with aside.shown():
-        line = evaluation.row(private.model, test, private.position, _epoch(private))
+        line = evaluate.row(private.model, test, private.position, _epoch(private))
         line |= {"segment": private.segment, "weights": weights_digest.digest(private.model)}
     private.folder.add_metrics(line, metrics)
     if telling:
@@ -182,3 +184,74 @@ def _log(private: Private, losses: Tensor, records: int) -> None:
         "left_out": private.left_out,
     }
     durable.append(private.folder.private / "training.jsonl", json.dumps(line).encode() + b"\n", durable.PRIVATE)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by a signal after a checkpoint; ``number`` is the signal."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def stopping() -> list[signal.Signals]:
+    """Return the signals that stop a run; SIGHUP is not one of them where it is ignored, as under ``nohup``.
+
+    Examples:
+      >>> signal.SIGTERM in stopping()
+      True
+    """
+    hangup: list[signal.Signals] = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+    heard = [number for number in hangup if signal.getsignal(number) is not signal.SIG_IGN]
+    return [signal.SIGINT, signal.SIGTERM, *heard]
+
+
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """Collect the signals that stop a run: a block of charged steps is finished first, a second one stops at once."""
+    received: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    with _handled(note):
+        yield received
+
+
+@contextmanager
+def stopped_at_once(advice: Callable[[], str]) -> Iterator[None]:
+    """Raise `Interrupted` as soon as a signal asks to stop: for work without blocks of steps to finish.
+
+    ``advice`` gives the words on how to go on. In other threads than the main one no signal arrives.
+
+    Examples:
+      >>> try:
+      ...     with stopped_at_once(lambda: "Type it again."): signal.raise_signal(signal.SIGTERM)
+      ... except Interrupted as stop: print(stop, stop.number == signal.SIGTERM)
+      Type it again. True
+    """
+
+    def stop(number: int, _frame: Any) -> None:
+        raise Interrupted(number, advice())
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with _handled(stop):
+        yield
+
+
+@contextmanager
+def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let ``handler`` answer the signals that stop a run."""
+    before = {number: signal.signal(number, handler) for number in stopping()}
+    try:
+        yield
+    finally:
+        for number, usual in before.items():
+            signal.signal(number, usual)

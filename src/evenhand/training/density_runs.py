@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenhand import _validate, consents, density, evaluation
+from evenhand import _validate, density
 from evenhand.accounting.budgets import Budgets, Promise
 from evenhand.accounting.plan import Plan
-from evenhand.config import PYTHON, Config, to_toml
 from evenhand.data import Data
 from evenhand.data.row_digests import survey
 from evenhand.data.training_overlap import refuse_training_records
 from evenhand.errors import UsageError
-from evenhand.integrations.loggers import Broadcast, Logger, released
-from evenhand.interrupting import stopped_at_once
-from evenhand.results import Run
 from evenhand.runs import weights_digest
 from evenhand.runs.folder import Folder, write_durably
+from evenhand.training import consents, evaluate
+from evenhand.training.config import PYTHON, Config, to_toml
+from evenhand.training.loggers import Broadcast, Logger, released
+from evenhand.training.loop import stopped_at_once
+from evenhand.training.run import Run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,7 +73,7 @@ def train(
 
     def after(folder: Folder, model: nn.Module) -> None:
         if held_out is not None:
-            line = evaluation.row(model, held_out, made.steps, float(made.steps))
+            line = evaluate.row(model, held_out, made.steps, float(made.steps))
             line |= {"segment": len(folder.ledger().keys) - 1, "weights": weights_digest.digest(model)}
             metrics = folder.training_metrics_file if research else folder.metrics_file
             write_durably(metrics, (json.dumps(line) + "\n").encode())
