@@ -215,7 +215,7 @@ def error_list() -> str:
 
 def claims() -> str:
     """The table of ``evenhand claims``."""
-    from evenhand.published import claims as computed
+    from evenhand.comparison.paper_claims import claims as computed
 
     return claims_table(computed()) + "\n"
 

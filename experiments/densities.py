@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 import evenhand as eh
 from evenhand.data import sources
 from evenhand.density import MomentDensity, NoisyEmbeddingDensity, PublishedSmoothing, RandomFeatureDensity
-from evenhand.density.classes import auc_by_class
+from evenhand.density.published_smoothing import auc_by_class
 from evenhand.models.features import extract
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from evenhand.accounting.budgets import Privacy
 from evenhand.density import PublishedSmoothing, RandomFeatureDensity
-from evenhand.density.chunks import as_data
-from evenhand.density.figures import rho_of
-from evenhand.density.summing import Releases
+from evenhand.density.noisy_sums import Releases, as_data
+from evenhand.density.published_smoothing import rho_of
 from evenhand.mechanism.random_streams import Stream
 from evenhand.reporting.charts import lines
 

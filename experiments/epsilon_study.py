@@ -17,8 +17,8 @@ import plotting
 
 from evenhand._numbers import rounded_up
 from evenhand.accounting import accountant
+from evenhand.comparison.paper_claims import Setting, dpsgd_f
 from evenhand.methods.schedules import Constant
-from evenhand.published import Setting, dpsgd_f
 from evenhand.reporting.charts import lines
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import evenhand as eh
 from evenhand import models
-from evenhand.comparison import grid
+from evenhand.comparison import sweep
 from evenhand.data import Data, load
 from evenhand.gradients import per_sample
 from evenhand.methods import catalogue, registry
@@ -73,7 +73,7 @@ class Settings:
     @classmethod
     def of_paper(cls) -> Settings:
         """Those of adult_paper.toml."""
-        found = grid.table(HERE / "adult_paper.toml")
+        found = sweep.table(HERE / "adult_paper.toml")
         same = {name: float(found[name]) for name in ("delta", "epochs", "batch_size", "lr")}
         return cls(epsilon=float(found["epsilons"][0]), bound=float(found["settings"]["bound"]), **same)
 

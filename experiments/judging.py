@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenhand.comparison import paired
+from evenhand.comparison import declared_claims
 from evenhand.reporting.intervals import over_seeds
 
 WORDS = {
@@ -74,7 +74,7 @@ def measures(table: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name in dict.fromkeys(asked)
-        if private and all(paired.series(name, rows(entry), reference(table)) for entry in private)
+        if private and all(declared_claims.series(name, rows(entry), reference(table)) for entry in private)
     ]
 
 
@@ -82,7 +82,7 @@ def best(table: Mapping[str, Any], measure: str, at: str) -> Best | None:
     """The best private method of a table in ``measure`` at the promise ``at``."""
     base = reference(table)
     found = {
-        entry["method"]: paired.series(measure, rows(entry), base)
+        entry["method"]: declared_claims.series(measure, rows(entry), base)
         for entry in table["entries"]
         if entry["private"] and promise(entry) == at
     }
@@ -93,7 +93,7 @@ def best(table: Mapping[str, Any], measure: str, at: str) -> Best | None:
     first = max(means, key=lambda name: sign * means[name].value)
     tied = []
     for name, values in found.items():
-        apart = paired.difference(found[first], values)
+        apart = declared_claims.difference(found[first], values)
         if name != first and values and not (sign * apart.value > 0 and (apart.low > 0) == (apart.high > 0)):
             tied.append(name)
     top = means[first]

@@ -20,7 +20,7 @@ from typing import Any
 from following import DIGITS, RESULTS, Curve, command, curve, drawn, followed, table, words
 from torch import nn
 
-from evenhand.comparison import claims, grid, paired, tuning
+from evenhand.comparison import declared_claims, sweep, tuning
 from evenhand.data import Data
 from evenhand.errors import UsageError
 from evenhand.reporting.intervals import over_seeds
@@ -37,20 +37,20 @@ PARTS = 2
 MOMENTS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Epochs after which the tables look; the nearest row counts."""
 CLAIMS = (
-    claims.Claim("spread between its classes, points", AFTER, BEFORE, "gap", "lower"),
-    claims.Claim("recall of its worst class, %", AFTER, BEFORE, "worst"),
+    declared_claims.Claim("spread between its classes, points", AFTER, BEFORE, "gap", "lower"),
+    declared_claims.Claim("recall of its worst class, %", AFTER, BEFORE, "worst"),
 )
 """What the paper says: INO brings the classes of the strict owner closer together, by lifting the slow ones."""
 
 
-def cells(seeds: int, figures: Path = RESULTS) -> list[grid.Cell]:
+def cells(seeds: int, figures: Path = RESULTS) -> list[sweep.Cell]:
     """The runs of mnist_owners.toml for both methods, with what its tuning chose; only they are looked at here."""
     file = figures / f"{STUDY}.json"
     if not file.exists():
         raise UsageError(f"There is no {file}: run `python experiments/results.py {STUDY}` first, for its tuning.")
     entries = json.loads(file.read_text())["entries"]
     chosen = {(each["method"], each["epsilon"]): tuning.Choice(each["tuning"]["chosen"]) for each in entries}
-    made = dataclasses.replace(grid.from_toml(HERE / f"{STUDY}.toml", {}), seeds=seeds)
+    made = dataclasses.replace(sweep.from_toml(HERE / f"{STUDY}.toml", {}), seeds=seeds)
     return [cell for cell in made.cells(chosen) if cell.method in METHODS]
 
 
@@ -69,7 +69,7 @@ def trained(config: Config, train: Data, test: Data) -> list[dict[str, Any]]:
     return followed(model, optimizer, loss, plan, train, look, parts=PARTS, schedule=schedule)
 
 
-def measured(asked: list[grid.Cell], data_dir: Path | None) -> dict[str, Any]:
+def measured(asked: list[sweep.Cell], data_dir: Path | None) -> dict[str, Any]:
     """Every training, with what it was made with, who owns which class, and what it took."""
     first = asked[0].config
     train, test = dataclasses.replace(first, data_dir=None if data_dir is None else str(data_dir)).load_data()
@@ -114,7 +114,7 @@ def moments(found: Mapping[str, Any]) -> dict[int, float]:
     return {at: epochs[at] for at in nearest}
 
 
-def evaluations(found: Mapping[str, Any], at: int) -> dict[str, paired.Rows]:
+def evaluations(found: Mapping[str, Any], at: int) -> dict[str, declared_claims.Rows]:
     """What a claim is judged by at one row: the strict owner's classes as groups, by method and seed."""
     mine = found["owners"][strict(found)]
     rows: dict[str, dict[int, Mapping[str, Any]]] = {name: {} for name in METHODS}
@@ -124,12 +124,12 @@ def evaluations(found: Mapping[str, Any], at: int) -> dict[str, paired.Rows]:
     return dict(rows)
 
 
-def judged(found: Mapping[str, Any], claim: claims.Claim) -> list[list[str]]:
+def judged(found: Mapping[str, Any], claim: declared_claims.Claim) -> list[list[str]]:
     """A row of the table per moment: both methods, the paired difference, and whether the paper's direction holds."""
     lined = []
     for at, epoch in moments(found).items():
         rows = evaluations(found, at)
-        both = [over_seeds(list(paired.series(claim.measure, rows[name]).values()), low=0) for name in METHODS]
+        both = [over_seeds(list(declared_claims.series(claim.measure, rows[name]).values()), low=0) for name in METHODS]
         verdict, difference = claim.judged(rows, {})
         shown = [*(words(each, ".1f") for each in both), words(difference, "+.1f")]
         lined.append([f"{epoch:g}", *shown, verdict])
@@ -141,7 +141,7 @@ def recalls(found: Mapping[str, Any]) -> list[list[str]]:
     lined = []
     for method in METHODS:
         for name in found["owners"][strict(found)]:
-            series = [paired.series(f"group:{name}", evaluations(found, at)[method]) for at in moments(found)]
+            series = [declared_claims.series(f"group:{name}", evaluations(found, at)[method]) for at in moments(found)]
             shown = [words(over_seeds(list(each.values()), low=0, high=100), ".1f") for each in series]
             lined.append([f"{method}, {name}", *shown])
     return lined

@@ -207,10 +207,10 @@ def _failures(table: Mapping[str, Any]) -> list[str]:
 
 
 def _worst_owner(entry: Mapping[str, Any]) -> dict[str, float | None] | None:
-    from evenhand.comparison import paired
+    from evenhand.comparison import declared_claims
     from evenhand.reporting.intervals import over_seeds
 
-    found = over_seeds(list(paired.series("worst_owner", judging.rows(entry)).values()), low=0, high=100)
+    found = over_seeds(list(declared_claims.series("worst_owner", judging.rows(entry)).values()), low=0, high=100)
     if not found.measured:
         return None
     return {"value": found.value / 100, "low": found.low / 100, "high": found.high / 100}

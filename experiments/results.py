@@ -29,13 +29,13 @@ import page_text  # noqa: E402
 import plotting  # noqa: E402
 import summarising  # noqa: E402
 
-from evenhand.comparison import grid  # noqa: E402
-from evenhand.comparison.running import compare  # noqa: E402
+from evenhand.comparison import sweep as grid  # noqa: E402
+from evenhand.comparison.compare import compare  # noqa: E402
 from evenhand.errors import EvenhandError, UsageError  # noqa: E402
 from evenhand.training.loop import Interrupted  # noqa: E402
 
 RESULTS = HERE.parent / "docs" / "results"
-PACKAGED = HERE.parent / "src" / "evenhand" / "recommending.json"
+PACKAGED = HERE.parent / "src" / "evenhand" / "comparison" / "recommend.json"
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "density_leak": (),
     "densities": ("{data}", "--cache", "{runs}/features", "--lines", "{runs}/densities.jsonl"),

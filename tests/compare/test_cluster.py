@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.comparison import cluster
+from evenhand.comparison import executors
 from evenhand.errors import UsageError
 
 SCRIPT = """
 import json, sys
 from evenhand.comparison import cluster
-from evenhand.comparison.grid import Sweep
-from evenhand.comparison.running import compare
+from evenhand.comparison.sweep import Sweep
+from evenhand.comparison.compare import compare
 from evenhand.training.config import Config
 from evenhand.errors import UsageError
 
@@ -26,7 +26,7 @@ def work(task):
     if task == "fail":
         raise RuntimeError("a private value")
 
-failed = cluster.run_all({"a": "good", "b": "refuse", "c": "fail"}, work, jobs=1, threads=1)
+failed = executors.run_on_ray({"a": "good", "b": "refuse", "c": "fail"}, work, jobs=1, threads=1)
 assert sorted(failed) == ["b", "c"], failed
 assert failed["b"].reason == "Not like this."
 assert "private value" not in failed["c"].reason and "private value" in failed["c"].details
@@ -56,9 +56,9 @@ def test_a_comparison_on_a_local_ray(tmp_path: Path) -> None:
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"evenhand\[ray\]"):
-        cluster.run_all({"a": 1}, print, jobs=1, threads=1)
+        executors.run_on_ray({"a": 1}, print, jobs=1, threads=1)
 
 
 def test_nothing_to_run_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert cluster.run_all({}, print, jobs=1, threads=1) == {}
+    assert executors.run_on_ray({}, print, jobs=1, threads=1) == {}

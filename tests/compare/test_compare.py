@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.comparison import files, summary, tables
-from evenhand.comparison.cells import finished, task
-from evenhand.comparison.grid import Sweep, from_toml
-from evenhand.comparison.running import Comparison, compare
+from evenhand.comparison import summary, tables
+from evenhand.comparison import tables as files
+from evenhand.comparison.compare import Comparison, compare
+from evenhand.comparison.run_cell import finished, task
+from evenhand.comparison.sweep import Sweep, from_toml
 from evenhand.errors import UsageError
 from evenhand.reporting.comparison_page import ComparisonData
 from evenhand.reporting.comparison_rows import Entry

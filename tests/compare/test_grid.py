@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.comparison import grid
-from evenhand.comparison.grid import Sweep
+from evenhand.comparison import sweep
+from evenhand.comparison.sweep import Sweep
 from evenhand.errors import UsageError
 from evenhand.training.config import Config
 
@@ -57,13 +57,13 @@ def test_every_run_may_draw_owners_of_its_own() -> None:
         "source": {"owners": "random class", "owner_seed": "each run"},
         "tune": {"lr": [0.1, 0.5]},
     }
-    made = grid.sweep(values)
+    made = sweep.sweep(values)
     assert [cell.config.source["owner_seed"] for cell in made.cells()] == [5, 6, 5, 6]
     assert {trial.cell.config.source["owner_seed"] for trial in made.trials()} == {10_000}
     first, second = (cell.config.load_data()[0] for cell in made.cells()[:2])
     assert first.facts.owner_names == second.facts.owner_names
     assert first.facts.owners != second.facts.owners
-    fixed = grid.sweep({**values, "source": {"owners": "random class", "owner_seed": 3}})
+    fixed = sweep.sweep({**values, "source": {"owners": "random class", "owner_seed": 3}})
     assert {cell.config.source["owner_seed"] for cell in fixed.cells()} == {3}
     with pytest.raises(UsageError, match="must be a whole number"):
         made.base.load_data()
@@ -92,16 +92,16 @@ def test_every_run_may_draw_owners_of_its_own() -> None:
 )
 def test_mistakes_are_named(values: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        grid.sweep(values).cells()
+        sweep.sweep(values).cells()
 
 
 def test_a_file_and_flags(tmp_path: Path) -> None:
     file = tmp_path / "exp.toml"
     file.write_text('methods = ["sgd", "dpsgd"]\nepsilons = [1, 3]\nseeds = 2\nepochs = 4\n[settings]\nbound = 0.5\n')
-    made = grid.from_toml(file, {"seeds": 1, "epsilons": [8.0]})
+    made = sweep.from_toml(file, {"seeds": 1, "epsilons": [8.0]})
     assert (made.seeds, made.epsilons, made.base.epochs) == (1, (8.0,), 4.0)
     with pytest.raises(UsageError, match="There is no file"):
-        grid.from_toml(tmp_path / "none.toml", {})
+        sweep.from_toml(tmp_path / "none.toml", {})
     file.write_text("methods = [")
     with pytest.raises(UsageError, match="not valid TOML"):
-        grid.from_toml(file, {})
+        sweep.from_toml(file, {})

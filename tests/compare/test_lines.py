@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evenhand.comparison import claims, grid, paired
-from evenhand.comparison.claims import FAILS, HOLDS, OPEN, Claim
+from evenhand.comparison import declared_claims, sweep
+from evenhand.comparison.declared_claims import FAILS, HOLDS, OPEN, Claim
 from evenhand.errors import UsageError
 
 
@@ -17,7 +17,7 @@ def rows(*shares: float) -> dict[int, dict]:
 
 
 def test_variants_are_lines_with_settings_of_their_own() -> None:
-    made = grid.sweep(
+    made = sweep.sweep(
         {
             "variants": {
                 "reversed": {"method": "sad", "settings": {"noise": 1.25}},
@@ -39,14 +39,14 @@ def test_variants_are_lines_with_settings_of_their_own() -> None:
 def test_a_variant_may_promise_more_privacy_never_less() -> None:
     values = {"owners": "label", "budgets": {"a": 1.0, "b": 4.0}, "methods": ["idp_sample"], "seeds": 1}
     lower = {**values, "variants": {"low": {"method": "idp_sample", "budgets": {"b": 2.0}}}}
-    assert [dict(cell.config.budgets) for cell in grid.sweep(lower).cells()] == [
+    assert [dict(cell.config.budgets) for cell in sweep.sweep(lower).cells()] == [
         {"a": 1.0, "b": 4.0},
         {"a": 1.0, "b": 2.0},
     ]
     for budgets, words in (({"b": 8.0}, "more of 'b' than was promised"), ({"c": 1.0}, "no owner with a budget")):
         higher = {**values, "variants": {"high": {"method": "idp_sample", "budgets": budgets}}}
         with pytest.raises(UsageError, match=words):
-            grid.sweep(higher).cells()
+            sweep.sweep(higher).cells()
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,21 @@ def test_a_variant_may_promise_more_privacy_never_less() -> None:
 )
 def test_mistakes_are_named(values: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        grid.sweep(values).cells()
+        sweep.sweep(values).cells()
 
 
 def test_measures_in_points() -> None:
     one = rows(0.8)
-    assert paired.series("gap", one) == {0: pytest.approx(40.0)}
-    assert paired.series("worst", one) == {0: pytest.approx(40.0)}
-    assert paired.series("owner:x", one) == paired.series("worst_owner", one) == {0: pytest.approx(20.0)}
-    assert paired.series("auc", one) == {}
-    assert paired.series("cost:b", one, rows(1.0)) == {0: pytest.approx(10.0)}
-    assert paired.series("cost_gap", one, rows(1.0)) == {0: pytest.approx(10.0)}
-    assert paired.payers(one, rows(1.0)) == ("b", "a")
-    assert paired.series("cost", one, {}) == {}
+    assert declared_claims.series("gap", one) == {0: pytest.approx(40.0)}
+    assert declared_claims.series("worst", one) == {0: pytest.approx(40.0)}
+    assert (
+        declared_claims.series("owner:x", one) == declared_claims.series("worst_owner", one) == {0: pytest.approx(20.0)}
+    )
+    assert declared_claims.series("auc", one) == {}
+    assert declared_claims.series("cost:b", one, rows(1.0)) == {0: pytest.approx(10.0)}
+    assert declared_claims.series("cost_gap", one, rows(1.0)) == {0: pytest.approx(10.0)}
+    assert declared_claims.payers(one, rows(1.0)) == ("b", "a")
+    assert declared_claims.series("cost", one, {}) == {}
 
 
 def test_a_claim_holds_fails_or_stays_open() -> None:
@@ -101,6 +103,6 @@ def test_a_claim_holds_fails_or_stays_open() -> None:
 
 def test_pairs_use_the_seeds_that_both_have() -> None:
     left, right = {0: 5.0, 1: 6.0, 2: 100.0}, {0: 4.0, 1: 4.0}
-    found = paired.difference(left, right)
+    found = declared_claims.difference(left, right)
     assert (found.value, found.count) == (1.5, 2)
-    assert claims.claims([], ["a"]) == ()
+    assert declared_claims.claims([], ["a"]) == ()

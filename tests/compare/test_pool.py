@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.comparison.pool import run_all
+from evenhand.comparison.executors import run_in_processes
 from evenhand.errors import UsageError
 
 
@@ -38,7 +38,7 @@ def test_a_death_is_retried_once_and_the_others_go_on(tmp_path: Path) -> None:
     kinds = ["die", "good", "die once", "refuse", "fail", "good", "threads"]
     tasks = {f"{i} {kind}": (kind, str(tmp_path / str(i))) for i, kind in enumerate(kinds)}
     seen: list[int] = []
-    failed = run_all(tasks, work, jobs=2, threads=3, watch=lambda busy, done: seen.append(done))
+    failed = run_in_processes(tasks, work, jobs=2, threads=3, watch=lambda busy, done: seen.append(done))
     assert set(failed) == {"0 die", "3 refuse", "4 fail"}
     assert "ended by signal 9, 2 times" in failed["0 die"].reason
     assert failed["3 refuse"].reason == "Not like this."
@@ -55,9 +55,9 @@ ORPHANS = """
 import signal, sys; sys.path.insert(0, {here!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started with it ignored
 from test_pool import work
-from evenhand.comparison.pool import run_all
+from evenhand.comparison.executors import run_in_processes
 if __name__ == "__main__":
-    run_all({{"a": ("sleep", {place!r})}}, work, jobs=1, threads=1)
+    run_in_processes({{"a": ("sleep", {place!r})}}, work, jobs=1, threads=1)
 """
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from evenhand.comparison import cells, grid, tuning
-from evenhand.comparison.cells import Validation, finished, loaded, perform, task
-from evenhand.comparison.grid import Sweep
-from evenhand.comparison.lines import Line
-from evenhand.comparison.running import Comparison, compare
+from evenhand.comparison import run_cell, tuning
+from evenhand.comparison import sweep as grid
+from evenhand.comparison.compare import Comparison, compare
+from evenhand.comparison.compared_methods import Line
+from evenhand.comparison.run_cell import Validation, finished, loaded, perform, task
+from evenhand.comparison.sweep import Sweep
 from evenhand.errors import UsageError
 from evenhand.runs.verify import verify
 from evenhand.training.config import Config
@@ -208,8 +209,8 @@ def test_trials_are_counted_and_final_runs_say_that_trials_chose_their_settings(
 def test_data_are_not_loaded_again_for_another_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[int] = []
     monkeypatch.setattr(Config, "load_data", lambda self: times.append(1) or (None, None))
-    cells._loaded.cache_clear()
+    run_cell._loaded.cache_clear()
     for cell in grid.sweep({**VALUES, "source": {"records": 900}}).cells():
-        cells.loaded(cell)
-    cells._loaded.cache_clear()
+        run_cell.loaded(cell)
+    run_cell._loaded.cache_clear()
     assert len(times) == 1

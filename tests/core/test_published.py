@@ -8,9 +8,19 @@ import sys
 import pytest
 
 from evenhand.cli import main
+from evenhand.comparison.paper_claims import (
+    DECAYS,
+    HAM10000,
+    MNIST,
+    THINWALL,
+    Setting,
+    adapt_v2,
+    as_published,
+    dpsgd_f,
+    sad_text,
+)
 from evenhand.errors import UsageError
 from evenhand.methods.schedules import Constant, Phases
-from evenhand.published import DECAYS, HAM10000, MNIST, THINWALL, Setting, adapt_v2, as_published, dpsgd_f, sad_text
 
 
 @pytest.mark.parametrize(

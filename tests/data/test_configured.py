@@ -41,7 +41,7 @@ def test_a_file_keeps_folder_options_and_features(tmp_path: Path) -> None:
 
 
 def test_comparisons_take_the_same_settings(tmp_path: Path) -> None:
-    from evenhand.comparison.grid import sweep
+    from evenhand.comparison.sweep import sweep
 
     asked = {"data": "mnist", "data_dir": "files", "features": "scattering", "source": {"owners": "digits"}}
     base = sweep({**asked, "budgets": {"0-4": 1, "5-9": 8}}, tmp_path).base

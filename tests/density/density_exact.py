@@ -14,8 +14,7 @@ from torch import Tensor
 from evenhand.accounting.budgets import Budgets, FixedNoise, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
-from evenhand.density.chunks import as_data
-from evenhand.density.summing import Query, Releases, plan_of
+from evenhand.density.noisy_sums import Query, Releases, as_data, plan_of
 from evenhand.mechanism.random_streams import Stream
 
 

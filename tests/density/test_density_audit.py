@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
-from evenhand.density import embedding as rows
-from evenhand.density import fourier, moments
-from evenhand.density.moments import Embedding
-from evenhand.density.summing import Query, Releases
+from evenhand.density import noisy_embedding as rows
+from evenhand.density import private_features
+from evenhand.density.noisy_sums import Query, Releases
+from evenhand.density.private_features import Embedding
 from evenhand.mechanism.random_streams import Stream
 
 TRIALS, DELTA, K = 800, 0.05, 1.0
@@ -31,11 +31,11 @@ LABELS = np.array([[1, 0], [0, 1], [1, 1]])
 
 
 def class_sums(data: Data, releases: Releases) -> None:
-    fourier.class_sums(data, releases, Embedding(None), fourier.Features.public(2, 3, 1.0, seed=0), K)
+    private_features.class_sums(data, releases, Embedding(None), private_features.Features.public(2, 3, 1.0, seed=0), K)
 
 
 def second_moments(data: Data, releases: Releases) -> None:
-    moments._moments(data, releases, Embedding(None, torch.zeros(2)))
+    private_features._moments(data, releases, Embedding(None, torch.zeros(2)))
 
 
 def noisy_rows(data: Data, releases: Releases) -> None:
@@ -48,8 +48,8 @@ def noisy_rows(data: Data, releases: Releases) -> None:
 
 Mechanism = Callable[[Data, Releases], None]
 SOUND: dict[str, tuple[Mechanism, Query]] = {
-    "class sums": (class_sums, fourier.query(1.0, K, 2)),
-    "second moments": (second_moments, Query("moments", 1.0, moments.queries(0.5, 0.5, 2)[1].bound)),
+    "class sums": (class_sums, private_features.query(1.0, K, 2)),
+    "second moments": (second_moments, Query("moments", 1.0, private_features.queries(0.5, 0.5, 2)[1].bound)),
     "noisy rows": (noisy_rows, rows.query(K, 2)),
 }
 
@@ -90,7 +90,7 @@ def test_attacks_on_sound_releases_stay_below_what_is_claimed(name: str) -> None
 
 
 def test_an_attack_catches_forgotten_counts_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fourier, "sum_norms", lambda made, labels, k: made.norm(dim=1))
+    monkeypatch.setattr(private_features, "sum_norms", lambda made, labels, k: made.norm(dim=1))
     monkeypatch.setitem(SOUND, "class sums", (class_sums, Query("sums", 1.0, 1.0)))
     lowest, claimed = attack("class sums")
     assert lowest > claimed
@@ -98,7 +98,7 @@ def test_an_attack_catches_forgotten_counts_and_labels(monkeypatch: pytest.Monke
 
 def test_an_attack_catches_missing_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("unit", "lengthened"):
-        monkeypatch.setattr(moments, name, lambda found: found.double())
+        monkeypatch.setattr(private_features, name, lambda found: found.double())
     monkeypatch.setattr(Releases, "weights", lambda self, norms, owner: torch.ones_like(norms))
     lowest, claimed = attack("second moments")
     assert lowest > claimed

@@ -20,7 +20,7 @@ from evenhand.density import (
     PublishedSmoothing,
     RandomFeatureDensity,
 )
-from evenhand.density.figures import rho_of
+from evenhand.density.published_smoothing import rho_of
 from evenhand.errors import DataError, UsageError
 
 SOUND = [RandomFeatureDensity, MomentDensity, NoisyEmbeddingDensity]
@@ -85,7 +85,7 @@ def test_a_public_projection_gives_the_kernel_density_of_scikit_learn() -> None:
 
 
 def test_smoothing_widens_sparse_records_only() -> None:
-    from evenhand.density.fourier import Features
+    from evenhand.density.private_features import Features
 
     features = Features.public(2, 100, 1.0, seed=0, smoothing=2.0, means=torch.zeros(1, 2))
     rows = torch.tensor([[0.5, 0.0], [6.0, 0.0]])

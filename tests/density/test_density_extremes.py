@@ -13,16 +13,15 @@ from density_exact import Exact, planned, wrapped
 from torch import Tensor
 
 from evenhand.data.dataset import Data
-from evenhand.density import MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity, fourier, moments
-from evenhand.density import embedding as rows
-from evenhand.density.chunks import CHUNK, chunks
-from evenhand.density.moments import Embedding
-from evenhand.density.summing import Query
+from evenhand.density import MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity, private_features
+from evenhand.density import noisy_embedding as rows
+from evenhand.density.noisy_sums import CHUNK, Query, chunks
+from evenhand.density.private_features import Embedding
 from evenhand.mechanism.random_streams import Stream
 
 SOUND = [RandomFeatureDensity, MomentDensity, NoisyEmbeddingDensity]
 EXTREMES = {"underflow": 2.6e-23, "denormal": 1e-45, "largest": 3e38, "negative": -3e38}
-SKETCH = moments.sketch(40, 4, seed=0)
+SKETCH = private_features.sketch(40, 4, seed=0)
 
 
 def made(count: int = 300, width: int = 40) -> tuple[Any, Any]:
@@ -35,9 +34,9 @@ def made(count: int = 300, width: int = 40) -> tuple[Any, Any]:
 def test_rows_have_norm_one_whatever_their_size(value: float) -> None:
     found = torch.full((3, 50), value)
     found[1, 1:], found[2, ::2] = 0.0, -found[2, ::2]
-    norms = moments.unit(found).norm(dim=1)
+    norms = private_features.unit(found).norm(dim=1)
     torch.testing.assert_close(norms, torch.ones(3, dtype=torch.float64), rtol=1e-12, atol=0)
-    assert torch.equal(moments.unit(torch.zeros(1, 3)), torch.zeros(1, 3, dtype=torch.float64))
+    assert torch.equal(private_features.unit(torch.zeros(1, 3)), torch.zeros(1, 3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("value", EXTREMES.values(), ids=list(EXTREMES))
@@ -55,16 +54,16 @@ def test_one_extreme_record_neither_stops_a_fit_nor_a_prediction(kind: Any, valu
 
 
 def class_sums(data: Data, exact: Exact) -> None:
-    features = fourier.Features.public(4, 6, 1.0, seed=0)
-    fourier.class_sums(data, exact, Embedding(SKETCH), features, 0.3)
+    features = private_features.Features.public(4, 6, 1.0, seed=0)
+    private_features.class_sums(data, exact, Embedding(SKETCH), features, 0.3)
 
 
 SUMS: dict[str, tuple[Callable[[Data, Exact], object], Query]] = {
-    "class sums": (class_sums, fourier.query(1.0, 0.3, 1)),
-    "mean": (lambda data, exact: moments._mean(data, exact, SKETCH), Query("mean", 1.0, 1.0)),
+    "class sums": (class_sums, private_features.query(1.0, 0.3, 1)),
+    "mean": (lambda data, exact: private_features._mean(data, exact, SKETCH), Query("mean", 1.0, 1.0)),
     "second moments": (
-        lambda data, exact: moments._moments(data, exact, Embedding(SKETCH, torch.zeros(4))),
-        Query("moments", 1.0, moments.queries(0.5, 0.5, 1)[1].bound),
+        lambda data, exact: private_features._moments(data, exact, Embedding(SKETCH, torch.zeros(4))),
+        Query("moments", 1.0, private_features.queries(0.5, 0.5, 1)[1].bound),
     ),
     "rows": (
         lambda data, exact: rows.noisy_rows(data, exact, Embedding(SKETCH), 1.0, Stream.insecure(0, 0)),
@@ -120,13 +119,13 @@ def test_removing_a_record_does_not_move_others_through_the_chunks(case: str) ->
 
 def test_smoothing_does_not_depend_on_how_many_records_come_along() -> None:
     means = 1e5 + torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    features = fourier.Features.public(4, 50, 1.0, seed=0, smoothing=1.0, means=means)
+    features = private_features.Features.public(4, 50, 1.0, seed=0, smoothing=1.0, means=means)
     given = 1e5 + 3 * torch.randn(26, 4, generator=torch.Generator().manual_seed(1)).double()
     torch.testing.assert_close(features.smoothed(given)[:25], features.smoothed(given[:25]), rtol=0, atol=1e-8)
 
 
 def test_the_embedding_is_clipped_even_if_its_rows_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moments, "unit", lambda given: 2.0 * given.double())
+    monkeypatch.setattr(private_features, "unit", lambda given: 2.0 * given.double())
     inputs, labels = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
     data = wrapped(inputs, labels, 2)
     exact = Exact(planned(data, [rows.query(1.0, 1)]))

@@ -9,8 +9,8 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KernelDensity, NearestNeighbors
 
-from evenhand.density import Bandwidth, ClassDensities, auc_by_class, histograms, kernels, mean_distances, neighbours
-from evenhand.density.contrastive import contrastive_loss, train_projection
+from evenhand.density import Bandwidth, ClassDensities, auc_by_class, histograms, kernel_density, mean_distances
+from evenhand.density.projection_network import contrastive_loss, train_projection
 from evenhand.errors import UsageError
 
 
@@ -19,7 +19,7 @@ def points(count: int, size: int, seed: int = 0) -> torch.Tensor:
 
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kernels, neighbours):
+    for module in (kernel_density, kernel_density):
         monkeypatch.setattr(module, "ROWS", 7)
         monkeypatch.setattr(module, "POINTS", 11)
 
@@ -30,7 +30,7 @@ def test_log_density_is_that_of_scikit_learn(size: int, h: float, monkeypatch: p
     small_chunks(monkeypatch)
     known, asked = points(40, size), points(16, size, seed=1)
     theirs = KernelDensity(bandwidth=h, kernel="gaussian", rtol=1e-12).fit(known.numpy()).score_samples(asked.numpy())
-    np.testing.assert_allclose(kernels.log_density(asked, known, h**2).numpy(), theirs, rtol=1e-9)
+    np.testing.assert_allclose(kernel_density.log_density(asked, known, h**2).numpy(), theirs, rtol=1e-9)
 
 
 def test_every_point_has_its_own_variance_and_weight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +45,9 @@ def test_every_point_has_its_own_variance_and_weight(monkeypatch: pytest.MonkeyP
         ]
     )
     expected = np.log((each * weights.numpy()[:, None]).sum(0) / weights.sum().item())
-    found = kernels.log_density(asked, known, variance, weights)
+    found = kernel_density.log_density(asked, known, variance, weights)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
-    assert torch.isneginf(kernels.log_density(asked, known[:0], 1.0)).all()
+    assert torch.isneginf(kernel_density.log_density(asked, known[:0], 1.0)).all()
 
 
 def test_neighbours_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ from dp_accounting import pld
 from scipy import optimize, stats
 
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy
-from evenhand.density import embedding as rows
-from evenhand.density import fourier
-from evenhand.density.moments import Embedding
+from evenhand.density import noisy_embedding as rows
+from evenhand.density import private_features
+from evenhand.density.base_estimator import replaced
 from evenhand.density.noisy_embedding import NoisyEmbeddingDensity
-from evenhand.density.promises import replaced
+from evenhand.density.noisy_sums import Query, Releases, plan_of
+from evenhand.density.private_features import Embedding
 from evenhand.density.random_feature import RandomFeatureDensity, total_noise
-from evenhand.density.summing import Query, Releases, plan_of
 from evenhand.errors import UsageError
 from evenhand.mechanism import noise_grid
 from evenhand.mechanism.random_streams import Stream
@@ -94,15 +94,15 @@ def test_a_noise_multiplier_is_taken_as_it_is() -> None:
 
 def test_the_noise_is_gaussian_of_the_recorded_size_and_on_the_grid() -> None:
     data = wrapped(torch.zeros(500, 3), np.zeros(500, int))
-    query = fourier.query(1.0, 0.3, 1)
+    query = private_features.query(1.0, 0.3, 1)
     made = planned(data, [query])
-    features = fourier.Features.public(3, 4000, 1.0, seed=0)
+    features = private_features.Features.public(3, 4000, 1.0, seed=0)
     quiet = [
-        fourier.class_sums(data, Releases(made, Stream.insecure(seed, 0)), Embedding(None), features, 0.3)
+        private_features.class_sums(data, Releases(made, Stream.insecure(seed, 0)), Embedding(None), features, 0.3)
         for seed in (0, 1)
     ]
     releases = Releases(made, Stream.insecure(0, 0))
-    sums, _ = fourier.class_sums(data, releases, Embedding(None), features, 0.3)
+    sums, _ = private_features.class_sums(data, releases, Embedding(None), features, 0.3)
     (commit,) = releases.commits
     spacing = noise_grid.grid(query.bound)
     covered = noise_grid.charged(query.bound, spacing, 3 * 8000 + 3, 500)

@@ -17,7 +17,7 @@ from evenhand._numbers import rounded_up
 from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.data import Data
 from evenhand.density import METHODS, MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity
-from evenhand.density.rebuilding import rebuilt
+from evenhand.density.torch_models import rebuilt
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.methods.density_methods import DENSITIES
 from evenhand.training.config import Config
@@ -76,20 +76,20 @@ def test_many_owners_get_the_largest_epsilon_of_replacing(tmp_path: Path) -> Non
 
 
 def test_less_noise_than_planned_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenhand.density import summing
+    from evenhand.density import noisy_sums
 
-    monkeypatch.setattr(summing, "noise_std", lambda level, *rest: ((level.bound,), 0.5 * level.noise * level.bound))
+    monkeypatch.setattr(noisy_sums, "noise_std", lambda level, *rest: ((level.bound,), 0.5 * level.noise * level.bound))
     MomentDensity(epsilon=2.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
     assert "less noise than planned" in eh.verify(tmp_path / "run")["problems"][0]
 
 
 def test_a_release_is_charged_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenhand.density import summing
+    from evenhand.density import noisy_sums
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(summing, "release", crash)
+    monkeypatch.setattr(noisy_sums, "release", crash)
     with pytest.raises(KeyboardInterrupt):
         MomentDensity(epsilon=2.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
     assert eh.verify(tmp_path / "run")["steps"] == 1

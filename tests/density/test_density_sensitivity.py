@@ -14,10 +14,10 @@ from torch import Tensor
 
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
-from evenhand.density import embedding as rows
-from evenhand.density import fourier, moments
-from evenhand.density.moments import Embedding
-from evenhand.density.summing import Query, Releases
+from evenhand.density import noisy_embedding as rows
+from evenhand.density import private_features
+from evenhand.density.noisy_sums import Query, Releases
+from evenhand.density.private_features import Embedding
 from evenhand.mechanism.random_streams import Stream
 
 CLASSES, SIZE, K = 3, 4, 0.7
@@ -48,28 +48,31 @@ def several_labels() -> Any:
 
 
 def class_sums(plan: Plan, data: Data) -> Tensor:
-    features = fourier.Features.public(SIZE, 6, 1.0, seed=0, smoothing=1.0, means=torch.zeros(CLASSES, SIZE))
+    features = private_features.Features.public(SIZE, 6, 1.0, seed=0, smoothing=1.0, means=torch.zeros(CLASSES, SIZE))
     exact = Exact(plan)
-    fourier.class_sums(data, exact, Embedding(None), features, K)
+    private_features.class_sums(data, exact, Embedding(None), features, K)
     return exact.sums[0]
 
 
 def mean(plan: Plan, data: Data) -> Tensor:
     exact = Exact(plan)
-    moments._mean(data, exact, None)
+    private_features._mean(data, exact, None)
     return exact.sums[0]
 
 
 def second_moments(plan: Plan, data: Data) -> Tensor:
     exact = Exact(plan)
-    moments._moments(data, exact, Embedding(None, torch.full((SIZE,), 0.1)))
+    private_features._moments(data, exact, Embedding(None, torch.full((SIZE,), 0.1)))
     return exact.sums[0]
 
 
 CASES: dict[str, tuple[Callable[[Plan, Data], Tensor], Callable[[int], Query]]] = {
-    "class sums": (class_sums, lambda most: fourier.query(1.0, K, most)),
+    "class sums": (class_sums, lambda most: private_features.query(1.0, K, most)),
     "mean": (mean, lambda most: Query("mean", 1.0, 1.0)),
-    "second moments": (second_moments, lambda most: Query("moments", 1.0, moments.queries(0.5, 0.5, most)[1].bound)),
+    "second moments": (
+        second_moments,
+        lambda most: Query("moments", 1.0, private_features.queries(0.5, 0.5, most)[1].bound),
+    ),
 }
 
 
@@ -93,21 +96,21 @@ def test_removing_any_record_moves_the_sum_at_most_by_its_owners_bound(
 
 
 def test_forgetting_the_counts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fourier, "sum_norms", lambda made, labels, k: labels.norm(dim=1) * made.norm(dim=1))
+    monkeypatch.setattr(private_features, "sum_norms", lambda made, labels, k: labels.norm(dim=1) * made.norm(dim=1))
     monkeypatch.setitem(CASES, "class sums", (class_sums, lambda most: Query("sums", 1.0, math.sqrt(most))))
     moves, allowed = moved("class sums", one_label(), 1)
     assert any(move > 1.1 * most for move, most in zip(moves, allowed, strict=True))
 
 
 def test_counting_several_labels_as_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fourier, "sum_norms", lambda made, labels, k: (made.square().sum(1) + k**2).sqrt())
+    monkeypatch.setattr(private_features, "sum_norms", lambda made, labels, k: (made.square().sum(1) + k**2).sqrt())
     moves, allowed = moved("class sums", several_labels(), 1)
     assert any(move > 1.1 * most for move, most in zip(moves, allowed, strict=True))
 
 
 def test_leaving_out_the_clipping_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("unit", "lengthened"):
-        monkeypatch.setattr(moments, name, lambda found: found.double())
+        monkeypatch.setattr(private_features, name, lambda found: found.double())
     monkeypatch.setattr(Releases, "weights", lambda self, norms, owner: torch.ones_like(norms))
     moves, allowed = moved("second moments", one_label(), 1)
     assert any(move > 2 * most for move, most in zip(moves, allowed, strict=True))
@@ -116,8 +119,8 @@ def test_leaving_out_the_clipping_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_triangle_has_the_norm_of_its_matrix() -> None:
     square = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     square = square + square.T
-    assert moments.upper_triangle(square).norm().item() == pytest.approx(square.norm().item())
-    torch.testing.assert_close(moments.symmetric(moments.upper_triangle(square), 5), square)
+    assert private_features.upper_triangle(square).norm().item() == pytest.approx(square.norm().item())
+    torch.testing.assert_close(private_features.symmetric(private_features.upper_triangle(square), 5), square)
 
 
 def table(plan: Plan, inputs: Tensor, labels: Any) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evenhand.cli import claims as shown
-from evenhand.published import (
+from evenhand.comparison.paper_claims import (
     ASSUMED,
     DECAYS,
     HAM10000,
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[Claim]:
     """Every row, with 1 for true epsilons, which take long to compute: what a row speaks of does not depend on them."""
-    monkeypatch.setattr("evenhand.published.accountant.epsilon", lambda events, delta: 1.0)
+    monkeypatch.setattr("evenhand.comparison.paper_claims.accountant.epsilon", lambda events, delta: 1.0)
     return claims()
 
 

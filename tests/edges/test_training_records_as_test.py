@@ -233,7 +233,7 @@ def test_the_command_line_refuses_the_training_file_as_test_data(method: str, tm
 
 
 def test_a_comparison_is_of_held_out_records_only() -> None:
-    from evenhand.comparison.grid import Sweep
+    from evenhand.comparison.sweep import Sweep
     from evenhand.training.config import Config
 
     with pytest.raises(UsageError, match="hold records out"):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from commands import evenhand, result
-from evenhand import recommending
+from evenhand.comparison import recommend as recommending
+from evenhand.comparison.recommend import Facts, distance, recommend
 from evenhand.errors import UsageError
-from evenhand.recommending import Facts, distance, recommend
 
 
 def study(**changes: Any) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from evenhand import recommending
-from evenhand.comparison import grid
+from evenhand.comparison import recommend, sweep
 
 HERE = Path(__file__).parents[2] / "experiments"
 NAMES = sorted(file.stem for file in HERE.glob("*.toml"))
@@ -79,8 +78,8 @@ TABLE = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_can_be_planned_and_says_what_it_is_about(name: str) -> None:
-    values = grid.table(HERE / f"{name}.toml")
-    made = grid.from_toml(HERE / f"{name}.toml", {})
+    values = sweep.table(HERE / f"{name}.toml")
+    made = sweep.from_toml(HERE / f"{name}.toml", {})
     assert made.cells()
     assert made.public
     assert {"title", "question", "paper", "kind", "open"} <= set(values["study"])
@@ -142,7 +141,7 @@ def test_the_command_runs_a_small_part_and_writes_everything(
 ) -> None:
     results = modules["results"]
     monkeypatch.chdir(tmp_path)
-    whole = grid.table(HERE / "digits.toml")
+    whole = sweep.table(HERE / "digits.toml")
     small = {**whole, "methods": ["dpsgd", "naive"], "claim": whole["claim"][1:]}
     monkeypatch.setattr(results.grid, "table", lambda path: small)
     assert results.main(["digits", "--quick", "--jobs", "1"]) == 0
@@ -156,7 +155,7 @@ def test_the_command_runs_a_small_part_and_writes_everything(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("ledger.jsonl")} == ledgers
     results.summarise(tmp_path / "again", tmp_path / "packaged.json")
     known = json.loads((tmp_path / "packaged.json").read_text())
-    advice = recommending.recommend(recommending.Facts(1200, 3.0, 0.03, kind="images"), known=known)
+    advice = recommend.recommend(recommend.Facts(1200, 3.0, 0.03, kind="images"), known=known)
     assert advice.measured
     assert advice.study == "digits"
     assert advice.settings["lr"] in (0.2, 0.5)

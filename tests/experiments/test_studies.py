@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import evenhand as eh
-from evenhand.comparison.grid import Cell
+from evenhand.comparison.sweep import Cell
 from evenhand.errors import UsageError
 from evenhand.methods import registry
 from evenhand.training.config import Config

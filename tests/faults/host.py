@@ -126,7 +126,7 @@ def warm() -> None:
     _import_late()
     fork = multiprocessing.get_context("fork")
     processes = SimpleNamespace(get_context=lambda _: fork, parent_process=multiprocessing.parent_process)
-    vars(home("run_all", "multiprocessing"))["multiprocessing"] = processes
+    vars(home("run_in_processes", "multiprocessing"))["multiprocessing"] = processes
     _WITNESS.install()
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     if len(os.listdir("/proc/self/task")) != 1:

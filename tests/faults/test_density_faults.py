@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 import evenhand as eh
 from commands import evenhand, result
-from evenhand.density import MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity, saving, summing
-from evenhand.density.sums import Sums
+from evenhand.density import MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity, noisy_sums, save_run
+from evenhand.density.noisy_sums import Sums
 from evenhand.errors import BudgetExhausted, PlanMismatchError, UsageError
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import Ledger
@@ -69,7 +69,7 @@ def finished(out: Path) -> list[dict[str, Any]]:
     ("where", "name"),
     [
         (Ledger, "commit"),
-        pytest.param(saving, "publish", marks=pytest.mark.slow),
+        pytest.param(save_run, "publish", marks=pytest.mark.slow),
         pytest.param(Folder, "write_statement", marks=pytest.mark.slow),
     ],
 )
@@ -103,7 +103,7 @@ def _files(sums: Sums) -> list[Path]:
 def test_noisy_rows_keep_their_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The secret order is drawn anew by the second process: rows on disk must not get other rows' owners."""
     more = {"owners": ["strict", "usual"] * 150, "budgets": {"strict": 0.5, "usual": 8.0}}
-    dying(monkeypatch, saving, "publish")
+    dying(monkeypatch, save_run, "publish")
     with pytest.raises(Killed):
         NoisyEmbeddingDensity(delta=1e-4, out=tmp_path).fit(*arrays(), **more)
     monkeypatch.undo()
@@ -123,7 +123,7 @@ def test_a_release_that_is_lost_is_named_by_every_command(
     lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    dying(monkeypatch, summing, "release", lost)
+    dying(monkeypatch, noisy_sums, "release", lost)
     with pytest.raises(Killed):
         evenhand(*TRAIN, "--method", "moment_density", "--out", out)
     monkeypatch.undo()
@@ -156,7 +156,7 @@ def test_the_command_finishes_a_density(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_other_settings_or_other_data_do_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dying(monkeypatch, saving, "publish")
+    dying(monkeypatch, save_run, "publish")
     with pytest.raises(Killed):
         fit(MomentDensity, tmp_path)
     monkeypatch.undo()

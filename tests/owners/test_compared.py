@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 from commands import result
-from evenhand.comparison import grid
+from evenhand.comparison import sweep
 
 
 def test_budgets_are_one_promise_that_every_private_method_runs_at() -> None:
-    cells = grid.sweep({"methods": ["sgd", "dpsgd", "idp_scale"], "budgets": {"a": 1, "b": 4}, "seeds": 1}).cells()
+    cells = sweep.sweep({"methods": ["sgd", "dpsgd", "idp_scale"], "budgets": {"a": 1, "b": 4}, "seeds": 1}).cells()
     assert [cell.name for cell in cells] == ["sgd-seed0", "dpsgd-budgets-seed0", "idp_scale-budgets-seed0"]
     assert [cell.private for cell in cells] == [False, True, True]
     assert [dict(cell.config.budgets) for cell in cells] == [{}, {"a": 1, "b": 4}, {"a": 1, "b": 4}]

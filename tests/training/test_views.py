@@ -213,11 +213,11 @@ def test_views_by_name_are_kept_in_the_config_and_found_by_resume(
 
 
 def test_a_comparison_may_give_one_line_more_views() -> None:
-    from evenhand.comparison import grid
+    from evenhand.comparison import sweep
 
     variants = {"4 views": {"method": "dpsgd", "augment": "shift", "views": 4}}
     values = {"methods": ["dpsgd"], "variants": variants, "epsilons": [3.0], "seeds": 1, "compose": False}
-    plain, viewed = [cell.config for cell in grid.sweep(values).cells()]
+    plain, viewed = [cell.config for cell in sweep.sweep(values).cells()]
     assert (plain.augment, plain.views, viewed.augment, viewed.views) == (None, 1, "shift", 4)
 
 

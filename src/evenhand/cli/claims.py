@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from evenhand.cli import options
 
 if TYPE_CHECKING:
-    from evenhand.published import Claim
+    from evenhand.comparison.paper_claims import Claim
 
 NAME = "claims"
 EXAMPLE = "evenhand claims --json"
@@ -16,7 +16,7 @@ EXAMPLE = "evenhand claims --json"
 
 def run(json: options.Json = False) -> None:
     """Regenerate the table of claims: what each speaks of, claimed epsilon, true epsilon, factor, why."""
-    from evenhand.published import claims
+    from evenhand.comparison.paper_claims import claims
 
     found = claims()
     options.emit([row(claim) for claim in found], table(found), json)

@@ -11,7 +11,7 @@ from evenhand.cli import options
 from evenhand.cli.train import interruptible
 
 if TYPE_CHECKING:
-    from evenhand.comparison.running import Comparison
+    from evenhand.comparison.compare import Comparison
 
 NAME = "compare"
 EXAMPLE = "evenhand compare --data digits --methods sgd,dpsgd --epsilons 1,3,8 --seeds 3 --out runs/compared"
@@ -64,8 +64,8 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Compare methods at the same true epsilon; exit code 1 if a run failed. Run it again to continue."""
-    from evenhand.comparison import grid
-    from evenhand.comparison.running import compare
+    from evenhand.comparison import sweep
+    from evenhand.comparison.compare import compare
 
     asked = options.given(
         data=data,
@@ -88,7 +88,7 @@ def run(
         seed=seed,
         insecure_seed=insecure_seed,
     ) | options.budgets(budgets)
-    chosen = grid.sweep(asked) if config is None else grid.from_toml(config, asked)
+    chosen = sweep.sweep(asked) if config is None else sweep.from_toml(config, asked)
     with interruptible():
         found = compare(chosen, out, jobs=jobs, executor="ray" if ray else "processes")
     options.emit(_summary(found), _text(found), json)

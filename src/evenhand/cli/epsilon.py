@@ -76,7 +76,7 @@ def _training(
 ) -> tuple[float, int, float]:
     """Rate, steps and steps per epoch, from either way of saying it."""
     from evenhand import _validate
-    from evenhand.published import Setting
+    from evenhand.comparison.paper_claims import Setting
 
     if rate is not None and steps is not None and records is None and batch is None and epochs is None:
         _validate.number(rate, "rate", low=0)
@@ -100,7 +100,7 @@ def _published(
     as_json: bool,
 ) -> None:
     from evenhand.cli.claims import row, table
-    from evenhand.published import Setting, as_published
+    from evenhand.comparison.paper_claims import Setting, as_published
 
     records, batch, epochs = training
     if records is None or batch is None or epochs is None:

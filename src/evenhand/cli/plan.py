@@ -101,7 +101,7 @@ def _planner(
 
 def _unproven(found: Density, facts: Facts, json: bool) -> None:
     """That nothing can be promised, and why: there is no noise to plan and no epsilon to print."""
-    from evenhand.density.published import WHY
+    from evenhand.density.published_smoothing import WHY
 
     nothing = [None] * len(facts.owners)
     told = {

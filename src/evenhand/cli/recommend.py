@@ -9,7 +9,7 @@ import typer
 from evenhand.cli import options
 
 if TYPE_CHECKING:
-    from evenhand.recommending import Advice
+    from evenhand.comparison.recommend import Advice
 
 NAME = "recommend"
 EXAMPLE = "evenhand recommend --records 40000 --smallest 0.3 --epsilon 3"
@@ -32,7 +32,7 @@ def run(
     """Recommend a method for data like yours. Only public facts are asked for, so this costs no privacy."""
     import dataclasses
 
-    from evenhand.recommending import Facts, recommend
+    from evenhand.comparison.recommend import Facts, recommend
 
     owners = options.pairs(budgets, "--budgets") if budgets is not None else {}
     promised = max(owners.values()) if owners else epsilon

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evenhand.accounting import accountant
-from evenhand.comparison import paired, research
-from evenhand.comparison.cells import Task, seconds
-from evenhand.comparison.pool import Failure
+from evenhand.comparison import declared_claims, training_record_figures
+from evenhand.comparison.executors import Failure
+from evenhand.comparison.run_cell import Task, seconds
 from evenhand.reporting.comparison_rows import NOTHING, Effort, Entry
 from evenhand.reporting.group_metrics import Estimate, across
 from evenhand.reporting.intervals import over_seeds, privacy_cost
@@ -69,7 +69,9 @@ def entries(
         dataclasses.replace(
             entry,
             effort=(efforts or {}).get((entry.method, entry.epsilon)),
-            against={} if entry.method == baseline else paired.against(entry.rows, bases.get(entry.epsilon, {})),
+            against={}
+            if entry.method == baseline
+            else declared_claims.against(entry.rows, bases.get(entry.epsilon, {})),
         )
         for entry in made
     ]
@@ -111,7 +113,9 @@ def _entry(
     groups = list(dict.fromkeys(name for row in rows.values() for name in row["groups"]))
     spent = [run.epsilon for run in runs if run.epsilon is not None]
     owners = list(dict.fromkeys(name for row in rows.values() for name in row.get("owners", {})))
-    inside = [research.read(run.task.folder) for run in runs if run.last is not None and run.task.research]
+    inside = [
+        training_record_figures.read(run.task.folder) for run in runs if run.last is not None and run.task.research
+    ]
     entry = Entry(
         method=method,
         epsilon=epsilon,

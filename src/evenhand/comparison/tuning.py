@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evenhand import _validate
-from evenhand.comparison.lines import Line
+from evenhand.comparison.compared_methods import Line
 from evenhand.errors import UsageError
 
 SCORES = {

@@ -10,16 +10,16 @@ import importlib
 from typing import Any
 
 _PUBLIC = {
-    "Bandwidth": "neighbours",
-    "ClaimedFigures": "figures",
-    "ClassDensities": "classes",
+    "Bandwidth": "kernel_density",
+    "ClaimedFigures": "published_smoothing",
+    "ClassDensities": "published_smoothing",
     "MomentDensity": "moment",
     "NoisyEmbeddingDensity": "noisy_embedding",
-    "PublishedSmoothing": "published",
+    "PublishedSmoothing": "published_smoothing",
     "RandomFeatureDensity": "random_feature",
-    "auc_by_class": "classes",
-    "histograms": "neighbours",
-    "mean_distances": "neighbours",
+    "auc_by_class": "published_smoothing",
+    "histograms": "kernel_density",
+    "mean_distances": "kernel_density",
 }
 METHODS = {
     "random_feature_density": "RandomFeatureDensity",

@@ -10,13 +10,10 @@ from evenhand import _validate
 from evenhand.accounting.budgets import Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
-from evenhand.density import moments
-from evenhand.density.chunks import chunks
-from evenhand.density.estimators import PrivateDensity
-from evenhand.density.models import MomentModel
-from evenhand.density.promises import ADD_REMOVE, of_plan
-from evenhand.density.promises import Promise as Promised
-from evenhand.density.summing import Releases, plan_of
+from evenhand.density import private_features
+from evenhand.density.base_estimator import ADD_REMOVE, PrivateDensity, SpentPrivacy, of_plan
+from evenhand.density.noisy_sums import Releases, chunks, plan_of
+from evenhand.density.torch_models import MomentModel
 from evenhand.mechanism.random_streams import Stream
 from evenhand.types import Facts
 
@@ -77,14 +74,14 @@ class MomentDensity(PrivateDensity):
         share = _validate.number(self.mean_share, "mean_share", low=0, high=1)
         most = _validate.whole(self.most_labels, "most_labels")
         settings = {"dimension": self.dimension, "most_labels": most}
-        return plan_of("moment_density", settings, moments.queries(share, 1 - share, most), promise, facts)
+        return plan_of("moment_density", settings, private_features.queries(share, 1 - share, most), promise, facts)
 
     def released(self, data: Data, releases: Releases, stream: Stream) -> MomentModel:
         """The model, made of what the releases give."""
         width = next(chunks(data)).inputs.shape[1]
-        public = moments.sketch(width, self.dimension, self.seed)
-        embedding, means = moments.private_projection(data, releases, public, None)
+        public = private_features.sketch(width, self.dimension, self.seed)
+        embedding, means = private_features.private_projection(data, releases, public, None)
         return MomentModel(width, embedding, means)
 
-    def _promised(self, plan: Plan, notes: tuple[str, ...]) -> Promised:
+    def _promised(self, plan: Plan, notes: tuple[str, ...]) -> SpentPrivacy:
         return of_plan(plan, 2.0, ADD_REMOVE, notes)

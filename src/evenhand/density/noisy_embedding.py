@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from evenhand import _validate
 from evenhand.accounting.budgets import FixedNoise, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
-from evenhand.density import embedding as rows
-from evenhand.density import moments
-from evenhand.density.chunks import chunks
-from evenhand.density.estimators import PrivateDensity
-from evenhand.density.models import NoisyEmbeddingModel
-from evenhand.density.neighbours import Bandwidth
-from evenhand.density.promises import ADD_REMOVE, REPLACE_ONE, of_plan
-from evenhand.density.promises import Promise as Promised
-from evenhand.density.summing import Releases, plan_of
+from evenhand.density import private_features
+from evenhand.density.base_estimator import ADD_REMOVE, REPLACE_ONE, PrivateDensity, SpentPrivacy, of_plan
+from evenhand.density.kernel_density import Bandwidth
+from evenhand.density.noisy_sums import Query, Releases, chunks, plan_of
+from evenhand.density.private_features import Embedding
+from evenhand.density.torch_models import NoisyEmbeddingModel
 from evenhand.errors import UsageError
 from evenhand.mechanism.random_streams import Stream
 from evenhand.types import Facts
@@ -117,9 +117,9 @@ class NoisyEmbeddingDensity(PrivateDensity):
             name: getattr(self, name)
             for name in ("adjacency", "dimension", "labels", "bandwidth", "extra", "k", "quantile")
         } | {"label_weight": self._weight, "most_labels": most}
-        factor = rows.replacing(self._weight, most)
+        factor = replacing(self._weight, most)
         settings["replacing_factor"] = factor
-        made = plan_of("noisy_embedding_density", settings, [rows.query(self._weight, most)], promise, facts)
+        made = plan_of("noisy_embedding_density", settings, [query(self._weight, most)], promise, facts)
         if self.labels == "public":
             if self.out is not None:
                 raise UsageError(
@@ -128,13 +128,13 @@ class NoisyEmbeddingDensity(PrivateDensity):
                 )
             made = dataclasses.replace(made, unit="one record's features; labels are public")
         strict = self.adjacency == REPLACE_ONE and not isinstance(promise, FixedNoise)
-        return rows.stricter(made, factor) if strict else made
+        return stricter(made, factor) if strict else made
 
     def released(self, data: Data, releases: Releases, stream: Stream) -> NoisyEmbeddingModel:
         """The model, made of what the releases give."""
         width = next(chunks(data)).inputs.shape[1]
-        public = moments.Embedding(moments.sketch(width, self.dimension, self.seed))
-        points, labels, owner = rows.noisy_rows(data, releases, public, self._weight, stream)
+        public = private_features.Embedding(private_features.sketch(width, self.dimension, self.seed))
+        points, labels, owner = noisy_rows(data, releases, public, self._weight, stream)
         scales = torch.tensor(releases.plan.scales, dtype=torch.float64)[owner]
         variance = (self.bandwidth * releases.commits[0].std / scales) ** 2
         if self.extra:
@@ -143,6 +143,66 @@ class NoisyEmbeddingDensity(PrivateDensity):
             variance = variance * Bandwidth(1.0, self.k, self.quantile, self.extra).variances(points.float())
         return NoisyEmbeddingModel(width, public, points, labels, variance, 2 * scales.log())
 
-    def _promised(self, plan: Plan, notes: tuple[str, ...]) -> Promised:
+    def _promised(self, plan: Plan, notes: tuple[str, ...]) -> SpentPrivacy:
         more = (_RELATION,) if self._weight else (_RELATION, _LABELS)
-        return of_plan(plan, rows.replacing(self._weight, int(self.most_labels)), self.adjacency, notes + more)
+        return of_plan(plan, replacing(self._weight, int(self.most_labels)), self.adjacency, notes + more)
+
+
+def query(label_weight: float, most_labels: int) -> Query:
+    """The norm of a record's row, which is also how far adding or removing it moves the released rows."""
+    return Query("rows", 1.0, math.sqrt(1 + most_labels * label_weight**2))
+
+
+def replacing(label_weight: float, most_labels: int) -> float:
+    """How much further replacing a record moves the rows than adding or removing it.
+
+    Examples:
+      >>> replacing(0.0, 1)  # without labels: 2, from one end of the ball to the other
+      2.0
+    """
+    return math.sqrt((4 + 2 * most_labels * label_weight**2) / (1 + most_labels * label_weight**2))
+
+
+def stricter(plan: Plan, factor: float) -> Plan:
+    """The plan with so many times the noise: what was calibrated for add/remove then holds for replace one.
+
+    Examples:
+      >>> from evenhand.density.base_estimator import replaced
+      >>> from evenhand.density.noisy_sums import plan_of
+      >>> from evenhand import Privacy
+      >>> from evenhand.types import Facts
+      >>> plan = plan_of("rows", {}, [query(0.0, 1)], Privacy(1.0, 1e-5), Facts(100, (("all", 100),)))
+      >>> 2.1 < replaced(plan, 2.0)[0] < 2.3, replaced(stricter(plan, 2.0), 2.0)[0] <= 1
+      (True, True)
+    """
+    levels = tuple(dataclasses.replace(level, noise=factor * level.noise) for level in plan.levels)
+    louder = dataclasses.replace(plan, levels=levels)
+    return dataclasses.replace(louder, epsilons=louder.spent_by_owner())
+
+
+def noisy_rows(
+    data: Data, releases: Releases, embedding: Embedding, label_weight: float, stream: Stream
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Release every record's row once: (points, labels, owner), in a secret order; labels as unbiased estimates.
+
+    Rows of owner class k carry ``std / scale_k`` of noise in each coordinate. ``label_weight`` 0 releases no labels:
+    the true ones come back, and the statement must say that labels are public. The embedding alone is clipped to norm 1
+    too: the bound for replace one rests on that.
+    """
+    scales = torch.tensor(releases.plan.scales, dtype=torch.float64)
+    rows, owners, true = [], [], []
+    for part in chunks(data):
+        points, present = part.usable(embedding.centred(part.inputs))
+        short = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp(min=1.0)
+        both = torch.cat([short, label_weight * part.labels], dim=1)
+        weights = releases.weights(torch.linalg.vector_norm(both, dim=1), part.owner) * present
+        rows.append(both * weights.unsqueeze(1))
+        owners.append(part.owner)
+        true.append(part.labels)
+    order = torch.from_numpy(np.argsort(stream.uniforms("sampling", 0, len(data)), kind="stable"))
+    table, owner, labels = (torch.cat(column)[order] for column in (rows, owners, true))
+    width = table.shape[1] - labels.shape[1]
+    released = table if label_weight else table[:, :width]
+    owner = releases.beside("owner", owner)
+    noisy = releases.release(released, dimension=released.shape[1]) / scales[owner].unsqueeze(1)
+    return noisy[:, :width], noisy[:, width:] / label_weight if label_weight else labels, owner

@@ -11,13 +11,10 @@ from evenhand import _validate
 from evenhand.accounting.budgets import Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
-from evenhand.density import fourier, moments
-from evenhand.density.chunks import chunks
-from evenhand.density.estimators import PrivateDensity
-from evenhand.density.models import RandomFeatureModel
-from evenhand.density.promises import ADD_REMOVE, of_plan
-from evenhand.density.promises import Promise as Promised
-from evenhand.density.summing import Query, Releases, plan_of
+from evenhand.density import private_features
+from evenhand.density.base_estimator import ADD_REMOVE, PrivateDensity, SpentPrivacy, of_plan
+from evenhand.density.noisy_sums import Query, Releases, chunks, plan_of
+from evenhand.density.torch_models import RandomFeatureModel
 from evenhand.errors import UsageError
 from evenhand.mechanism.random_streams import Stream
 from evenhand.types import Facts
@@ -107,27 +104,29 @@ class RandomFeatureDensity(PrivateDensity):
 
     def _queries(self, most: int) -> list[Query]:
         if not self.private_projection:
-            return [fourier.query(1.0, self.count_weight, most)]
+            return [private_features.query(1.0, self.count_weight, most)]
         if len(self.shares) != 3:
             raise UsageError("shares are three numbers that add up to 1: of mean, moments and densities.")
         first, second, third = (float(share) for share in self.shares)
-        last = fourier.query(third, self.count_weight, most)
-        return [*moments.queries(first, second, most), last]
+        last = private_features.query(third, self.count_weight, most)
+        return [*private_features.queries(first, second, most), last]
 
     def released(self, data: Data, releases: Releases, stream: Stream) -> RandomFeatureModel:
         """The model, made of what the releases give."""
         width = next(chunks(data)).inputs.shape[1]
-        public = moments.sketch(width, self.dimension, self.seed)
-        embedding, means = moments.Embedding(public), None
+        public = private_features.sketch(width, self.dimension, self.seed)
+        embedding, means = private_features.Embedding(public), None
         if self.private_projection:
-            embedding, means = moments.private_projection(data, releases, public, self.components)
+            embedding, means = private_features.private_projection(data, releases, public, self.components)
         inner = width if public is None else public.shape[1]
         size = inner if embedding.matrix is None else embedding.matrix.shape[1]
-        features = fourier.Features.public(size, self.features, self.bandwidth, self.seed + 1, self.smoothing, means)
-        sums, counts = fourier.class_sums(data, releases, embedding, features, self.count_weight)
+        features = private_features.Features.public(
+            size, self.features, self.bandwidth, self.seed + 1, self.smoothing, means
+        )
+        sums, counts = private_features.class_sums(data, releases, embedding, features, self.count_weight)
         return RandomFeatureModel(width, embedding, features, sums, counts)
 
-    def _promised(self, plan: Plan, notes: tuple[str, ...]) -> Promised:
+    def _promised(self, plan: Plan, notes: tuple[str, ...]) -> SpentPrivacy:
         return of_plan(plan, 2.0, ADD_REMOVE, notes)
 
 

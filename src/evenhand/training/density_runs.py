@@ -25,7 +25,7 @@ from evenhand.training.run import Run
 if TYPE_CHECKING:
     from torch import nn
 
-    from evenhand.density.estimators import PrivateDensity
+    from evenhand.density.base_estimator import PrivateDensity
 
 
 def promised(config: Config, data: Data) -> Budgets | None:
@@ -63,7 +63,7 @@ def train(
         refuse_training_records(survey(data), held_out)
     telling = Broadcast(loggers, evaluates=held_out is not None and not research)
     if on_start is not None:
-        from evenhand.density.chunks import seconds
+        from evenhand.density.noisy_sums import seconds
 
         on_start(made, seconds(data) * made.steps)
 
@@ -101,7 +101,7 @@ def _advice(out: Path) -> str:
 
 def forget_sums(folder: Folder) -> None:
     """Remove the noisy sums of a density whose model is out, where the process died before it did so itself."""
-    from evenhand.density.sums import Sums
+    from evenhand.density.noisy_sums import Sums
 
     Sums(folder).forget()
 
@@ -113,7 +113,7 @@ def refuse_unfinishable(folder: Folder, config: Config, *, given: bool) -> None:
       BudgetExhausted: a release was charged whose noisy sum is lost.
       UsageError: it was fitted in Python, so that its settings are not in the folder.
     """
-    from evenhand.density.sums import Sums
+    from evenhand.density.noisy_sums import Sums
 
     if folder.begun:
         reading = folder.ledger()

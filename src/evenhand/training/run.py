@@ -334,7 +334,7 @@ def _density(folder: Folder) -> nn.Module:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from evenhand.density.rebuilding import rebuilt
+    from evenhand.density.torch_models import rebuilt
 
     try:
         with untrusted.opened(folder.model_file, largest=None):

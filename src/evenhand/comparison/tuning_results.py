@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from evenhand.comparison import summary, tuning
-from evenhand.comparison.cells import Task, seconds
-from evenhand.comparison.grid import Chosen, Trial
-from evenhand.comparison.pool import Failure
+from evenhand.comparison.executors import Failure
+from evenhand.comparison.run_cell import Task, seconds
+from evenhand.comparison.sweep import Chosen, Trial
 from evenhand.reporting.comparison_rows import Effort
 from evenhand.runs.folder import write_durably
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import durable, untrusted
-from evenhand.comparison import research
-from evenhand.comparison.grid import Cell
+from evenhand.comparison import training_record_figures as research
+from evenhand.comparison.sweep import Cell
 from evenhand.errors import VerificationError
 from evenhand.runs.folder import Folder, write_durably, write_json
 from evenhand.training.config import Config, to_toml

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,21 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
+from evenhand._numbers import rounded_up
+from evenhand.accounting import accountant
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.data.not_finite import check_finite
 from evenhand.data.owners_and_groups import by_record, owned
 from evenhand.data.row_digests import survey
-from evenhand.density.chunks import as_data, as_rows
-from evenhand.density.models import DensityModel
-from evenhand.density.promises import Promise as Promised
-from evenhand.density.saving import After, Before, made
-from evenhand.density.summing import Releases
+from evenhand.density.noisy_sums import Releases, as_data, as_rows
+from evenhand.density.save_run import After, Before, made
+from evenhand.density.torch_models import DensityModel
 from evenhand.errors import UsageError
 from evenhand.mechanism.random_streams import Stream
 from evenhand.runs.folder import Folder
-from evenhand.types import Facts
+from evenhand.types import Facts, Guarantee
 
 _SEED = (
     "The noise comes from a PUBLIC SEED (insecure_seed): this protects nobody who knows the seed. For research only."
@@ -61,7 +62,7 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Make the releases, and the model from them alone."""
 
     @abstractmethod
-    def _promised(self, plan: Plan, notes: tuple[str, ...]) -> Promised:
+    def _promised(self, plan: Plan, notes: tuple[str, ...]) -> SpentPrivacy:
         """What the plan promises."""
 
     def fit(
@@ -118,7 +119,7 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         notes = [_FACTS]
         notes += [_OTHERS] if folder is None or not self.compose else _together(folder)
         notes += [] if self.insecure_seed is None else [_SEED]
-        self.privacy_: Promised = self._promised(plan, tuple(notes))
+        self.privacy_: SpentPrivacy = self._promised(plan, tuple(notes))
         return self
 
     @property
@@ -170,3 +171,70 @@ def _together(folder: Folder) -> list[str]:
     runs = (folder.composition() or {}).get("runs") or 0
     words = f"This run alone: {runs} runs on these data were counted; the statement in the run folder adds them up."
     return [words] if runs > 1 else []
+
+
+REPLACE_ONE, ADD_REMOVE = "replace one", "add/remove"
+
+
+@dataclass(frozen=True)
+class SpentPrivacy:
+    """What was spent, by owner class; ``epsilon`` is the largest, None where none is established.
+
+    ``epsilons`` hold for adding or removing one record, ``replaced`` for replacing one by another of the same owner.
+    Printing it gives the words; a bare epsilon is never printed.
+    """
+
+    guarantee: Guarantee
+    adjacency: str
+    delta: float
+    epsilons: Mapping[str, float | None]
+    replaced: Mapping[str, float | None]
+    notes: tuple[str, ...] = ()
+    unit: str = "one record"
+
+    @property
+    def epsilon(self) -> float | None:
+        """Of the owner class that spends most, under ``adjacency``."""
+        return _largest(self.replaced if self.adjacency == REPLACE_ONE else self.epsilons)
+
+    def __str__(self) -> str:
+        if self.epsilon is None:
+            return "\n".join(
+                ["No privacy guarantee is established for this model, so no epsilon is printed.", *self.notes]
+            )
+        lines = [f"Guarantee: {self.guarantee}; promised for: {self.adjacency} (unit: {self.unit})."]
+        for name, epsilon in self.epsilons.items():
+            assert epsilon is not None
+            other = self.replaced[name]
+            assert other is not None
+            lines.append(
+                f"Each record of owner {name!r}: epsilon {rounded_up(epsilon)} if it is added or removed, epsilon "
+                f"{rounded_up(other)} if it is replaced; delta {self.delta:g}."
+            )
+        return "\n".join([*lines, *self.notes])
+
+
+def of_plan(plan: Plan, factor: float, adjacency: str, notes: tuple[str, ...]) -> SpentPrivacy:
+    """The promise of a plan of full-batch releases; for ``factor`` see ``replaced``."""
+    names = plan.facts.owner_names
+    added, exchanged = (dict(zip(names, found, strict=True)) for found in (plan.epsilons, replaced(plan, factor)))
+    return SpentPrivacy(plan.guarantee, adjacency, plan.delta, added, exchanged, notes, plan.unit)
+
+
+def replaced(plan: Plan, factor: float) -> tuple[float, ...]:
+    """Epsilon of every owner class if one record is REPLACED by another of its owner, from the noise of the plan.
+
+    ``factor`` is how much further that moves the releases than removing a record does: at most 2, since it is a removal
+    and an addition.
+    """
+    found: dict[float, float] = {}
+    for index, scale in enumerate(plan.scales):
+        if scale not in found:
+            events = [(rate, noise / factor, count) for rate, noise, count in plan.events(index)]
+            found[scale] = accountant.epsilon(events, plan.delta)
+    return tuple(found[scale] for scale in plan.scales)
+
+
+def _largest(values: Mapping[str, float | None]) -> float | None:
+    known = [value for value in values.values() if value is not None]
+    return max(known) if len(known) == len(values) else None

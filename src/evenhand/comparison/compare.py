@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import _validate, durable, untrusted
-from evenhand.comparison import cluster, efforts, files, pool, summary
-from evenhand.comparison.cells import Task, Validation, finished, perform, task
-from evenhand.comparison.grid import Chosen, Sweep
+from evenhand.comparison import executors, summary, tuning_results
+from evenhand.comparison import tables as files
+from evenhand.comparison.run_cell import Task, Validation, finished, perform, task
+from evenhand.comparison.sweep import Chosen, Sweep
 from evenhand.errors import UsageError, VerificationError
 from evenhand.reporting.comparison_rows import Entry
 from evenhand.terminal import plain
 from evenhand.training.loop import Interrupted, stopping
 
 Watch = Callable[[Iterable[str], int], None]
-EXECUTORS: dict[str, Callable[..., dict[str, pool.Failure]]] = {"processes": pool.run_all, "ray": cluster.run_all}
+EXECUTORS: dict[str, Callable[..., dict[str, executors.Failure]]] = {
+    "processes": executors.run_in_processes,
+    "ray": executors.run_on_ray,
+}
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,12 @@ def compare(
         results = [summary.result(found, failed.get(found.path.name)) for found in tasks]
         if not results:
             raise UsageError("No trial of any method finished, so there is nothing to run: see private/failures.txt.")
-        entries = summary.entries(results, baseline=sweep.baseline, efforts=efforts.efforts(done, winners))
+        entries = summary.entries(results, baseline=sweep.baseline, efforts=tuning_results.efforts(done, winners))
         written = files.write(folder, sweep, entries, results)
     return Comparison(tuple(entries), tuple(results), written, reused)
 
 
-def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[efforts.Tried], Chosen]:
+def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[tuning_results.Tried], Chosen]:
     """Run the trials that are missing, and choose."""
     trials, tune = sweep.trials(), sweep.tune
     if tune is None:
@@ -94,9 +98,9 @@ def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[efforts.Tried]
     tasks = [task(trial.cell, folder, validation=part) for trial in trials]
     failed, _ = crew.run(tasks)
     _note(folder, failed)
-    done = efforts.tried(trials, tasks, failed, tune.score)
-    efforts.write(folder, tune, done, sweep.public)
-    return done, efforts.chosen(done)
+    done = tuning_results.tried(trials, tasks, failed, tune.score)
+    tuning_results.write(folder, tune, done, sweep.public)
+    return done, tuning_results.chosen(done)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class _Crew:
     jobs: int | None
     progress: bool | None
 
-    def run(self, tasks: Sequence[Task]) -> tuple[dict[str, pool.Failure], int]:
+    def run(self, tasks: Sequence[Task]) -> tuple[dict[str, executors.Failure], int]:
         """Run what is not finished; returns what failed, by name, and how many were finished before."""
         missing = {found.path.name: found for found in tasks if not finished(found)}
         before, cores = len(tasks) - len(missing), _cores()
@@ -210,7 +214,7 @@ def _share(found: Task) -> float:
     return min(0.99, lines / max(1.0, found.cell.config.epochs))
 
 
-def _note(folder: Path, failed: dict[str, pool.Failure]) -> None:
+def _note(folder: Path, failed: dict[str, executors.Failure]) -> None:
     """Details of failures may hold data values, so they stay in the private folder."""
     if failed:
         texts = [f"{name}: {why.reason}\n{why.details}" for name, why in failed.items()]

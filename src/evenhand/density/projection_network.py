@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from evenhand.density.kernels import squared
+from evenhand.density.kernel_density import squared
 
 MARGIN = 10.0
 

@@ -11,8 +11,7 @@ from torch import nn
 from evenhand.accounting.plan import Plan
 from evenhand.data import duplicate_rows
 from evenhand.data.dataset import Data
-from evenhand.density.summing import Releases
-from evenhand.density.sums import Sums
+from evenhand.density.noisy_sums import Releases, Sums
 from evenhand.mechanism.random_streams import Stream
 from evenhand.runs.dataset_ledger import DatasetLedger, hold
 from evenhand.runs.folder import Folder, publish, write_json

@@ -7,21 +7,23 @@ group: Ctrl-C reaches the parent only, which asks them to stop after a checkpoin
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, UsageError
 
 ATTEMPTS = 2
 GRACE_SECONDS = 30.0
-_TICK = 0.25
+_POLL_SECONDS = 0.25
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -40,7 +42,7 @@ class _Worker:
     key: str | None = None
 
 
-def run_all(
+def run_in_processes(
     tasks: Mapping[str, Any],
     work: Callable[[Any], None],
     *,
@@ -76,7 +78,7 @@ def run_all(
                 _send(idle, tasks[idle.key])
             watch([worker.key for worker in workers if worker.key is not None], done)
             pipes: dict[Any, _Worker] = {worker.pipe: worker for worker in workers if worker.key is not None}
-            for pipe in connection.wait(list(pipes), timeout=_TICK):
+            for pipe in connection.wait(list(pipes), timeout=_POLL_SECONDS):
                 worker = pipes[pipe]
                 key, worker.key = worker.key, None
                 assert key is not None
@@ -160,3 +162,86 @@ def _end_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
+
+
+_RAY_POLL_SECONDS = 0.5
+
+
+def run_on_ray(
+    tasks: Mapping[str, Any],
+    work: Callable[[Any], None],
+    *,
+    jobs: int,
+    threads: int,
+    watch: Callable[[Iterable[str], int], None] = lambda busy, done: None,
+) -> dict[str, Failure]:
+    """Run ``work(task)`` for every task on the cluster; returns those that failed, by key. As ``run_in_processes``.
+
+    The cluster is the one that ``RAY_ADDRESS`` names, or one on this machine with ``jobs`` tasks at once. Each task
+    reserves ``threads`` processors; a task whose machine dies is tried once more.
+
+    Raises:
+        UsageError: Ray is not installed.
+        KeyboardInterrupt: passed on after the tasks were cancelled; checkpoints of their runs stay.
+    """
+    if not tasks:
+        watch([], 0)
+        return {}
+    ray = _ray()
+    started = not ray.is_initialized()
+    if started:
+        local = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": jobs * threads, "include_dashboard": False}
+        ray.init(log_to_driver=False, **local)
+    remote = ray.remote(num_cpus=threads, max_retries=ATTEMPTS - 1, retry_exceptions=False)(_perform)
+    waiting = {remote.remote(work, task, threads): key for key, task in tasks.items()}
+    failed: dict[str, Failure] = {}
+    try:
+        while waiting:
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_RAY_POLL_SECONDS)
+            for reference in ready:
+                key = waiting.pop(reference)
+                found = _fetched(ray, reference)
+                if found is not None:
+                    failed[key] = found
+            watch(list(waiting.values())[:jobs], len(tasks) - len(waiting))
+    finally:
+        for reference in waiting:
+            ray.cancel(reference)
+        if started:
+            _ended(ray, list(waiting))
+            ray.shutdown()
+    return failed
+
+
+def _perform(work: Callable[[Any], None], task: Any, threads: int) -> Failure | None:
+    """One task on a machine of the cluster."""
+    for name in THREADS:
+        os.environ[name] = str(threads)
+    return outcome(work, task)
+
+
+def _fetched(ray: Any, reference: Any) -> Failure | None:
+    try:
+        found: Failure | None = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return Failure(
+            f"its worker on the cluster died, {ATTEMPTS} times ({type(error).__name__}): often the memory was full"
+        )
+    return found
+
+
+def _ended(ray: Any, references: list[Any], seconds: float = 30.0) -> None:
+    """Give cancelled tasks the time to write a checkpoint."""
+    end = time.monotonic() + seconds
+    while references and time.monotonic() < end:
+        _, references = ray.wait(references, num_returns=len(references), timeout=_RAY_POLL_SECONDS)
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError:
+        raise UsageError(
+            'A comparison on a cluster needs Ray, which is not installed: pip install "evenhand[ray]", or leave out '
+            "--ray to use the processes of this machine."
+        ) from None

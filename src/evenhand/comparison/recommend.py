@@ -1,6 +1,6 @@
 """Which method to take for data like mine: the nearest studies of docs/results, and what they found.
 
-The figures come with the package in ``recommending.json``, written by ``experiments/results.py``; it says where they
+The figures come with the package in ``recommend.json``, written by ``experiments/results.py``; it says where they
 are from. Only public facts go in, so a recommendation costs no privacy.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from evenhand import _validate
 
-FILE = "recommending.json"
+FILE = "recommend.json"
 NEAR = 1.5
 """Studies whose distance is beyond this are not similar: about a factor of 30 in the number of records alone."""
 GOALS = {"worst": "the worst group", "accuracy": "all records together", "gap": "the gap between groups"}
@@ -70,7 +70,7 @@ class Advice:
 
 def table() -> dict[str, Any]:
     """The packaged figures; none if no experiment was run for this version."""
-    file = resources.files("evenhand") / FILE
+    file = resources.files("evenhand.comparison") / FILE
     if not file.is_file():
         return {"provenance": "", "studies": []}
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

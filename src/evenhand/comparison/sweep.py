@@ -13,7 +13,8 @@ from typing import Any
 
 from evenhand import _validate
 from evenhand.accounting.budgets import Budgets
-from evenhand.comparison import claims, lines, tuning
+from evenhand.comparison import compared_methods, tuning
+from evenhand.comparison import declared_claims as claims
 from evenhand.errors import UsageError
 from evenhand.training.config import Config, absolute, merged, settings
 
@@ -184,7 +185,7 @@ class Sweep:
             for seed in seeds
         ]
 
-    def _rows(self) -> list[tuple[lines.Line, float | None]]:
+    def _rows(self) -> list[tuple[compared_methods.Line, float | None]]:
         """Lines by promises, checked."""
         common = self._settings()[0]
         found = [self._line(name) for name in self.names]
@@ -196,11 +197,13 @@ class Sweep:
         """Every epsilon, or the largest of the budgets, which stands for all of them."""
         return [max(map(float, self.base.budgets.values()))] if self.base.budgets else sorted(set(self.epsilons))
 
-    def _config(self, line: lines.Line, epsilon: float | None, seed: int, choice: tuning.Choice | None) -> Config:
+    def _config(
+        self, line: compared_methods.Line, epsilon: float | None, seed: int, choice: tuning.Choice | None
+    ) -> Config:
         """One split for all: who trains in one run must not be held out, and so unprotected, in another."""
         base, choice = self.base, choice or tuning.Choice()
         drawn = {"owner_seed": seed} if base.source.get("owner_seed") == EACH_RUN else {}
-        promised = lines.kept(line.budgets, base.budgets, line.name)
+        promised = compared_methods.kept(line.budgets, base.budgets, line.name)
         return dataclasses.replace(
             merged(base, {**line.config, **choice.config}),
             method=line.method,
@@ -227,9 +230,9 @@ class Sweep:
                 common[key] = value
         return common, own
 
-    def _line(self, name: str) -> lines.Line:
+    def _line(self, name: str) -> compared_methods.Line:
         common, own = self._settings()
-        return lines.line(name, self.variants, common, own.get(name, {}))
+        return compared_methods.line(name, self.variants, common, own.get(name, {}))
 
 
 def from_toml(path: Path, flags: Mapping[str, Any]) -> Sweep:

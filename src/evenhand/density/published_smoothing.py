@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,12 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
-from evenhand.density.chunks import as_data, as_rows
-from evenhand.density.classes import ClassDensities, probabilities
-from evenhand.density.contrastive import MARGIN, train_projection
-from evenhand.density.figures import ClaimedFigures
-from evenhand.density.neighbours import Bandwidth
-from evenhand.density.promises import ADD_REMOVE
-from evenhand.density.promises import Promise as Promised
+from evenhand import _validate
+from evenhand.density.base_estimator import ADD_REMOVE
+from evenhand.density.base_estimator import SpentPrivacy as Promised
+from evenhand.density.kernel_density import Bandwidth, log_density
+from evenhand.density.noisy_sums import as_data, as_rows
+from evenhand.density.projection_network import MARGIN, train_projection
 from evenhand.errors import UsageError
 
 WHY = (
@@ -139,3 +139,109 @@ class PublishedSmoothing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Class probabilities, with equal priors."""
         found: NDArray[np.float64] = probabilities(torch.from_numpy(self.decision_function(X))).numpy()
         return found
+
+
+@dataclass(frozen=True)
+class ClassDensities:
+    """Kernel densities of classes, kept as points with a variance each. Not private by itself: it stores its points.
+
+    Examples:
+      >>> points, labels = torch.tensor([[0.0], [0.1], [4.0], [4.1]]), torch.tensor([0, 0, 1, 1])
+      >>> made = ClassDensities.of(points, labels, 2, Bandwidth(h=0.5, k=1))
+      >>> made.log_densities(torch.tensor([[0.2], [3.0]])).argmax(1)
+      tensor([0, 1])
+    """
+
+    points: tuple[Tensor, ...]
+    variances: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, points: Tensor, labels: Tensor, classes: int, bandwidth: Bandwidth) -> ClassDensities:
+        """The points of each class, with bandwidths from how sparse the whole set is around them."""
+        variances = bandwidth.variances(points)
+        rows = [labels == label for label in range(classes)]
+        return cls(tuple(points[mine] for mine in rows), tuple(variances[mine] for mine in rows))
+
+    def log_densities(self, queries: Tensor) -> Tensor:
+        """(Q, classes): ``log p_j(query)``."""
+        columns = [log_density(queries, *pair) for pair in zip(self.points, self.variances, strict=True)]
+        return torch.stack(columns, dim=1)
+
+
+def auc_by_class(scores: Tensor, labels: Tensor) -> list[float]:
+    """ROC-AUC of each class against all others (Mann-Whitney, ties halved); NaN where a class or its rest is empty.
+
+    ``labels`` are class numbers, or one column of 0 and 1 per class where a record may have several.
+
+    Examples:
+      >>> auc_by_class(torch.tensor([[2.0, 0.0], [1.0, 1.5], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
+      [1.0, 0.5]
+    """
+    return [_auc(scores[:, j], labels == j if labels.dim() == 1 else labels[:, j] > 0) for j in range(scores.shape[1])]
+
+
+def _auc(score: Tensor, mine: Tensor) -> float:
+    hits, misses = int(mine.sum()), int((~mine).sum())
+    if not hits or not misses:
+        return float("nan")
+    _, place, counts = torch.unique(score, return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0) - (counts.double() - 1) / 2)[place]
+    return float((ranks[mine].sum() - hits * (hits + 1) / 2) / (hits * misses))
+
+
+def probabilities(log_densities: Tensor, priors: Sequence[float] | None = None) -> Tensor:
+    """Class probabilities from log densities; equal priors unless given.
+
+    Examples:
+      >>> probabilities(torch.tensor([[0.0, 0.0]]), [0.75, 0.25])
+      tensor([[0.7500, 0.2500]])
+    """
+    known = torch.zeros(log_densities.shape[1]) if priors is None else torch.tensor(priors).log()
+    return torch.softmax(torch.nan_to_num(log_densities + known.to(log_densities), neginf=-1e300), dim=1)
+
+
+@dataclass(frozen=True)
+class ClaimedFigures:
+    """What the paper computes from rho and delta, as plain numbers.
+
+    Examples:
+      >>> claimed = ClaimedFigures(rho=0.02, delta=1e-5)
+      >>> round(claimed.noise, 1), round(claimed.error(margin=10.0), 3), claimed.records(h=1.0, alpha=2.0)
+      (33.9, 1.915, 20)
+    """
+
+    rho: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _validate.number(self.rho, "rho", low=0)
+        _validate.delta(self.delta)
+
+    @property
+    def noise(self) -> float:
+        """Sigma of theorem 1, ``sqrt(2 ln(1/delta)/rho)``; each record multiplies it by its "local sensitivity"."""
+        return math.sqrt(2 * math.log(1 / self.delta) / self.rho)
+
+    def records(self, h: float, alpha: float) -> int:
+        """The sample-size bound of theorem 2: ``1 / (sqrt(2 pi h^2) rho (alpha - 1))``."""
+        return math.ceil(1 / (math.sqrt(2 * math.pi * h**2) * self.rho * (alpha - 1)))
+
+    def error(self, margin: float) -> float:
+        """The error bound of theorem 3: ``2 exp(-m^2 rho / (4 ln(1/delta)))``; above 1 it says nothing."""
+        return 2 * math.exp(-(margin**2) * self.rho / (4 * math.log(1 / self.delta)))
+
+    def log_sensitivity(self, dimension: int, h: float, records: int) -> float:
+        """Logarithm of the paper's largest local sensitivity ``K_h(0) / n``: tiny for h = 1, astronomic for h = 0.1."""
+        return -0.5 * dimension * math.log(2 * math.pi * h**2) - math.log(records)
+
+
+def rho_of(epsilon: float, delta: float) -> float:
+    """The rho whose conversion ``rho + 2 sqrt(rho ln(1/delta))`` gives this epsilon.
+
+    Examples:
+      >>> rho = rho_of(1.0, 1e-5)
+      >>> round(rho + 2 * math.sqrt(rho * math.log(1e5)), 9)
+      1.0
+    """
+    tail = math.log(1 / _validate.delta(delta))
+    return (math.sqrt(tail + _validate.number(epsilon, "epsilon", low=0)) - math.sqrt(tail)) ** 2
