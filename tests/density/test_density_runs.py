@@ -233,7 +233,7 @@ def test_public_labels_stay_where_features_are_not_finite() -> None:
 def test_a_run_with_public_labels_is_in_no_total_for_whole_records() -> None:
     inputs, labels = arrays(52)
     NoisyEmbeddingDensity(epsilon=0.5, delta=1e-5, labels="public", dimension=None).fit(inputs, labels)
-    data = density.chunks.as_data(inputs, labels)[0]
+    data = density.noisy_sums.as_data(inputs, labels)[0]
     plan = MomentDensity().plan(data.facts, Privacy(0.5, 1e-5))
     found = eh.datasets.DatasetLedger.of(data).enter(plan)
     assert (found["runs"], found["uncounted"]) == (2, 1)

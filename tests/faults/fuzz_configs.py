@@ -14,7 +14,7 @@ from pathlib import Path
 from inputs_harness import MARK, Watch, before_training, evil, main
 
 from commands import evenhand
-from evenhand.tomltext import literal
+from evenhand._toml import literal
 from evenhand.training.config import Config
 from ways_in.ways import TOML, people
 

@@ -23,7 +23,7 @@ import torch
 from inputs_harness import MARK, Watch, before_training, evil, main
 
 from commands import evenhand
-from evenhand import tomlfiles
+from evenhand import _toml
 from ways_in.ways import CANARY, TOML, people
 
 Maker = bytes | Callable[[Path], None]
@@ -200,7 +200,7 @@ CONFIGS: dict[str, Maker] = {
     "dotted": b"a." * 50_000 + b"a = 1",
     "digits": b"seed = " + b"9" * 100_000,
     "lists": b"labels = " + b"[" * 100_000,
-    "large": b"#" * (tomlfiles.LARGEST + 1),
+    "large": b"#" * (_toml.LARGEST + 1),
     "features list": b'features = ["EVIL:net"]\n',
     "unknown": b"evil = 1\n",
     "latin": b"data = '\xff'\n",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands import evenhand
-from evenhand import tomlfiles
+from evenhand import _toml
 from evenhand.errors import UsageError
 from evenhand.training.config import Config
 
@@ -26,8 +26,8 @@ BOMBS = {
     "inline tables": b"labels = " + b"{a=" * 100_000,
     "a long list": b"labels = [" + b"1," * 2**20 + b"]",
     "many tables": b"".join(b"[a%d]\n" % number for number in range(400_000)),
-    "one long line": b"a" * tomlfiles.LARGEST,
-    "too large": b"#" * (tomlfiles.LARGEST + 1),
+    "one long line": b"a" * _toml.LARGEST,
+    "too large": b"#" * (_toml.LARGEST + 1),
     "a table of records": f"37,{CANARY},f,yes\n".encode() * 1000,
     "a name twice": f'"{CANARY}" = 1\n"{CANARY}" = 2\n'.encode(),
     "an odd character": f"data = {CANARY}\n".encode(),
@@ -42,7 +42,7 @@ def test_a_bomb_is_refused_quickly_in_little_memory_and_without_its_content(name
     started = time.process_time()
     try:
         with pytest.raises(UsageError) as refused:
-            tomlfiles.read(file)
+            _toml.read(file)
         assert time.process_time() - started < 5  # many times slower while memory is watched
         assert tracemalloc.get_traced_memory()[1] < 60e6
     finally:
@@ -68,15 +68,15 @@ def test_what_people_write_is_still_read() -> None:
     [columns."hours.per.week"]
     low = -1_000
     """
-    assert tomlfiles.parse(text.encode(), "people.toml")["bounds"][-1] == 1.9
+    assert _toml.parse(text.encode(), "people.toml")["bounds"][-1] == 1.9
     many = b"[budgets]\n" + b"".join(b"owner%d = 1.5\n" % number for number in range(100_000))
-    assert len(tomlfiles.parse(many, "budgets.toml")["budgets"]) == 100_000
+    assert len(_toml.parse(many, "budgets.toml")["budgets"]) == 100_000
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 4000, "a\0b"])
 def test_names_that_no_disk_takes_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
-        tomlfiles.read(Path(name))
+        _toml.read(Path(name))
 
 
 def test_a_run_folder_or_data_file_with_a_name_too_long_is_refused(tmp_path: Path) -> None:

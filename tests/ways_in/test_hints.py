@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evenhand import hints
 from evenhand.accounting.budgets import Privacy
+from evenhand.cli import hints
 from evenhand.mechanism.make_plan import Plan, plan
 from evenhand.types import Facts
 

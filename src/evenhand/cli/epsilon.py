@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenhand.cli import options, schedules
+from evenhand.cli import options
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ def run(
     records: Annotated[int | None, typer.Option("--records", help="With --batch-size and --epochs.")] = None,
     batch_size: options.BatchSize = None,
     epochs: options.Epochs = None,
-    schedule: schedules.Name = None,
-    decay: schedules.Decay = None,
-    every: schedules.Every = None,
-    phases: schedules.Phases = None,
-    plot: schedules.Plot = None,
+    schedule: options.ScheduleName = None,
+    decay: options.ScheduleDecay = None,
+    every: options.ScheduleEvery = None,
+    phases: options.SchedulePhases = None,
+    plot: options.SpendingPlot = None,
     as_published: Annotated[
         str | None,
         typer.Option("--as-published", metavar="PAPER", help="000, 002, 003 or 004: its formula and the truth."),
@@ -44,7 +44,7 @@ def run(
     from evenhand._numbers import rounded_up
     from evenhand.accounting import accountant
 
-    shape = schedules.built(schedule, decay, every, phases)
+    shape = options.built_schedule(schedule, decay, every, phases)
     if as_published is not None:
         return _published(as_published, (records, batch_size, epochs), delta, shape, (epsilon, noise), json)
     sampled, count, per_epoch = _training(rate, steps, records, batch_size, epochs)
@@ -57,7 +57,7 @@ def run(
         else f"{shape.name} noise from {level:g} to {events[-1][1]:.4g}"
     )
     if plot is not None and math.isfinite(value):
-        schedules.draw(plot, {"all": accountant.curve(events, delta)}, {}, delta)
+        options.draw_spending(plot, {"all": accountant.curve(events, delta)}, {}, delta)
     bounded = math.isfinite(value)
     shown = rounded_up(value) if bounded else f"{rounded_up(value)}, or above a million: this promises nothing,"
     text = (

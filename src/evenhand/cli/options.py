@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evenhand.errors import UsageError
 from evenhand.terminal import plain
+
+if TYPE_CHECKING:
+    from evenhand.methods.schedules import Schedule
 
 LONGEST = 200
 """Bytes of a file's name; disks take 255, and names beside it are a little longer."""
@@ -171,10 +175,48 @@ def budgets(text: str | None) -> dict[str, Any]:
 
 def _table(path: Path) -> dict[str, Any]:
     """Epsilons by owner: the table [budgets] of a file, or all of a file that has none."""
-    from evenhand import tomlfiles
+    from evenhand import _toml
 
-    values = tomlfiles.read(path)
+    values = _toml.read(path)
     found = values.get("budgets", values)
     if not isinstance(found, dict) or not found or any(isinstance(value, dict | list) for value in found.values()):
         raise UsageError(f"{path} must hold one epsilon per owner, for example: strict = 1 and open = 8.")
     return found
+
+
+ScheduleName = Annotated[str | None, typer.Option("--schedule", help="constant, linear, time, step or phases.")]
+ScheduleDecay = Annotated[float | None, typer.Option("--decay", help="R of linear, time and step decay.")]
+ScheduleEvery = Annotated[int | None, typer.Option("--every", help="K of step decay: epochs between two levels.")]
+SchedulePhases = Annotated[int | None, typer.Option("--phases", help="Number of phases.")]
+SpendingPlot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the spent epsilon over the steps.")
+]
+
+
+def built_schedule(
+    name: str | None, decay: float | None, every: int | None, phases: int | None, **more: Any
+) -> Schedule:
+    """The schedule that the flags describe; a flag that it does not have is an error."""
+    from evenhand.methods import registry
+
+    chosen = registry.build("schedule", name or "constant", given(decay=decay, every=every, n=phases, **more))
+    return chosen  # type: ignore[no-any-return]
+
+
+def draw_spending(
+    path: Path, spending: Mapping[str, Sequence[tuple[int, float]]], budgets: Mapping[str, float], delta: float
+) -> None:
+    """Write an SVG of the spent epsilon per owner, with the promises as dashed lines."""
+    from evenhand._numbers import rounded_up
+    from evenhand.reporting.charts import lines
+    from evenhand.runs.folder import write_durably
+
+    picture = lines(
+        spending,
+        title="Spent epsilon",
+        x_label="step",
+        y_label=f"spent epsilon (per record, add/remove, delta {delta:g})",
+        limits={f"promised to {name}": value for name, value in budgets.items()},
+        printed=rounded_up,
+    )
+    write_durably(path, picture.encode())

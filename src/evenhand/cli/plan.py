@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evenhand.cli import options, schedules
+from evenhand.cli import options
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ def run(
     noise: options.Noise = None,
     epochs: options.Epochs = 30.0,
     batch_size: options.BatchSize = None,
-    schedule: schedules.Name = None,
-    decay: schedules.Decay = None,
-    every: schedules.Every = None,
-    phases: schedules.Phases = None,
-    plot: schedules.Plot = None,
+    schedule: options.ScheduleName = None,
+    decay: options.ScheduleDecay = None,
+    every: options.ScheduleEvery = None,
+    phases: options.SchedulePhases = None,
+    plot: options.SpendingPlot = None,
     json: options.Json = False,
 ) -> None:
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
@@ -55,7 +55,7 @@ def run(
     from evenhand.runs import owner_table
 
     name = method or "dpsgd"
-    shape = None if schedule is None else partial(schedules.built, schedule, decay, every, phases)
+    shape = None if schedule is None else partial(options.built_schedule, schedule, decay, every, phases)
     planner = _planner(name, options.parsed(settings), shape, epochs or 0.0, batch_size)
     asked = options.budgets(budgets)
     named = options.given(data=data, data_dir=data_dir, source=options.source(source), features=features)
@@ -69,7 +69,7 @@ def run(
         shown = {facts.owner_names[index]: index for index in chosen_few(made.epsilons)}
         spending = {name: made.spending(index) for name, index in shown.items()}
         promised = {name: made.budgets[index] for name, index in shown.items()}
-        schedules.draw(plot, spending, {k: v for k, v in promised.items() if v is not None}, made.delta)
+        options.draw_spending(plot, spending, {k: v for k, v in promised.items() if v is not None}, made.delta)
     found = owner_table.as_json(rows(made, made.epsilons), {}) if json else {}
     options.emit({**made.to_json(), **found, "digest": made.digest, "warnings": warnings(made)}, str(made), json)
 

@@ -176,7 +176,7 @@ def announce(plan: Plan, seconds: float) -> None:
 
 def advise(finished: Run) -> None:
     """What to mind when reading the figures, and what to try next after a run that could be better."""
-    from evenhand import hints
+    from evenhand.cli import hints
 
     size = sum(parameter.numel() for parameter in finished.model.parameters() if parameter.requires_grad)
     charged = finished.folder.ledger().reserved

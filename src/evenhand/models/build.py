@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenhand import _validate, usercode
+from evenhand import _user_code, _validate
+from evenhand._user_code import described, is_own
 from evenhand.errors import UsageError
 from evenhand.models.char_lstm import char_lstm
 from evenhand.models.layers import Shape
@@ -20,7 +21,6 @@ from evenhand.models.resnet import resnet18
 from evenhand.models.shufflenet import shufflenet
 from evenhand.models.small_networks import cnn, linear, mlp, mnist_cnn_f, mnist_cnn_v2, tanh_cnn
 from evenhand.types import Facts
-from evenhand.usercode import described, is_own
 
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "linear": linear,
@@ -83,13 +83,13 @@ LARGEST = 2**27
 
 def parts(model: str) -> tuple[Path, str]:
     """File and factory of ``file.py:factory``."""
-    return usercode.parts(model, "--model", "nets.py:small")
+    return _user_code.parts(model, "--model", "nets.py:small")
 
 
 def load(model: str, facts: Facts) -> nn.Module:
     """Execute the file and call its factory with the public facts, or with nothing if it takes nothing."""
     path, name = parts(model)
-    factory = getattr(usercode.executed(path, "model"), name, None)
+    factory = getattr(_user_code.executed(path, "model"), name, None)
     if not callable(factory):
         raise UsageError(f"{path.name} has no function {name!r}: write `def {name}(facts): return torch.nn....`")
     try:

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from evenhand import _validate, usercode
+from evenhand import _user_code, _validate
+from evenhand._user_code import described, is_own
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.models.scattering import scattering
-from evenhand.usercode import described, is_own
 
 __all__ = ["extract", "names"]
 
@@ -64,7 +64,7 @@ MIXED = (
 
 def parts(features: str) -> tuple[Path, str]:
     """File and factory of ``file.py:factory``."""
-    return usercode.parts(features, "--features", "nets.py:body")
+    return _user_code.parts(features, "--features", "nets.py:body")
 
 
 def load(features: str) -> nn.Module:
@@ -124,7 +124,7 @@ def _state(module: Callable[[Tensor], Tensor]) -> list[Tensor]:
 
 
 def _attribute(path: Path, name: str) -> Callable[[], object]:
-    factory = getattr(usercode.executed(path, "features"), name, None)
+    factory = getattr(_user_code.executed(path, "features"), name, None)
     if not callable(factory):
         raise UsageError(f"{path.name} has no function {name!r}: write `def {name}(): return ...` with the weights.")
     found: Callable[[], object] = factory

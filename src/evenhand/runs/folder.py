@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evenhand import durable, untrusted
+from evenhand._versions import software
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
 from evenhand.runs import ledger as ledgers
@@ -17,7 +18,6 @@ from evenhand.runs import owner_table, statement_files, weights_digest
 from evenhand.runs import statement as statements
 from evenhand.runs.ledger import Ledger
 from evenhand.runs.run_files import LEDGER, SIGNATURE, as_json, put_in_place, sha256, write_durably, write_json
-from evenhand.software import software
 
 if TYPE_CHECKING:
     from torch import nn

@@ -49,9 +49,9 @@ from weakref import WeakValueDictionary
 from filelock import FileLock, Timeout
 
 from evenhand import durable, untrusted
+from evenhand._versions import software
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
 from evenhand.runs.ledger_rows import BLOCK, FORMAT, GENESIS, Reading, encoded, parse, read, unbegun
-from evenhand.software import software
 from evenhand.types import Commit
 
 __all__ = [

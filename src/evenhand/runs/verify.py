@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import untrusted
+from evenhand._versions import software
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
@@ -23,7 +24,6 @@ from evenhand.runs.folder import Folder, as_json, as_written, head_in
 from evenhand.runs.ledger import Ledger, Reading
 from evenhand.runs.ledger_rows import read_until
 from evenhand.runs.run_files import LEDGER, RECORDED, SIGNATURE, mend, waiting
-from evenhand.software import software
 from evenhand.types import Commit
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from evenhand import usercode
+from evenhand import _user_code
 from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UsageError
 from evenhand.mechanism.make_plan import Plan, plan
@@ -29,7 +29,7 @@ from evenhand.types import Batch, Event, Facts, Pass, Public
 
 def subjects_in(path: Path) -> tuple[Subject, ...]:
     """Every rule and query that the file registers, with default settings. The file is executed: use your own only."""
-    module = usercode.executed(path, "rule")
+    module = _user_code.executed(path, "rule")
     rules, queries = (_registered(kind, module.__name__) for kind in ("rule", "query"))
     if not rules and not queries:
         raise UsageError(

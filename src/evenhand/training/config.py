@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import _validate, tomlfiles, usercode
+from evenhand import _toml, _user_code, _validate
+from evenhand._toml import fits, key, literal, tables, words
 from evenhand.errors import UsageError
-from evenhand.tomltext import fits, key, literal, tables, words
 from evenhand.training import consents
 from evenhand.training.augment import Augment, Views, views_of
 from evenhand.training.guards.model_guards import Compute
@@ -169,7 +169,7 @@ class Config:
         from evenhand.data.feature_cache import featured
         from evenhand.models.features import extract
 
-        keep = not self.own_data and not usercode.is_own(named)
+        keep = not self.own_data and not _user_code.is_own(named)
         train = featured(train, named, extract, keep=keep)
         return train, None if test is None else featured(test, named, extract, keep=keep)
 
@@ -220,7 +220,7 @@ def from_toml(path: Path) -> Config:
 
 def settings(path: Path) -> dict[str, Any]:
     """Return what a TOML file of settings says, unchecked; in a run folder, without code that nobody named."""
-    found = tomlfiles.read(path)
+    found = _toml.read(path)
     return _without_code(found) if (path.parent / "plan.json").exists() else found
 
 
@@ -230,7 +230,7 @@ def _without_code(values: Any, name: str = "", *, remembered: bool = True) -> An
         return {key: _without_code(inner, key, remembered=remembered) for key, inner in values.items()}
     if isinstance(values, list):
         return [_without_code(inner, name, remembered=remembered) for inner in values]
-    if name not in consents.ROLES or not isinstance(values, str) or not usercode.is_own(values):
+    if name not in consents.ROLES or not isinstance(values, str) or not _user_code.is_own(values):
         return values
     return values if remembered and consents.remembered(values) else PYTHON
 
@@ -246,12 +246,12 @@ def of_run(folder: Path, *, code: Mapping[str, Any] | None = None, remembered: b
       remembered: keep what the folder names where a person named that very file on this machine before.
     """
     file = folder / "config.toml"
-    values = tomlfiles.read(file) if file.exists() else {"data": PYTHON, "model": PYTHON}
+    values = _toml.read(file) if file.exists() else {"data": PYTHON, "model": PYTHON}
     values = _without_code(values, remembered=remembered)
     for name, named in (code or {}).items():
         if isinstance(named, str):
-            values[name] = usercode.absolute(named, Path.cwd()) if usercode.is_own(named) else named
-            if usercode.is_own(named):
+            values[name] = _user_code.absolute(named, Path.cwd()) if _user_code.is_own(named) else named
+            if _user_code.is_own(named):
                 consents.tell_difference(folder, name, values[name])
     return absolute(merged(Config(), values), folder)
 
@@ -259,7 +259,7 @@ def of_run(folder: Path, *, code: Mapping[str, Any] | None = None, remembered: b
 def recorded(folder: Path) -> str | None:
     """Return the text of the config kept in a run folder, as it is; nothing that it names is looked at."""
     file = folder / "config.toml"
-    return to_toml(merged(Config(), tomlfiles.read(file))) if file.exists() else None
+    return to_toml(merged(Config(), _toml.read(file))) if file.exists() else None
 
 
 def absolute(config: Config, base: Path) -> Config:
@@ -273,8 +273,8 @@ def absolute(config: Config, base: Path) -> Config:
     changes |= config.roles[1].paths(base)
     for name in consents.ROLES:
         value = getattr(config, name)
-        if value not in (None, PYTHON) and usercode.is_own(value):
-            changes[name] = usercode.absolute(value, base, f"--{name}")
+        if value not in (None, PYTHON) and _user_code.is_own(value):
+            changes[name] = _user_code.absolute(value, base, f"--{name}")
     return dataclasses.replace(config, **changes)
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenhand import durable, untrusted, usercode
+from evenhand import _user_code, durable, untrusted
 from evenhand.errors import EvenhandError, VerificationError
 from evenhand.runs.dataset_ledger import state_folder
 from evenhand.runs.folder import Folder, write_json
@@ -31,7 +31,7 @@ _DIGESTS: untrusted.Shape = {str: str}
 
 def write(folder: Folder, declared: Declaration | None, references: Mapping[str, str | None]) -> None:
     """Write how new records are encoded, with the digests of the code that ``references`` name, by role."""
-    found = {role: usercode.digest(text) for role, text in references.items() if text and usercode.is_own(text)}
+    found = {role: _user_code.digest(text) for role, text in references.items() if text and _user_code.is_own(text)}
     if declared is not None:
         write_json(folder.path / "preprocessing.json", {**declared.to_json(), **({KEY: found} if found else {})})
     if found:
@@ -47,7 +47,7 @@ def copy(folder: Folder, new: Folder) -> None:
 def tell_difference(path: Path, role: str, reference: str) -> None:
     """Say on stderr if a file of code is not the one that the run was trained with. Weights must fit all the same."""
     recorded = _recorded(Folder(path)).get(role)
-    if recorded is not None and recorded != usercode.digest(reference):
+    if recorded is not None and recorded != _user_code.digest(reference):
         print(
             f"evenhand: the {role} file that you name is not the one that this run was trained with: their digests "
             "differ. What it computes may be something else, even if the weights fit.",
@@ -58,7 +58,7 @@ def tell_difference(path: Path, role: str, reference: str) -> None:
 def remember(references: Iterable[str | None]) -> None:
     """Note files of code that a person named; without a state folder that can be written, they are named again."""
     for reference in references:
-        if reference and usercode.is_own(reference):
+        if reference and _user_code.is_own(reference):
             with suppress(OSError, EvenhandError):
                 place = _place(reference)
                 durable.make_folder(place.parent, private=True, parents=True)
@@ -68,13 +68,13 @@ def remember(references: Iterable[str | None]) -> None:
 def remembered(reference: str) -> bool:
     """Return whether a person named this very file, with these bytes and this factory, on this machine."""
     try:
-        return usercode.parts(reference, "", "")[0].is_absolute() and _place(reference).is_file()
+        return _user_code.parts(reference, "", "")[0].is_absolute() and _place(reference).is_file()
     except (OSError, EvenhandError, ValueError):
         return False
 
 
 def _place(reference: str) -> Path:
-    secret = f"{reference}\0{usercode.digest(reference)}"
+    secret = f"{reference}\0{_user_code.digest(reference)}"
     return state_folder() / "code" / hashlib.sha256(secret.encode()).hexdigest()
 
 
