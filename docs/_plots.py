@@ -17,8 +17,8 @@ from evenhand.accounting.plan import Plan
 from evenhand.density import PublishedSmoothing
 from evenhand.mechanism.make_plan import plan
 from evenhand.methods import catalogue
+from evenhand.methods.catalogue import DENSITIES
 from evenhand.methods.composition import Method
-from evenhand.methods.density_methods import DENSITIES
 from evenhand.reporting.charts import lines
 from evenhand.training.config import Config
 from evenhand.training.from_config import planned

@@ -15,7 +15,7 @@ from scipy.special import ndtr
 from evenhand.accounting.accountant import compose, curve, delta, epsilon
 from evenhand.accounting.events import dp_event, merged_noise
 from evenhand.errors import UsageError
-from evenhand.testing import epsilon_lower_bound
+from evenhand.testing import attack_check
 
 Events = list[tuple[float, float, int]]
 
@@ -44,18 +44,14 @@ def test_upper_and_lower_bounds_enclose_each_other_tightly(relation: str) -> Non
         effort = rate * math.sqrt(steps)
         events = [(rate, max(0.4, effort * rng.uniform(0.5, 8)), n) for n in counts]
         level = 10 ** rng.uniform(-12, -3)
-        low = epsilon_lower_bound.epsilon(events, level, relation=relation, rel=1e-6)  # type: ignore[arg-type]
+        low = attack_check.epsilon(events, level, relation=relation, rel=1e-6)  # type: ignore[arg-type]
         high = epsilon(events, level, relation=relation)  # type: ignore[arg-type]
         assert low <= high <= low * 1.004 + 2e-4, (events, level)
 
 
 def test_a_plain_release_mixed_with_sampled_ones() -> None:
     events: Events = [(0.5, 2.0, 10), (1.0, 8.0, 7)]
-    assert (
-        epsilon_lower_bound.epsilon(events, 1e-7)
-        <= epsilon(events, 1e-7)
-        <= epsilon_lower_bound.epsilon(events, 1e-7) * 1.0005
-    )
+    assert attack_check.epsilon(events, 1e-7) <= epsilon(events, 1e-7) <= attack_check.epsilon(events, 1e-7) * 1.0005
 
 
 @pytest.mark.parametrize("level", [1e-3, 1e-6, 1e-9, 1e-12])
@@ -129,7 +125,7 @@ def test_curve_is_monotone_safe_and_ends_at_the_whole() -> None:
     assert spent[-1] == epsilon(events, 1e-5)
     for count, value in knots:
         prefix = [(0.01, 2.0, min(count, 500)), (0.01, 1.0, max(0, count - 500))]
-        assert epsilon_lower_bound.epsilon(prefix, 1e-5) <= value
+        assert attack_check.epsilon(prefix, 1e-5) <= value
     assert curve([], 1e-5) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from evenhand.accounting.accountant import epsilon
 from evenhand.accounting.calibration import calibrate, owner_bounds, owner_rates
 from evenhand.accounting.events import merged_noise
-from evenhand.accounting.zcdp import zcdp_rho
+from evenhand.accounting.renyi import zcdp_rho
 
 CLOSE = 3e-3
 Q, T = 64 / 60000, 93_750

@@ -22,7 +22,7 @@ from evenhand.comparison.run_cell import finished, task
 from evenhand.comparison.sweep import Sweep, from_toml
 from evenhand.errors import UsageError
 from evenhand.reporting.comparison_page import ComparisonData
-from evenhand.reporting.comparison_rows import Entry
+from evenhand.reporting.comparison_sections import Entry
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.runs.folder import Folder
 from evenhand.runs.verify import verify

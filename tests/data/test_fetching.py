@@ -14,7 +14,7 @@ import pytest
 
 from commands import evenhand, result
 from evenhand.data import load, sources
-from evenhand.data.sources import download
+from evenhand.data.sources import base as download
 from evenhand.data.sources.base import File, Place, Source, data_folder
 from evenhand.errors import DataError, UsageError
 

@@ -19,7 +19,7 @@ from evenhand.data import Data
 from evenhand.density import METHODS, MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity
 from evenhand.density.torch_models import rebuilt
 from evenhand.errors import BudgetExhausted, UsageError
-from evenhand.methods.density_methods import DENSITIES
+from evenhand.methods.catalogue import DENSITIES
 from evenhand.training.config import Config
 from evenhand.training.from_config import planned, train
 from evenhand.types import Facts

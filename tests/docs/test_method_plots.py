@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evenhand.methods import catalogue
-from evenhand.methods.density_methods import DENSITIES
+from evenhand.methods.catalogue import DENSITIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 NUMBER = re.compile(r"-?\d+\.?\d*")

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 import evenhand as eh
 from commands import evenhand
-from evenhand.data import row_digests as looking
+from evenhand.data import fingerprint as looking
 from evenhand.data import wrap
-from evenhand.data.row_digests import survey
+from evenhand.data.fingerprint import survey
 from evenhand.density import MomentDensity
 from evenhand.errors import DataError
 from evenhand.training.config import Config, from_toml, to_toml

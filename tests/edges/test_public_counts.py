@@ -11,7 +11,7 @@ from torch import nn
 import evenhand as eh
 from edges.runs_made import RECORDS, begun, planned, records
 from evenhand.data.dataset import Data
-from evenhand.data.duplicate_rows import copies, warning
+from evenhand.data.record_checks import copies, warning
 from evenhand.runs.folder import Folder
 from evenhand.runs.statement import public_counts
 from evenhand.runs.statement_page import render_statement as page
@@ -74,7 +74,7 @@ def test_oversampled_records_are_named_to_the_trainer_and_in_no_shareable_file(
 def test_the_warning_comes_before_the_first_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     charged = []
     monkeypatch.setattr(
-        "evenhand.data.duplicate_rows.tell", lambda data: charged.append(eh.verify(tmp_path)["steps"]), raising=True
+        "evenhand.data.record_checks.tell", lambda data: charged.append(eh.verify(tmp_path)["steps"]), raising=True
     )
     fitted(oversampled(), tmp_path)
     assert charged == [0]

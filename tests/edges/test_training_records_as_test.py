@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import evenhand as eh
 from commands import evenhand
 from evenhand.data import wrap
-from evenhand.data.row_digests import survey
-from evenhand.data.training_overlap import looks_copied
+from evenhand.data.fingerprint import survey
+from evenhand.data.record_checks import looks_copied
 from evenhand.density import MomentDensity
 from evenhand.errors import UsageError
 
@@ -241,7 +241,7 @@ def test_a_comparison_is_of_held_out_records_only() -> None:
 
 
 def test_of_many_rows_a_part_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenhand.data.row_digests.ROWS", 1024)
+    monkeypatch.setattr("evenhand.data.fingerprint.ROWS", 1024)
     train = wrap(*numbers(20_000))
     first = survey(train)
     assert len(first.rows) == 1024

@@ -16,7 +16,7 @@ from torch import nn
 import evenhand as eh
 from edges import forging
 from evenhand import untrusted
-from evenhand.data.row_digests import Survey
+from evenhand.data.fingerprint import Survey
 from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.runs import checkpoints
 from evenhand.runs.folder import Folder

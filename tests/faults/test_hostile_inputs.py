@@ -40,11 +40,11 @@ def test_the_watch_sees_values_code_and_errors_that_nobody_foresaw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from evenhand.cli import methods
-    from evenhand.data import headers
+    from evenhand.data import tables
 
     (tmp_path / "people.csv").write_text("alpha-secret,beta-secret\n1,2\n")
     watch = Watch()
-    monkeypatch.setattr(headers, "HINT", "The columns are alpha-secret")
+    monkeypatch.setattr(tables, "HINT", "The columns are alpha-secret")
     ask = ("init", "people.csv", "--label", "gamma")
     watch.command("value", tmp_path, *ask, secrets=frozenset(("alpha-secret",)))
     assert "printed 'alpha-secret'" in watch.faults[-1]

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from evenhand.errors import UsageError
-from evenhand.models.features import extract
-from evenhand.models.scattering import CACHED, CHANNELS, coefficients, padded, scattering
+from evenhand.models.features import CACHED, CHANNELS, coefficients, extract, padded, scattering
 
 
 def drawn(*shape: int) -> Tensor:

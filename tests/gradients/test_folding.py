@@ -13,7 +13,7 @@ from evenhand.gradients import batch_utils, probe
 from evenhand.gradients.batch_utils import buffers_restored
 from evenhand.gradients.doctor.independence_probe import _alike as alike
 from evenhand.gradients.engine import Engine
-from evenhand.gradients.gradient_sketch import PIECE, WIDTHS, apart, each_gradient, fold_of, folded
+from evenhand.gradients.record_by_record import PIECE, WIDTHS, apart, each_gradient, fold_of, folded
 
 WIDTH = max(WIDTHS)
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -12,8 +12,7 @@ from torch.nn import functional
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
 from evenhand.gradients import Engine, probe
 from evenhand.gradients.doctor.independence_probe import _alike as alike
-from evenhand.gradients.gradient_sketch import folded
-from evenhand.gradients.record_by_record import HeldGradients
+from evenhand.gradients.record_by_record import HeldGradients, folded
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

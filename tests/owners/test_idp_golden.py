@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenhand.accounting import rdp
+from evenhand.accounting import renyi
 from evenhand.accounting.budgets import Budgets
 from evenhand.mechanism.make_plan import plan
 from evenhand.types import Facts
@@ -15,12 +15,12 @@ SHARES = {"1": 20_400, "2": 25_800, "3": 13_800}
 
 @pytest.mark.parametrize(("target", "sigma"), [(1, 3.436), (2, 1.925), (3, 1.427)])
 def test_the_published_noise_spends_the_budget_by_rdp(target: float, sigma: float) -> None:
-    assert rdp.epsilon([(Q, sigma, T)], DELTA) == pytest.approx(target, rel=2e-3)
+    assert renyi.epsilon([(Q, sigma, T)], DELTA) == pytest.approx(target, rel=2e-3)
 
 
 @pytest.mark.parametrize(("target", "rate"), [(1, 0.00481), (2, 0.00906), (3, 0.01305)])
 def test_the_published_rates_spend_the_budgets_by_rdp(target: float, rate: float) -> None:
-    assert rdp.epsilon([(rate, 2.029, T)], DELTA) == pytest.approx(target, rel=2e-3)
+    assert renyi.epsilon([(rate, 2.029, T)], DELTA) == pytest.approx(target, rel=2e-3)
     assert sum(n * q for n, q in zip(SHARES.values(), (0.00481, 0.00906, 0.01305), strict=True)) == pytest.approx(
         512, rel=2e-3
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evenhand.reporting.comparison_page import ComparisonData
-from evenhand.reporting.comparison_rows import Entry
+from evenhand.reporting.comparison_sections import Entry
 from evenhand.reporting.group_metrics import Estimate
 
 NAMES = ["class 8", *(f"class {i}" for i in range(8))]

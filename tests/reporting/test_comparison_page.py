@@ -14,7 +14,7 @@ from evenhand._numbers import points
 from evenhand.reporting.charts import NARROW, WIDE
 from evenhand.reporting.comparison_charts import MethodLine, accuracy_by_promise, dots
 from evenhand.reporting.comparison_page import RESEARCH, ComparisonData, lead, render_comparison
-from evenhand.reporting.comparison_rows import Entry, finding
+from evenhand.reporting.comparison_sections import Entry, finding
 from evenhand.reporting.group_metrics import Estimate
 
 HOSTILE = ["<script>alert(1)</script>", "</svg><img src=x onerror=alert(1)>", '" onload="x', "\u202e</title>", ""]

@@ -19,7 +19,7 @@ from evenhand._numbers import promised, rounded_up
 from evenhand.comparison.tables import as_markdown
 from evenhand.data import wrap
 from evenhand.reporting.comparison_page import ComparisonData, render_comparison
-from evenhand.reporting.comparison_rows import Entry
+from evenhand.reporting.comparison_sections import Entry
 from evenhand.runs.folder import Folder
 from evenhand.runs.statement_page import render_statement
 

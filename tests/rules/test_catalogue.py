@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evenhand.accounting import rdp
+from evenhand.accounting import renyi
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy
 from evenhand.accounting.plan import Plan
 from evenhand.cli.methods import rows
@@ -19,8 +19,7 @@ from evenhand.errors import UsageError
 from evenhand.mechanism.make_plan import plan
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.step import Mechanism, private_gradient, rehearse
-from evenhand.methods.catalogue import RECIPES, Method, catalogue, method
-from evenhand.methods.density_methods import DENSITIES
+from evenhand.methods.catalogue import DENSITIES, RECIPES, Method, catalogue, method
 from evenhand.methods.queries import Exceedance, GroupCounts, GroupSizes
 from evenhand.methods.rules import Clip, GlobalAdapt, GroupClip, Ordered, Psac
 from evenhand.methods.schedules import Linear, Phases, Step, Table
@@ -126,7 +125,7 @@ def test_golden_rates_of_idp_sample_by_rdp() -> None:
     """MNIST, B 512, T 9375, shares 34/43/23 %: one sigma at which each rate spends its own budget."""
     rates = (0.00481, 0.00906, 0.01305)
     for rate, budget in zip(rates, (1, 2, 3), strict=True):
-        assert rdp.epsilon([(rate, 2.029, 9375)], 1e-5) == pytest.approx(budget, rel=3e-3)
+        assert renyi.epsilon([(rate, 2.029, 9375)], 1e-5) == pytest.approx(budget, rel=3e-3)
     assert sum(share * rate for share, rate in zip((0.34, 0.43, 0.23), rates, strict=True)) == pytest.approx(
         512 / 60_000, rel=3e-3
     )

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from evenhand.methods.rules import SampleRule
 from evenhand.testing import Subject, registered
-from evenhand.testing.made_up_batches import ANSWERS, BATCHES, BOUNDS, LAST, LOSSES, NORMS, SCALES, Case, Row
-from evenhand.testing.sensitivity_search import movements
+from evenhand.testing.rule_checks import movements
+from evenhand.testing.subjects import ANSWERS, BATCHES, BOUNDS, LAST, LOSSES, NORMS, SCALES, Case, Row
 from wrong_mechanisms import ZOO
 
 ROWS = st.builds(

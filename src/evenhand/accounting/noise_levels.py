@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenhand.accounting.gaussian_profile import Array, Direction, Relation, total_variation_gap
-from evenhand.accounting.rdp import log_moments
+from evenhand.accounting.renyi import log_moments
 from evenhand.types import Event
 
 _EXACT = 40  # levels that are composed one by one

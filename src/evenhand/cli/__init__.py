@@ -20,6 +20,7 @@ from evenhand.cli import (
     data,
     doctor,
     epsilon,
+    hints,
     init,
     keys,
     methods,
@@ -30,7 +31,6 @@ from evenhand.cli import (
     resume,
     statement,
     train,
-    unforeseen,
     verify,
 )
 from evenhand.errors import EvenhandError
@@ -163,9 +163,9 @@ def _refused(error: OSError | MemoryError | RuntimeError) -> int:
 
 def _unforeseen(error: Exception) -> int:
     """Say kind and place of an error that nobody foresaw; returns the code to exit with."""
-    if os.environ.get(unforeseen.VARIABLE):
+    if os.environ.get(hints.VARIABLE):
         raise error
-    terminal.say(f"evenhand: {unforeseen.said(error)}")
+    terminal.say(f"evenhand: {hints.said(error)}")
     return 1
 
 

@@ -13,7 +13,7 @@ from evenhand.cli import options
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
-    from evenhand.data.sources.download import Watch
+    from evenhand.data.sources.base import Watch
 
 NAME = "data"
 EXAMPLE = "evenhand data fetch mnist"
@@ -33,12 +33,12 @@ def run(
     if action != "fetch" or name is None:
         raise UsageError("Type `evenhand data` for the list, or `evenhand data fetch NAME`, for example fetch mnist.")
     from evenhand.data import sources
-    from evenhand.data.sources import download
+    from evenhand.data.sources import base
 
     found = sources.source(name)
     place = sources.place(found, data_dir)
     with _bar() as watch:
-        written = download.fetch(found, place, watch)
+        written = base.fetch(found, place, watch)
     text = f"{len(written)} file(s) of {name} written to {place.folder}" if written else f"{name} is there already."
     options.emit({"name": name, "folder": str(place.folder), "written": [file.name for file in written]}, text, json)
 

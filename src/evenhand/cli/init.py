@@ -71,8 +71,8 @@ def run(
 
     In a terminal it asks for what the flags leave open.
     """
-    from evenhand.data.headers import believed, refuse_record
     from evenhand.data.own_data import header
+    from evenhand.data.tables import believed, refuse_record
 
     target = out or source.with_name(source.stem + ".toml")
     if target.exists() and not force:
@@ -149,7 +149,7 @@ def _ask(question: str) -> str:
 
 def _confirmed(source: Path) -> bool:
     """Ask whether the first line may be printed. Without a header it is a record."""
-    from evenhand.data.headers import HINT
+    from evenhand.data.tables import HINT
 
     if _ask(f"Does the first line of {source.name} name its columns? It is printed then. (yes/no)").lower() in _YES:
         return True
@@ -167,7 +167,7 @@ def _declared(answers: Answers) -> list[str]:
 
 def _check(answers: Answers, found: Sequence[str], known: bool) -> None:
     """Every column that was named exists. The names of others are said only where they are ``known`` to be names."""
-    from evenhand.data.headers import no_column
+    from evenhand.data.tables import no_column
 
     for name in _declared(answers):
         if name not in found:
@@ -236,18 +236,18 @@ def _column(answers: Answers, name: str) -> list[str]:
 
 
 def _pictures(source: Path, target: Path, answers: Answers, size: str | None, grey: bool) -> str:
-    from evenhand.data import images
+    from evenhand.data import own_data
 
     width, times, height = (size or "").partition("x")
     if not times or not (width.isdigit() and height.isdigit()):
         raise UsageError("Pictures need their size declared: --size WIDTHxHEIGHT, for example --size 32x32.")
-    declared = replace(answers, label=images.FOLDER, labels=answers.labels or tuple(images.classes(source)))
+    declared = replace(answers, label=own_data.FOLDER, labels=answers.labels or tuple(own_data.classes(source)))
     return "\n".join(
         [
             *_head(source, target, declared, ","),
             *_training(model="cnn"),
             "",
-            f"[columns.{images.PICTURE}]",
+            f"[columns.{own_data.PICTURE}]",
             'kind = "image"',
             f"height = {height}",
             f"width = {width}",

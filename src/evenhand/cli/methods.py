@@ -26,8 +26,7 @@ def run(
 def rows() -> list[dict[str, Any]]:
     """Every method that takes gradient steps, then every density; settings are what ``--set`` may change."""
     from evenhand import density
-    from evenhand.methods.catalogue import catalogue
-    from evenhand.methods.density_methods import DENSITIES
+    from evenhand.methods.catalogue import DENSITIES, catalogue
 
     steps = [
         {

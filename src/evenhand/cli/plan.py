@@ -15,7 +15,7 @@ from evenhand.errors import UsageError
 if TYPE_CHECKING:
     from evenhand.accounting.budgets import Promise
     from evenhand.accounting.plan import Plan
-    from evenhand.methods.density_methods import Density
+    from evenhand.methods.catalogue import Density
     from evenhand.methods.schedules import Schedule
     from evenhand.types import Facts
 
@@ -51,8 +51,8 @@ def run(
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
     from evenhand.accounting.owner_classes import chosen_few, rows
     from evenhand.mechanism.describe_plan import warnings
-    from evenhand.methods.density_methods import DENSITIES
-    from evenhand.runs import owner_table
+    from evenhand.methods.catalogue import DENSITIES
+    from evenhand.runs import statement_files
 
     name = method or "dpsgd"
     shape = None if schedule is None else partial(options.built_schedule, schedule, decay, every, phases)
@@ -70,7 +70,7 @@ def run(
         spending = {name: made.spending(index) for name, index in shown.items()}
         promised = {name: made.budgets[index] for name, index in shown.items()}
         options.draw_spending(plot, spending, {k: v for k, v in promised.items() if v is not None}, made.delta)
-    found = owner_table.as_json(rows(made, made.epsilons), {}) if json else {}
+    found = statement_files.as_json(rows(made, made.epsilons), {}) if json else {}
     options.emit({**made.to_json(), **found, "digest": made.digest, "warnings": warnings(made)}, str(made), json)
 
 
@@ -84,7 +84,7 @@ def _planner(
     """What plans the method called ``name``; names are checked here, before data are loaded."""
     from evenhand.mechanism.make_plan import plan
     from evenhand.methods import catalogue
-    from evenhand.methods.density_methods import DENSITIES
+    from evenhand.methods.catalogue import DENSITIES
 
     if name in DENSITIES:
         from evenhand.training.config import Config

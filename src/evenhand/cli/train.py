@@ -224,7 +224,7 @@ def show(finished: Run, as_json: bool) -> None:
 
 def summary(finished: Run) -> dict[str, Any]:
     """What scripts rely on."""
-    from evenhand.runs import owner_table
+    from evenhand.runs import statement_files
 
     last = finished.folder.last_evaluation() or {"accuracy": None, "groups": {}}
     statement = finished.privacy.data
@@ -233,7 +233,7 @@ def summary(finished: Run) -> dict[str, Any]:
         "delta": statement["guarantee"]["delta"],
         "accuracy": last["accuracy"],
         "groups": last["groups"],
-        **owner_table.as_json(statement["owners"], last, str(finished.path / owner_table.FILE)),
+        **statement_files.as_json(statement["owners"], last, str(finished.path / statement_files.FILE)),
         "steps": statement["mechanism"]["steps_charged"],
         "method": statement["mechanism"]["method"],
         "guarantee": statement["guarantee"]["level"],

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import _validate, durable, untrusted
-from evenhand.comparison import executors, summary, tuning_results
+from evenhand.comparison import executors, summary
+from evenhand.comparison import summary as tuning_results
 from evenhand.comparison import tables as files
 from evenhand.comparison.run_cell import Task, Validation, finished, perform, task
 from evenhand.comparison.sweep import Chosen, Sweep
 from evenhand.errors import UsageError, VerificationError
-from evenhand.reporting.comparison_rows import Entry
+from evenhand.reporting.comparison_sections import Entry
 from evenhand.terminal import plain
 from evenhand.training.loop import Interrupted, stopping
 

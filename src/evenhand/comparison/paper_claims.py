@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evenhand import _validate
-from evenhand.accounting import accountant, calibration, rdp, zcdp
+from evenhand.accounting import accountant, calibration, renyi
 from evenhand.accounting.events import merged_noise
 from evenhand.errors import UsageError
 from evenhand.methods.schedules import Constant, Linear, Phases, Schedule, Step, Time
@@ -103,11 +103,11 @@ def adapt_v2(
     per_epoch = schedule.segments(round(setting.epochs), 1)
     total = sum(count / level.noise**2 for count, level in per_epoch)
     weight = 13 * setting.rate**2 * total / 2
-    start = noise if noise is not None else math.sqrt(weight / zcdp.zcdp_rho(epsilon or 0.0, setting.delta))
-    claimed = epsilon if epsilon is not None else zcdp.zcdp_epsilon(weight / start**2, setting.delta)
+    start = noise if noise is not None else math.sqrt(weight / renyi.zcdp_rho(epsilon or 0.0, setting.delta))
+    claimed = epsilon if epsilon is not None else renyi.zcdp_epsilon(weight / start**2, setting.delta)
     events = setting.events(schedule, start)
     least = min(level for _, level, _ in events)
-    _, broken = zcdp.tcdp_subsampled(setting.rate, least)
+    _, broken = renyi.tcdp_subsampled(setting.rate, least)
     reasons = [f"table 2 composes once per epoch, Algorithm 1 adds noise in each of {sum(e[2] for e in events)} steps"]
     reasons += [f"lemma 4 does not apply: {text}" for text in broken[:1]]
     return Claim(
@@ -175,7 +175,7 @@ def dpsgd_f(setting: Setting, noise: float, query_noise: float = 10.0) -> tuple[
     """
     events = setting.events(Constant(), noise)
     together = setting.events(Constant(), merged_noise(noise, [query_noise]))
-    claimed = rdp.epsilon(events, setting.delta, conversion="old")
+    claimed = renyi.epsilon(events, setting.delta, conversion="old")
     why = "one Gaussian of gradient and side query, which share a sample; C_k in [C0, 5 C0], max over all groups"
     return (
         Claim("003 DPSGD-F", f"as published, sigma {noise:g}", claimed, None, setting.delta, _UNCLAMPED, TEXT),

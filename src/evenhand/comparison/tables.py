@@ -17,8 +17,15 @@ from evenhand.comparison.run_cell import loaded
 from evenhand.comparison.summary import Result, together
 from evenhand.comparison.sweep import Sweep
 from evenhand.reporting.comparison_page import ComparisonData, lead, render_comparison
-from evenhand.reporting.comparison_rows import Entry, Verdict, finding
-from evenhand.reporting.comparison_sections import difference, difference_names, tuning_line, verdict_line
+from evenhand.reporting.comparison_sections import (
+    Entry,
+    Verdict,
+    difference,
+    difference_names,
+    finding,
+    tuning_line,
+    verdict_line,
+)
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.text import cell, unmarked
 from evenhand.runs.folder import write_durably

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from evenhand.data import images, read_files
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.data import read_files
 from evenhand.data.columns import Image
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import of_files
 from evenhand.data.tables import Declaration, Table
-from evenhand.errors import UsageError
+from evenhand.errors import DataError, UsageError
 
 
 def read(path: str | Path, declared: Declaration, *, delimiter: str = ",") -> Data:
@@ -29,21 +34,19 @@ def read(path: str | Path, declared: Declaration, *, delimiter: str = ",") -> Da
     """
     place = Path(path)
     made = declared.data(read_table(place, declared, delimiter=delimiter))
-    return replace(
-        made, origin=of_files([file for _, file in images.listed(place)] if os.path.isdir(place) else [place])
-    )
+    return replace(made, origin=of_files([file for _, file in listed(place)] if os.path.isdir(place) else [place]))
 
 
 def read_table(path: Path, declared: Declaration, *, delimiter: str = ",") -> Table:
     """The same before encoding; new records need no label."""
-    picture = declared.columns.get(images.PICTURE)
+    picture = declared.columns.get(PICTURE)
     if os.path.isdir(path):
         if not isinstance(picture, Image):
             raise UsageError(
-                f"{path.name} is a folder: give a file, or for pictures declare their size: [columns.{images.PICTURE}] "
+                f"{path.name} is a folder: give a file, or for pictures declare their size: [columns.{PICTURE}] "
                 'kind = "image" height = 28 width = 28.'
             )
-        return images.read(path, picture)
+        return read_images(path, picture)
     if any(isinstance(column, Image) for column in declared.columns.values()):
         raise UsageError(f'kind = "image" describes a folder of pictures, but {path.name} is not a folder.')
     return read_files.read(path, delimiter=delimiter)
@@ -51,4 +54,103 @@ def read_table(path: Path, declared: Declaration, *, delimiter: str = ",") -> Ta
 
 def header(path: Path, *, delimiter: str = ",") -> list[str]:
     """Column names only; of an image folder, those of its pictures and classes."""
-    return [images.PICTURE, images.FOLDER] if os.path.isdir(path) else read_files.header(path, delimiter=delimiter)
+    return [PICTURE, FOLDER] if os.path.isdir(path) else read_files.header(path, delimiter=delimiter)
+
+
+PICTURE, FOLDER, FILE = "image", "folder", "file"
+"""The columns that an image folder has: pixels, class, and file name (for ``predict --keep file``)."""
+PIXELS = 4096 * 4096
+_ACCEPTED = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+
+
+def classes(path: Path) -> list[str]:
+    """The sub-folders, which are the labels; no picture is opened.
+
+    Examples:
+      >>> import tempfile
+      >>> root = Path(tempfile.mkdtemp())
+      >>> (root / "cats").mkdir(); (root / "dogs").mkdir()
+      >>> classes(root)
+      ['cats', 'dogs']
+    """
+    try:
+        found = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
+    if not found:
+        raise DataError(
+            f"{path} is a folder without sub-folders: give a file, or one sub-folder of pictures per class."
+        )
+    return found
+
+
+def listed(path: Path) -> list[tuple[str, Path]]:
+    """Every picture with its sub-folder, in order; none is opened."""
+    return [(name, file) for number, name in enumerate(classes(path), 1) for file in _pictures(path, name, number)]
+
+
+def read_images(path: Path, declared: Image) -> Table:
+    """All pictures as one array, and the sub-folder of each. No name is printed, since it may be a person's."""
+    found = listed(path)
+    if not found:
+        raise DataError(f"{path} holds no pictures: put the pictures of each class into its sub-folder.")
+    read_files.limited(len(found) * int(np.prod(declared.shape)) * 4, path)
+    pixels = np.empty((len(found), *declared.shape), dtype=np.uint8)
+    place: dict[str, int] = {}
+    numbers = {folder: number for number, folder in enumerate(classes(path), 1)}
+    for row, (folder, file) in enumerate(found):
+        place[folder] = place.get(folder, 0) + 1
+        pixels[row] = picture(file, declared, f"Picture {place[folder]} of sub-folder {numbers[folder]}")
+    names = [file.name for _, file in found]
+    return Table({PICTURE: pixels, FOLDER: [folder for folder, _ in found], FILE: names})
+
+
+def _pictures(root: Path, folder: str, number: int) -> list[Path]:
+    inside = (root / folder).resolve()
+    if not inside.is_relative_to(root.resolve()):
+        raise DataError(f"Sub-folder {number} is a link to somewhere else: copy the pictures into the folder.")
+    found = sorted(child for child in inside.iterdir() if not child.name.startswith("."))
+    for place, child in enumerate(found, 1):
+        if child.is_symlink() or not child.is_file():
+            raise DataError(f"Entry {place} of sub-folder {number} is not an ordinary file: keep pictures only.")
+    return found
+
+
+def picture(file: Path, declared: Image, what: str) -> NDArray[Any]:
+    """The bytes of one picture as declared, (channels, height, width); ``what`` names it in messages."""
+    try:
+        from PIL import Image as Pillow
+    except ImportError:
+        raise UsageError("Image folders need pillow: pip install 'evenhand[files]'.") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Pillow.DecompressionBombWarning)
+            with Pillow.open(file, formats=_ACCEPTED) as opened:
+                _sized(opened.size, declared, what)
+                found = opened.convert("L" if declared.channels == 1 else "RGB")
+    except DataError:
+        raise
+    except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning):
+        raise _bomb(what) from None
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError):
+        raise DataError(f"{what} is not a readable picture ({', '.join(_ACCEPTED)}): remove or repair it.") from None
+    if found.size != (declared.width, declared.height):
+        found = found.resize((declared.width, declared.height), Pillow.Resampling.BILINEAR)
+    array = np.asarray(found)
+    return array[None] if declared.channels == 1 else array.transpose(2, 0, 1)
+
+
+def _sized(size: tuple[int, int], declared: Image, what: str) -> None:
+    """Before a pixel is unpacked."""
+    if size[0] * size[1] > PIXELS:
+        raise _bomb(what)
+    if not declared.resize and size != (declared.width, declared.height):
+        raise DataError(
+            f"{what} is not {declared.width} x {declared.height} as declared: set resize = true in "
+            f"[columns.{PICTURE}], or resize the pictures."
+        )
+
+
+def _bomb(what: str) -> DataError:
+    return DataError(f"{what} claims more than {PIXELS} pixels: it was not unpacked. Remove it or make it smaller.")

@@ -18,9 +18,9 @@ from evenhand.accounting import accountant
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
-from evenhand.data.not_finite import check_finite
+from evenhand.data.fingerprint import survey
 from evenhand.data.owners_and_groups import by_record, owned
-from evenhand.data.row_digests import survey
+from evenhand.data.record_checks import check_finite
 from evenhand.density.noisy_sums import Releases, as_data, as_rows
 from evenhand.density.save_run import After, Before, made
 from evenhand.density.torch_models import DensityModel

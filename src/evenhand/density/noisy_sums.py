@@ -31,8 +31,8 @@ from evenhand.mechanism.add_noise import release
 from evenhand.mechanism.make_plan import plan as make_plan
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.step import noise_std
+from evenhand.methods.catalogue import DENSITIES
 from evenhand.methods.composition import Method
-from evenhand.methods.density_methods import DENSITIES
 from evenhand.methods.rules import Clip
 from evenhand.methods.schedules import Table
 from evenhand.runs.folder import Folder, write_durably

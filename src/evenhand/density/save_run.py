@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from evenhand.accounting.plan import Plan
-from evenhand.data import duplicate_rows
+from evenhand.data import record_checks
 from evenhand.data.dataset import Data
 from evenhand.density.noisy_sums import Releases, Sums
 from evenhand.mechanism.random_streams import Stream
@@ -87,5 +87,5 @@ def _folder(path: Path, plan: Plan) -> tuple[Folder, Reading | None]:
 
 
 def _counted(plan: Plan, data: Data, compose: bool, stream: Stream) -> dict[str, Any]:
-    duplicate_rows.tell(data)
+    record_checks.tell(data)
     return DatasetLedger.of(data).enter(plan, seeded=stream.public) if compose else {"runs": None}

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.gradients.batch_utils import LossFn, buffers_restored, finite_rows, take
-from evenhand.gradients.gradient_sketch import Fold, apart, fold_of
 from evenhand.gradients.model_layout import Layout, Trainable
 from evenhand.gradients.norms_and_sums import PerRecordGradients
 from evenhand.gradients.pass_context import lowered, means, preserved
 from evenhand.gradients.record_blocks import Blocks
-from evenhand.gradients.record_by_record import norms_and_folds, plain_norms
+from evenhand.gradients.record_by_record import Fold, apart, fold_of, norms_and_folds, plain_norms
 
 Taped = Callable[[Any, Any, int], PerRecordGradients | None]
 _CHOICE = random.Random()

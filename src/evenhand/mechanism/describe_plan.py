@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand._numbers import promised, rounded_up
 from evenhand.accounting import owner_classes
-from evenhand.methods.density_methods import DENSITIES
+from evenhand.methods.catalogue import DENSITIES
 
 if TYPE_CHECKING:
     from evenhand.mechanism.make_plan import Plan

@@ -15,11 +15,18 @@ from torch import Tensor, nn
 from evenhand import _user_code, _validate
 from evenhand._user_code import described, is_own
 from evenhand.errors import UsageError
-from evenhand.models.char_lstm import char_lstm
-from evenhand.models.layers import Shape
-from evenhand.models.resnet import resnet18
-from evenhand.models.shufflenet import shufflenet
-from evenhand.models.small_networks import cnn, linear, mlp, mnist_cnn_f, mnist_cnn_v2, tanh_cnn
+from evenhand.models.networks import (
+    Shape,
+    char_lstm,
+    cnn,
+    linear,
+    mlp,
+    mnist_cnn_f,
+    mnist_cnn_v2,
+    resnet18,
+    shufflenet,
+    tanh_cnn,
+)
 from evenhand.types import Facts
 
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {

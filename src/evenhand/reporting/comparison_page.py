@@ -15,8 +15,7 @@ from typing import Any
 from evenhand._numbers import NO_BREAK, count, delta, ends_in_words, points
 from evenhand.reporting import comparison_sections
 from evenhand.reporting.comparison_charts import MethodLine, accuracy_by_promise, dots
-from evenhand.reporting.comparison_rows import Entry, Verdict, finding
-from evenhand.reporting.comparison_sections import mean
+from evenhand.reporting.comparison_sections import Entry, Verdict, finding, mean
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.page import (
     Bullets,

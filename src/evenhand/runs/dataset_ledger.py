@@ -21,10 +21,9 @@ from filelock import Timeout
 from evenhand import durable, untrusted
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan, Stage
-from evenhand.data import duplicate_rows
+from evenhand.data import record_checks
 from evenhand.data.dataset import Data
-from evenhand.data.fingerprint import assignment, fingerprint, identity
-from evenhand.data.row_digests import survey
+from evenhand.data.fingerprint import assignment, fingerprint, identity, survey
 from evenhand.errors import EvenhandError, PlanMismatchError, StorageError, UsageError
 from evenhand.runs import dataset_entries
 from evenhand.runs.dataset_entries import Entry
@@ -259,7 +258,7 @@ class Counting:
             return
         run, before = hold(self.folder, data), self.folder.composition()
         if not self.folder.ledger().reserved:
-            duplicate_rows.tell(data)
+            record_checks.tell(data)
         if before is None and not self.compose:
             before = {"runs": None}
             write_json(self.folder.composition_file, before)

@@ -14,8 +14,9 @@ from evenhand._versions import software
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
 from evenhand.runs import ledger as ledgers
-from evenhand.runs import owner_table, statement_files, weights_digest
 from evenhand.runs import statement as statements
+from evenhand.runs import statement_files, weights_digest
+from evenhand.runs import statement_files as owner_table
 from evenhand.runs.ledger import Ledger
 from evenhand.runs.run_files import LEDGER, SIGNATURE, as_json, put_in_place, sha256, write_durably, write_json
 

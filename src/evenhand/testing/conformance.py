@@ -9,7 +9,9 @@ from typing import Any
 from evenhand import _validate
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import Rule
-from evenhand.testing import attack_check, engine_checks, noise_checks, purity_checks, rule_checks, step_checks
+from evenhand.testing import attack_check, noise_checks, rule_checks, step_checks
+from evenhand.testing import rule_checks as purity_checks
+from evenhand.testing import step_checks as engine_checks
 from evenhand.testing.subjects import Subject
 
 

@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from evenhand.mechanism.random_streams import Stream
-from evenhand.testing.made_up_batches import SCALES, Case, Row
 from evenhand.testing.reference_step import Recorder, Wide, as_pass, batch_of, pass_over
-from evenhand.testing.subjects import FACTS, Sampler, Subject
+from evenhand.testing.subjects import FACTS, SCALES, Case, Row, Sampler, Subject
 
 Vector = NDArray[np.float64]
 

@@ -22,9 +22,8 @@ from evenhand.mechanism.step import Mechanism, Released
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import BatchRule, Clip, Rule
 from evenhand.summation import Summation
-from evenhand.testing.made_up_batches import Case
-from evenhand.testing.sensitivity_search import by_row, taken, weights
-from evenhand.testing.subjects import Subject, public
+from evenhand.testing.rule_checks import by_row, taken, weights
+from evenhand.testing.subjects import Case, Subject, public
 from evenhand.types import Batch, Commit, Facts, Pass, State, Stats
 
 Vector = NDArray[np.float64]

@@ -1,15 +1,154 @@
-"""Checks of a rule on its own: form, sensitivity, isolation, order."""
+"""Checks a rule's claims: searches for the smallest input that breaks one, and that the rule is a pure function."""
 
 from __future__ import annotations
 
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from evenhand.methods.rules import SampleRule
-from evenhand.testing.made_up_batches import SCALES, Case, cases
-from evenhand.testing.sensitivity_search import Reading, by_row, columns, movements, same, search, taken, weights
-from evenhand.testing.subjects import FACTS, Subject
+from evenhand.errors import UsageError
+from evenhand.mechanism.step import bounded
+from evenhand.methods import registry
+from evenhand.methods.rules import BatchRule, Rule, SampleRule
+from evenhand.testing.subjects import FACTS, SCALES, Case, Subject, cases, simpler
 from evenhand.types import State, Stats
+
+T = TypeVar("T")
+
+_PATIENCE = 2000
+_RAISES = "raises"
+
+
+def search(draw: Callable[[random.Random], T], broken: Callable[[T], str], count: int) -> str:
+    """Try ``count`` drawn inputs; say what is broken, and by the smallest input found, or nothing.
+
+    The draws are the same at every run. An exception of the code under test counts as broken.
+
+    Examples:
+      >>> from evenhand.testing.subjects import cases
+      >>> words = search(cases(), lambda case: "has rows of group 2" if {2} & {r.group for r in case.rows} else "", 50)
+      >>> words.startswith("has rows of group 2. Smallest input found: (norm 1, loss 0, group 2, owner 0); bounds 1")
+      True
+    """
+
+    def said(case: T) -> str:
+        try:
+            return broken(case)
+        except Exception as error:
+            return (
+                f"{_RAISES} {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no words'}"
+            )
+
+    source = random.Random(0)
+    for _ in range(count):
+        case = draw(source)
+        words = said(case)
+        if words:
+            return _worded(*_smallest(case, words, said))
+    return ""
+
+
+def _smallest(case: T, words: str, said: Callable[[T], str]) -> tuple[T, str]:
+    """Take the first simpler case that is still broken, until none is; a crash is not traded for another fault."""
+    tries = 0
+    while tries < _PATIENCE:
+        for other in _simpler(case):
+            tries += 1
+            heard = said(other)
+            if heard and heard.startswith(_RAISES) == words.startswith(_RAISES):
+                case, words = other, heard
+                break
+        else:
+            return case, words
+    return case, words
+
+
+def _simpler(case: Any) -> Iterator[Any]:
+    if isinstance(case, Case):
+        yield from simpler(case)
+    elif isinstance(case, tuple):
+        for i, part in enumerate(case):
+            yield from ((*case[:i], other, *case[i + 1 :]) for other in _simpler(part))
+
+
+def _worded(case: object, words: str) -> str:
+    shown = " and ".join(map(str, case)) if isinstance(case, tuple) else str(case)
+    return f"{words}. Smallest input found: {shown}"
+
+
+Reading = Callable[[Stats, State], Tensor]
+
+
+def columns(stats: Stats) -> tuple[Tensor, ...]:
+    """The columns in the order in which Stats takes them."""
+    return (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
+
+
+def taken(stats: Stats, index: Tensor) -> Stats:
+    """The rows with these numbers, in this order."""
+    return Stats(*(column[index] for column in columns(stats)))
+
+
+def by_row(function: Reading, stats: Stats, state: State) -> Tensor:
+    """``function`` on each row alone: what a sample rule and a query mean, whatever the step does for speed."""
+    rows = columns(stats)
+    if not stats.norm.numel():  # vmap cannot run on no rows: the shape is that of a made-up row, taken zero times
+        return by_row(
+            function, Stats(*(row.new_ones(1) for row in rows[:2]), *(row.new_zeros(1) for row in rows[2:])), state
+        )[:0]
+    return vmap(lambda *row: function(Stats(*row), state))(*rows)
+
+
+def weights(rule: Rule, stats: Stats, state: State) -> Tensor:
+    """What the rule returns, before the step holds it to its bound."""
+    if isinstance(rule, SampleRule):
+        return by_row(rule.weight, stats, state)
+    if isinstance(rule, BatchRule):
+        return rule.weights(stats, state)
+    raise UsageError(f"{type(rule).__name__} is neither a SampleRule nor a BatchRule: derive it from one.")
+
+
+def movements(rule: Rule, case: Case, state: State) -> Tensor:
+    """For each row, how far removing it moves the weighted sum when gradients point where that hurts most.
+
+    Exact: ``w_r n_r + sum_j |w_j(with) - w_j(without)| n_j``, reached by gradients that are all parallel. For a sample
+    rule other rows cannot move, and its weight counts as returned; a batch rule is held to its bound by the step first.
+    """
+    stats = case.stats()
+    if isinstance(rule, SampleRule):
+        return weights(rule, stats, state) * stats.norm
+    sensitivity = rule.sensitivity(state)
+    here = bounded(weights(rule, stats, state), stats, sensitivity)
+    moved = here * stats.norm
+    for removed in range(len(case.rows)):
+        rest = case.stats(without=removed)
+        there = bounded(weights(rule, rest, state), rest, sensitivity)
+        stayed = torch.cat([here[:removed], here[removed + 1 :]])
+        moved[removed] += ((stayed - there).abs() * rest.norm).sum()
+    return moved
+
+
+def same(left: Any, right: Any, tolerance: float = 0.0) -> bool:
+    """Equality of tensors, numbers, and mappings and sequences of them; NaN equals NaN."""
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return False
+        close = torch.allclose(left, right, rtol=tolerance, atol=0.0, equal_nan=True)
+        return close if tolerance else torch.equal(left.nan_to_num(nan=-77.0), right.nan_to_num(nan=-77.0)) and close
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(same(left[key], right[key], tolerance) for key in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(same(a, b, tolerance) for a, b in zip(left, right, strict=True))
+    return type(left) is type(right) and (bool(left == right) or (left != left and right != right))
+
 
 _SLACK = 1e-9
 _ROUNDING = 1e-12
@@ -158,3 +297,97 @@ def _moved(here: Tensor, there: Tensor, stats: Stats) -> bool:
     """A difference counts when it moves the sum by more than rounding."""
     most = torch.maximum(here.abs(), there.abs()) * stats.norm
     return bool(((here - there).abs() * stats.norm > _SLACK * most.sum()).any()) or here.shape != there.shape
+
+
+def purity(subject: Subject) -> tuple[bool, str]:
+    """Same input, same output, whatever was asked in between; inputs and random generators stay as they were."""
+    for part in _parts(subject):
+        settings = getattr(part, "__dataclass_params__", None)
+        if settings is None or not settings.frozen:
+            return False, f"{type(part).__name__} is not a frozen dataclass"
+
+    def broken(drawn: tuple[Case, Case]) -> str:
+        case, other = drawn
+        stats, state = case.stats(), case.state(subject)
+        kept = copy.deepcopy((columns(stats), state.bound, dict(state.answers), dict(state.memory)))
+        before = _generators()
+        first = _results(subject, stats, state)
+        if not all(same(a, b) for a, b in zip(before, _generators(), strict=True)):
+            return "draws from a global random generator"
+        if not same(first, _results(subject, stats, state)):
+            return "gives different results for the same input"
+        if not same(kept, (columns(stats), state.bound, dict(state.answers), dict(state.memory))):
+            return "changes its input"
+        _results(subject, other.stats(), other.state(subject))
+        if not same(first, _results(subject, stats, state)):
+            return "gives another result after it has seen another batch"
+        return ""
+
+    problem = search(lambda source: (cases(least=1)(source), cases()(source)), broken, TRIED)
+    return not problem, problem or f"{TRIED} pairs of cases"
+
+
+def memory(subject: Subject) -> tuple[bool, str]:
+    """Memory and sensitivity follow from public constants and noisy answers: other rows leave them as they are."""
+    rule = subject.rule
+
+    def broken(drawn: tuple[Case, Case]) -> str:
+        case, other = drawn
+        state = case.state(subject)
+        untouched = copy.deepcopy(rule)
+        expected = untouched.sensitivity(state), untouched.advance(state)
+        for rows in (case, other):
+            weights(rule, rows.stats(), state)
+            if not same(expected[0], rule.sensitivity(state)):
+                return "declares a sensitivity that depends on the rows of the batch"
+            if not same(expected[1], rule.advance(state)):
+                return "remembers something about the rows besides the noisy answers"
+        return ""
+
+    problem = search(lambda source: (cases(least=1)(source), cases()(source)), broken, TRIED)
+    return not problem, problem or f"{TRIED} pairs of cases"
+
+
+def round_trip(subject: Subject) -> tuple[bool, str]:
+    """Settings survive the plan's JSON: what is resumed and verified is what was trained."""
+    for part in _parts(subject):
+        written = registry.spec(part)
+        try:
+            again = _built(part, json.loads(json.dumps(written)))
+        except (TypeError, ValueError) as error:
+            return False, f"{part.name!r} cannot be written as JSON and read back: {error}"
+        if again != part:
+            changed = [f.name for f in fields(part) if getattr(again, f.name) != getattr(part, f.name)]
+            return False, f"{part.name!r} comes back from JSON with another {', '.join(changed) or 'identity'}"
+    return True, "equal after JSON"
+
+
+def _parts(subject: Subject) -> tuple[Any, ...]:
+    return (subject.rule, *subject.queries)
+
+
+def _built(part: Any, written: dict[str, Any]) -> Any:
+    """By name if the part is registered, as a plan does it; else by its class."""
+    known = part.name in registry.names(part.kind) and registry.part(part.kind, part.name) is type(part)
+    return registry.build(part.kind, **written) if known else type(part)(**written["settings"])
+
+
+def _results(subject: Subject, stats: Stats, state: State) -> list[Any]:
+    asked: list[Callable[[], Any]] = [
+        lambda: weights(subject.rule, stats, state),
+        lambda: subject.rule.sensitivity(state),
+        lambda: subject.rule.advance(state),
+        *(lambda query=query: by_row(query.value, stats, state) for query in subject.queries),
+    ]
+    return [copy.deepcopy(ask()) for ask in asked]
+
+
+def _generators() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002 - the global generator is what is being watched
+    return (
+        torch.random.get_rng_state(),
+        torch.from_numpy(np.array(keys).astype(np.int64)),
+        rest,
+        random.getstate(),
+        name,
+    )

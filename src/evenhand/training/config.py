@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evenhand import _toml, _user_code, _validate
 from evenhand._toml import fits, key, literal, tables, words
 from evenhand.errors import UsageError
-from evenhand.training import consents
+from evenhand.training import trusted_code
 from evenhand.training.augment import Augment, Views, views_of
 from evenhand.training.guards.model_guards import Compute
 from evenhand.training.losses import Loss
@@ -230,9 +230,9 @@ def _without_code(values: Any, name: str = "", *, remembered: bool = True) -> An
         return {key: _without_code(inner, key, remembered=remembered) for key, inner in values.items()}
     if isinstance(values, list):
         return [_without_code(inner, name, remembered=remembered) for inner in values]
-    if name not in consents.ROLES or not isinstance(values, str) or not _user_code.is_own(values):
+    if name not in trusted_code.ROLES or not isinstance(values, str) or not _user_code.is_own(values):
         return values
-    return values if remembered and consents.remembered(values) else PYTHON
+    return values if remembered and trusted_code.remembered(values) else PYTHON
 
 
 def of_run(folder: Path, *, code: Mapping[str, Any] | None = None, remembered: bool = False) -> Config:
@@ -252,7 +252,7 @@ def of_run(folder: Path, *, code: Mapping[str, Any] | None = None, remembered: b
         if isinstance(named, str):
             values[name] = _user_code.absolute(named, Path.cwd()) if _user_code.is_own(named) else named
             if _user_code.is_own(named):
-                consents.tell_difference(folder, name, values[name])
+                trusted_code.tell_difference(folder, name, values[name])
     return absolute(merged(Config(), values), folder)
 
 
@@ -271,7 +271,7 @@ def absolute(config: Config, base: Path) -> Config:
         if getattr(config, name) is not None:
             changes[name] = os.path.abspath(base / getattr(config, name))
     changes |= config.roles[1].paths(base)
-    for name in consents.ROLES:
+    for name in trusted_code.ROLES:
         value = getattr(config, name)
         if value not in (None, PYTHON) and _user_code.is_own(value):
             changes[name] = _user_code.absolute(value, base, f"--{name}")

@@ -11,12 +11,12 @@ from evenhand import _validate, density
 from evenhand.accounting.budgets import Budgets, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data import Data
-from evenhand.data.row_digests import survey
-from evenhand.data.training_overlap import refuse_training_records
+from evenhand.data.fingerprint import survey
+from evenhand.data.record_checks import refuse_training_records
 from evenhand.errors import UsageError
 from evenhand.runs import weights_digest
 from evenhand.runs.folder import Folder, write_durably
-from evenhand.training import consents, evaluate
+from evenhand.training import evaluate, trusted_code
 from evenhand.training.config import PYTHON, Config, to_toml
 from evenhand.training.loggers import Broadcast, Logger, released
 from evenhand.training.loop import stopped_at_once
@@ -69,7 +69,7 @@ def train(
 
     def before(folder: Folder) -> None:
         write_durably(folder.path / "config.toml", to_toml(config).encode())
-        consents.write(folder, data.declared, {"features": config.features})
+        trusted_code.write(folder, data.declared, {"features": config.features})
 
     def after(folder: Folder, model: nn.Module) -> None:
         if held_out is not None:

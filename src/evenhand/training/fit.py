@@ -13,9 +13,9 @@ from torch import nn
 from evenhand import threads
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.data.dataset import Data, wrap
+from evenhand.data.fingerprint import survey
 from evenhand.data.owners_and_groups import by_record
-from evenhand.data.row_digests import survey
-from evenhand.data.training_overlap import refuse_training_records
+from evenhand.data.record_checks import refuse_training_records
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.gradients.doctor.refusals import refuse_wrapped
@@ -25,7 +25,7 @@ from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.runs.os_errors import boundary
-from evenhand.training import consents, density_runs, evaluate, losses, weight_average
+from evenhand.training import density_runs, evaluate, losses, trusted_code, weight_average
 from evenhand.training.attach import start
 from evenhand.training.augment import Augment, views_of
 from evenhand.training.config import PYTHON, Config, descent_again, of_run, settings_of, to_toml, views_again
@@ -161,7 +161,7 @@ def fit(
         kept = dataclasses.replace(kept, training_records=training_records, allow_not_finite=allow_not_finite)
         kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
         write_durably(folder.path / "config.toml", to_toml(kept).encode())
-        consents.write(folder, data.declared, {"model": kept.model, "features": kept.features})
+        trusted_code.write(folder, data.declared, {"model": kept.model, "features": kept.features})
         aside = Aside(schedule, None if ema is None else Average(model, ema))
         private = start(
             *(model, held, used, made, folder),

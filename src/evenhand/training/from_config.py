@@ -11,7 +11,7 @@ from evenhand.accounting.plan import Plan
 from evenhand.data import Data
 from evenhand.mechanism.make_plan import plan
 from evenhand.methods.catalogue import method
-from evenhand.training import consents, density_runs
+from evenhand.training import density_runs, trusted_code
 from evenhand.training.config import Config
 from evenhand.training.density_runs import promised
 from evenhand.training.fit import fit, new_folder
@@ -32,7 +32,7 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
       >>> train(config, *config.load_data(), out=Path(tempfile.mkdtemp())).privacy.epsilon <= 3
       True
     """
-    consents.remember((config.model, config.features))
+    trusted_code.remember((config.model, config.features))
     if config.method in density.METHODS:
         return _density(config, data, held_out, out, **options)
     privacy = promised(config, data)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from evenhand import generators
 from evenhand.data.dataset import Data, wrap
-from evenhand.data.not_finite import LeftOut, check_finite
-from evenhand.data.row_digests import survey
+from evenhand.data.fingerprint import survey
+from evenhand.data.record_checks import LeftOut, check_finite
 from evenhand.errors import BatchReuseError, CoupledError, LedgerError, PlanMismatchError
 from evenhand.gradients import pass_context
 from evenhand.gradients.microbatches import Early

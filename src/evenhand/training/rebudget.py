@@ -35,7 +35,7 @@ from evenhand.runs.ledger import (
 from evenhand.runs.ledger_rows import LARGEST, Reading, encoded, parse
 from evenhand.runs.os_errors import boundary
 from evenhand.runs.run_files import digests
-from evenhand.training import consents
+from evenhand.training import trusted_code
 from evenhand.training.config import of_run, recorded
 
 __all__ = ["rebudget", "replan"]
@@ -231,7 +231,7 @@ def begin(folder: Folder, out: Path, made: Plan, point: Point) -> Folder:
     config = recorded(folder.path)
     if config is not None:
         write_durably(new.path / "config.toml", config.encode())
-    consents.copy(folder, new)
+    trusted_code.copy(folder, new)
     if (folder.path / "preprocessing.json").exists():
         write_durably(new.path / "preprocessing.json", untrusted.read_bytes(folder.path / "preprocessing.json"))
     if folder.records_file.exists():

@@ -156,8 +156,8 @@ class Run:
 
     def _refuse_training_records(self, data: Data) -> None:
         """Compare with the digests that training left; where they are gone, say that nothing was compared."""
-        from evenhand.data.row_digests import Survey
-        from evenhand.data.training_overlap import refuse_training_records
+        from evenhand.data.fingerprint import Survey
+        from evenhand.data.record_checks import refuse_training_records
 
         if self.folder.rows_file.exists():
             refuse_training_records(Survey.read(self.folder.rows_file), data)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evenhand import _validate
-from evenhand.data import images
+from evenhand.data import own_data
 from evenhand.data.columns import Image, names
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.record_seeds import Quiet
@@ -68,7 +68,7 @@ def _part(place: Place, part: str, declared: Image, findings: tuple[str, ...], o
 
 def _with_pictures(data: Data, paths: Sequence[Path], declared: Image) -> Data:
     def fetch(rows: Tensor) -> tuple[Tensor, Tensor]:
-        found = [images.picture(paths[row], declared, f"Picture {row + 1}") for row in rows.tolist()]
+        found = [own_data.picture(paths[row], declared, f"Picture {row + 1}") for row in rows.tolist()]
         stacked = np.stack(found) if found else np.empty((0, *declared.shape), dtype=np.uint8)
         return pixels(stacked), data.fetch(rows)[1]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from evenhand import _validate
-from evenhand.data import images
+from evenhand.data import own_data
 from evenhand.data.columns import Image
 from evenhand.data.dataset import Data
 from evenhand.data.sources.base import File, Loaded, Place, Source, choice, classified, damaged, pixels
@@ -33,14 +33,14 @@ def pneumonia(place: Place, size: int = 64, classes: str = "two") -> Loaded:
 
 
 def _part(place: Place, part: str, declared: Image, kinds: tuple[str, ...]) -> Data:
-    if images.classes(place.path(part)) != list(FOLDERS):
+    if own_data.classes(place.path(part)) != list(FOLDERS):
         raise damaged(place.path(part), f"a folder of {' and '.join(FOLDERS)}")
-    table = images.read(place.path(part), declared)
+    table = own_data.read_images(place.path(part), declared)
     codes = [
         0 if folder == FOLDERS[0] else 1 if len(kinds) == 2 else _cause(str(file), part)
-        for folder, file in zip(table.cells(images.FOLDER), table.cells(images.FILE), strict=True)
+        for folder, file in zip(table.cells(own_data.FOLDER), table.cells(own_data.FILE), strict=True)
     ]
-    return classified(pixels(np.asarray(table.cells(images.PICTURE))), np.array(codes), kinds)
+    return classified(pixels(np.asarray(table.cells(own_data.PICTURE))), np.array(codes), kinds)
 
 
 def _cause(file: str, part: str) -> int:

@@ -32,10 +32,9 @@ from evenhand.gradients.batch_utils import (
 from evenhand.gradients.doctor.python_state import PlainState
 from evenhand.gradients.doctor.refusals import refuse, refuse_wrapped
 from evenhand.gradients.engine import Engine
-from evenhand.gradients.gradient_sketch import Fold, apart, each_gradient, folded
 from evenhand.gradients.model_layout import modules_of
 from evenhand.gradients.pass_context import exclusive, means, preserved
-from evenhand.gradients.record_by_record import norms_and_folds
+from evenhand.gradients.record_by_record import Fold, apart, each_gradient, folded, norms_and_folds
 from evenhand.gradients.self_check import norm_floor
 
 

@@ -25,10 +25,10 @@ from evenhand import generators
 from evenhand.errors import EvenhandError
 from evenhand.gradients.batch_utils import LossFn, WithLoss, batch_size, call, call_with, cast, losses, take
 from evenhand.gradients.doctor.python_state import Picture, PlainState, Snapshot, changes
-from evenhand.gradients.gradient_sketch import folded
 from evenhand.gradients.memory import out_of_memory
 from evenhand.gradients.model_layout import modules_of
 from evenhand.gradients.pass_context import exclusive, means
+from evenhand.gradients.record_by_record import folded
 
 NOTICED = 1e-4
 """Relative difference in the model's own precision that asks for a second look."""

@@ -28,8 +28,7 @@ from evenhand.gradients.fast.loss_gradient import slope
 from evenhand.gradients.fast_paths import UnsuitedError
 from evenhand.gradients.layer_recorder import Call
 from evenhand.gradients.layers.base import touched
-from evenhand.gradients.layers.linear import LinearKernel
-from evenhand.gradients.layers.narrow_products import linear, times
+from evenhand.gradients.layers.linear import LinearKernel, linear, times
 from evenhand.gradients.memory import out_of_memory
 from evenhand.gradients.model_layout import Layout, ServedLayer
 from evenhand.gradients.norms_and_sums import PerRecordGradients, drain

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from evenhand.gradients.layers.base import combined, register_kernel
-from evenhand.gradients.layers.narrow_products import linear, times
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.row_norms import RowNorms, chunks
 
@@ -187,3 +187,49 @@ class LinearKernel:
         """Join several calls as one with more times."""
         columns = zip(*calls, strict=True)
         return tuple(torch.cat([t.reshape(len(t), -1, t.shape[-1]) for t in column], dim=1) for column in columns)
+
+
+FEW = 16
+"""Columns from which on products were found to have the same bits in every row."""
+_FLOATS = 16
+"""Numbers of float32 in 64 bytes."""
+
+
+def narrow(columns: int) -> bool:
+    """Return whether a product with so many columns needs care."""
+    return columns < FEW
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``x @ weight.T + bias`` as ``functional.linear`` does, with rows that do not depend on their place.
+
+    >>> x, weight = torch.randn(5, 17), torch.randn(3, 17)
+    >>> bool(torch.equal(linear(x, weight, None)[1:], linear(x[1:].clone(), weight, None)))
+    True
+    """
+    if not narrow(weight.shape[0]) or x.dtype != torch.float32 or not x.is_cpu or not x.numel():
+        return functional.linear(x, weight, bias)
+    rows = _aligned(x.reshape(-1, x.shape[-1]))
+    if len(weight) == 1:
+        zero = weight.new_zeros(1, weight.shape[1])
+        both = functional.linear(rows, torch.cat([weight, zero]), None if bias is None else bias.expand(2))
+        return both[:, :1].reshape(*x.shape[:-1], 1)
+    return functional.linear(rows, weight, bias).view(*x.shape[:-1], len(weight))
+
+
+def times(x: Tensor, weight: Tensor) -> Tensor:
+    """Return ``x @ weight`` with rows that do not depend on their place.
+
+    >>> torch.equal(times(torch.ones(2, 3), torch.ones(3, 4)), torch.full((2, 4), 3.0))
+    True
+    """
+    return linear(x, weight.t().contiguous(), None) if narrow(weight.shape[1]) else x @ weight
+
+
+def _aligned(rows: Tensor) -> Tensor:
+    """Return the rows, each at a multiple of 64 bytes from the first."""
+    count, width = rows.shape
+    if width % _FLOATS == 0 and rows.stride() == (width, 1):
+        return rows
+    held = rows.new_empty(count, -(-width // _FLOATS) * _FLOATS)[:, :width]
+    return held.copy_(rows)
