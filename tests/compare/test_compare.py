@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import evenhand
 from evenhand.comparison import summary, tables
 from evenhand.comparison import tables as files
 from evenhand.comparison.compare import Comparison, compare
@@ -119,6 +120,11 @@ def test_a_run_that_does_not_verify_is_a_failure(made: tuple[Path, Comparison], 
     assert len(found.failed) == 1
     assert "does not verify" in found.failed[0]
     assert found.entries[0].seeds == 1
+    asked = ("--model", "linear", "--epochs", "1", "--epsilons", "1,3", "--seeds", "2", "--reference")
+    done = evenhand("compare", "--methods", "dpsgd", *asked, "--jobs", "1", "--out", out)
+    assert done.returncode == 1
+    assert "1 of 6 runs did not finish. " in done.stderr
+    assert "the same command goes on with them" in done.stderr
 
 
 def test_private_data_keep_the_reference_out_of_shared_files(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from evenhand.comparison.executors import run_in_processes
+from evenhand.comparison.executors import outcome, run_in_processes
 from evenhand.errors import UsageError
 
 
@@ -49,6 +50,15 @@ def test_a_death_is_retried_once_and_the_others_go_on(tmp_path: Path) -> None:
     assert (tmp_path / "6").read_text() == "3"
     assert seen[-1] == len(tasks)
     assert seen == sorted(seen)
+
+
+def test_what_the_operating_system_refuses_is_said_in_a_sentence() -> None:
+    def write(task: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
+
+    failure = outcome(write, None)
+    assert failure is not None
+    assert failure.reason.startswith("a file cannot be read or written (No space left on device). Make room")
 
 
 ORPHANS = """

@@ -16,9 +16,9 @@ import evenhand as eh
 from commands import evenhand, result
 from evenhand.density import MomentDensity, NoisyEmbeddingDensity, RandomFeatureDensity, noisy_sums, save_run
 from evenhand.density.noisy_sums import Sums
-from evenhand.errors import BudgetExhausted, PlanMismatchError, UsageError
+from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError, UsageError
 from evenhand.runs.folder import Folder
-from evenhand.runs.ledger import Ledger
+from evenhand.runs.ledger import Ledger, locked
 
 
 class Killed(BaseException):
@@ -135,7 +135,22 @@ def test_a_release_that_is_lost_is_named_by_every_command(
         assert said in done.stderr
         assert "Train again with another --out" in done.stderr
         assert Folder(out).ledger().reserved == lost, "nothing more was charged"
+        assert not [*(out / "private").glob("release-*"), *(out / "private").glob("*.part")], "of no use alone"
     assert eh.verify(out)["ok"]
+
+
+def test_sums_that_another_process_is_making_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dying(monkeypatch, noisy_sums, "release", 2)
+    with pytest.raises(Killed):
+        fit(MomentDensity, tmp_path)
+    monkeypatch.undo()
+    sums, plan = Sums(Folder(tmp_path)), Folder(tmp_path).plan()
+    with locked(Folder(tmp_path).ledger_file), pytest.raises(LedgerError, match="Another process"):
+        sums.refuse_lost(plan, 2)
+    assert sums.read(0) is not None
+    with pytest.raises(BudgetExhausted, match="release 2 of 2"):
+        sums.refuse_lost(plan, 2)
+    assert sums.read(0) is None
 
 
 def test_the_command_finishes_a_density(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,14 +214,14 @@ def test_a_cut_row_charges_no_more_than_its_release(tmp_path: Path, monkeypatch:
             file.write_bytes(start + lines[place][:kept])
             if place:
                 assert Folder(tmp_path).ledger().reserved == charged + (kind == "reserve")
+    file.write_bytes(whole)
+    (tmp_path / "private" / "release-0.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UsageError, match=r"release-0\.safetensors is damaged"):
+        fit(RandomFeatureDensity, tmp_path)
     reserve = kinds.index("reserve")
     file.write_bytes(b"".join(lines[:reserve]) + lines[reserve][:25])
     (tmp_path / "private" / "release-0.safetensors").unlink()
     with pytest.raises(BudgetExhausted, match="release 1 of 3"):
-        fit(RandomFeatureDensity, tmp_path)
-    file.write_bytes(whole)
-    (tmp_path / "private" / "release-0.safetensors").write_bytes(b"damaged")
-    with pytest.raises(UsageError, match=r"release-0\.safetensors is damaged"):
         fit(RandomFeatureDensity, tmp_path)
 
 

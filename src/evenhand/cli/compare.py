@@ -9,6 +9,7 @@ import typer
 
 from evenhand.cli import options
 from evenhand.cli.train import interruptible
+from evenhand.terminal import say
 
 if TYPE_CHECKING:
     from evenhand.comparison.compare import Comparison
@@ -93,6 +94,10 @@ def run(
         found = compare(chosen, out, jobs=jobs, executor="ray" if ray else "processes")
     options.emit(_summary(found), _text(found), json)
     if found.failed:
+        say(
+            f"evenhand: {len(found.failed)} of {len(found.results)} runs did not finish. {found.failed[0]} What is "
+            "charged stays charged; the same command goes on with them."
+        )
         raise typer.Exit(1)
 
 

@@ -20,6 +20,7 @@ from multiprocessing import connection
 from typing import Any
 
 from evenhand.errors import EvenhandError, UsageError
+from evenhand.runs.os_errors import boundary
 
 ATTEMPTS = 2
 GRACE_SECONDS = 30.0
@@ -149,7 +150,8 @@ def _serve(pipe: Any, work: Callable[[Any], None], threads: int) -> None:
 def outcome(work: Callable[[Any], None], task: Any) -> Failure | None:
     """Do one task; what it raises becomes a failure, whose details may contain data values."""
     try:
-        work(task)
+        with boundary():
+            work(task)
     except EvenhandError as error:
         return Failure(str(error), traceback.format_exc())
     except Exception as error:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenhand import _validate
+from evenhand import _validate, durable
 from evenhand.accounting.budgets import Budgets, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data, wrap
@@ -36,7 +36,7 @@ from evenhand.methods.composition import Method
 from evenhand.methods.rules import Clip
 from evenhand.methods.schedules import Table
 from evenhand.runs.folder import Folder, write_durably
-from evenhand.runs.ledger import Ledger
+from evenhand.runs.ledger import Ledger, locked
 from evenhand.types import Commit, Facts
 
 
@@ -281,15 +281,32 @@ class Sums:
             raise UsageError(f"private/{file.name} is damaged or was exchanged: this density cannot go on.") from None
 
     def refuse_lost(self, plan: Plan, charged: int) -> None:
-        """Raise where a release was charged whose noisy sum is not on disk: it can never be made again."""
-        lost = next((step for step in range(charged) if not self._file(step).exists()), None)
-        if lost is not None:
-            names = DENSITIES[plan.method].releases
-            raise BudgetExhausted(
-                f"This density died after its release {lost + 1} of {plan.steps} ({names[lost - plan.steps]}) was "
-                "charged and before the noisy sum was on disk: the sum is lost, what it cost stays spent, and the "
-                "folder cannot be finished. Train again with another --out; both budgets add up."
-            )
+        """Raise where a release was charged whose noisy sum is not on disk: it can never be made again.
+
+        The other sums are removed then, with what the dead process was writing: nothing can be made of them alone.
+
+        Raises:
+          BudgetExhausted: the sum is lost.
+          LedgerError: another process is still making it.
+        """
+        if self._lost(charged) is None:
+            return
+        with locked(self.folder.ledger_file):
+            lost = self._lost(charged)
+            if lost is None or self.folder.ledger().released:
+                return
+            self.forget()
+            durable.clean(self.folder.private)
+        names = DENSITIES[plan.method].releases
+        raise BudgetExhausted(
+            f"This density died after its release {lost + 1} of {plan.steps} ({names[lost - plan.steps]}) was "
+            "charged and before the noisy sum was on disk: the sum is lost, what it cost stays spent, and the "
+            "folder cannot be finished. Train again with another --out; both budgets add up."
+        )
+
+    def _lost(self, charged: int) -> int | None:
+        """Return the number of the last charged release that is not on disk; None if all are."""
+        return next((step for step in reversed(range(charged)) if not self._file(step).exists()), None)
 
     def forget(self) -> None:
         """Remove the sums, once the model that was made of them is out."""
