@@ -222,7 +222,7 @@ def claims() -> str:
 
 def cached(file: Path, make: Callable[[], str]) -> str:
     """Make the page again only when the accountant or the papers' formulas changed: it takes a while."""
-    others = ("methods/schedules.py", "published.py", "cli/claims.py")
+    others = ("methods/schedules.py", "comparison/paper_claims.py", "cli/claims.py")
     used = [*SOURCE.glob("accounting/*.py"), *(SOURCE / name for name in others)]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(used))).hexdigest()
     mark = f"<!-- from sources {digest} -->\n\n"

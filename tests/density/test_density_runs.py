@@ -235,7 +235,7 @@ def test_a_run_with_public_labels_is_in_no_total_for_whole_records() -> None:
     NoisyEmbeddingDensity(epsilon=0.5, delta=1e-5, labels="public", dimension=None).fit(inputs, labels)
     data = density.noisy_sums.as_data(inputs, labels)[0]
     plan = MomentDensity().plan(data.facts, Privacy(0.5, 1e-5))
-    found = eh.datasets.DatasetLedger.of(data).enter(plan)
+    found = eh.runs.dataset_ledger.DatasetLedger.of(data).enter(plan)
     assert (found["runs"], found["uncounted"]) == (2, 1)
     assert found["epsilons"]["all"] == pytest.approx(plan.epsilons[0], rel=1e-6)
 

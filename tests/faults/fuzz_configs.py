@@ -13,10 +13,10 @@ from pathlib import Path
 
 from inputs_harness import MARK, Watch, before_training, evil, main
 
+from cli.ways import TOML, people
 from commands import evenhand
 from evenhand._toml import literal
 from evenhand.training.config import Config
-from ways_in.ways import TOML, people
 
 SETTINGS = tuple(Config.__dataclass_fields__)
 BASE = f"{TOML}".replace("epochs = 1", "epsilon = 3\nepochs = 1\nlr = 0.2\nseed = 0\nmethod = 'dpsgd'")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from inputs_harness import REACHED, Watch, before_training, finished, main
 
+from cli.ways import HEADER, TOML
 from commands import evenhand
-from ways_in.ways import HEADER, TOML
 
 INIT = (
     (),

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from inputs_harness import MARK, Watch, before_training, evil, main
 
+from cli.ways import CANARY, TOML, people
 from commands import evenhand
 from evenhand import _toml
-from ways_in.ways import CANARY, TOML, people
 
 Maker = bytes | Callable[[Path], None]
 PREDICT = ("predict", "run", "people.csv")

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cli.ways import TOML, people, spent
 from commands import evenhand, result
 from evenhand.data import Table
 from evenhand.errors import UsageError
-from ways_in.ways import TOML, people, spent
 
 RECORD = ["37", "anna.k@mail.org", "f", "yes"]
 WORDS = ["anna", "kiel", "married", "ill-since-may"]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import evenhand as eh
+from cli.ways import train, write
 from commands import evenhand, result
 from evenhand.errors import EvenhandError
 from evenhand.runs.folder import Folder
 from evenhand.training.fit import resume
-from ways_in.ways import train, write
 
 NETS = """
     from pathlib import Path

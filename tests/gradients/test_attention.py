@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine_models import Custom, Oracle, lin
+from oracles import Custom, Oracle, lin
 from torch import Tensor, nn
 
 from evenhand.gradients import Engine

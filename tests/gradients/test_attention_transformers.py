@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine_models import Custom, Oracle, cross_entropy, lin
+from oracles import Custom, Oracle, cross_entropy, lin
 from torch import Tensor, nn
 
 from evenhand.gradients import Engine

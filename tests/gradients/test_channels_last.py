@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_conv import DOUBLE, OPTIONS, check, form
-from test_engine_models import Custom, cross_entropy
-from test_silently_wrong import compare, oracle
+from conv_checks import DOUBLE, OPTIONS, check, form
+from exactness import compare, oracle
+from oracles import Custom, cross_entropy
 from torch import Tensor, nn
 
 from conftest import by_kernels

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine_models import Custom
+from oracles import Custom
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from oracles import Custom, Oracle, cross_entropy, lin
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from evenhand.gradients import per_sample
-from evenhand.types import Pass
 
 DOUBLE = torch.float64
-Oracle = Callable[..., Pass]
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs, targets, reduction="none")
-
-
-class Custom(nn.Module):
-    """Layers by keyword and a forward function, in float64."""
-
-    def __init__(self, forward: Any, **layers: nn.Module | nn.Parameter):
-        super().__init__()
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-        self._forward = forward
-        self.double()
-
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        return self._forward(self, *args, **kwargs)
 
 
 def attention(m: Any, x: Tensor) -> Tensor:
@@ -59,10 +39,6 @@ def saliency(m: Any, x: Tensor) -> Tensor:
     probe = x.detach().requires_grad_()
     slope = torch.autograd.grad(m.a(probe).square().sum(), probe)[0]
     return m.a(x + 0.1 * slope)
-
-
-def lin(a: int = 4, b: int = 3) -> nn.Linear:
-    return nn.Linear(a, b)
 
 
 SERVED: dict[str, tuple[nn.Module, tuple[int, ...]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,37 @@ def test_no_file_is_longer_than_450_lines() -> None:
 def test_folders_are_at_most_three_deep() -> None:
     deep = [file for file in (ROOT / "src" / "evenhand").rglob("*.py") if len(file.relative_to(ROOT).parts) > 5]
     assert deep == []
+
+
+def test_the_house_has_thirteen_rooms_of_at_most_eighteen_files() -> None:
+    house = ROOT / "src" / "evenhand"
+    rooms = [folder for folder in house.iterdir() if (folder / "__init__.py").exists()]
+    assert len(rooms) <= 13
+    folders = {file.parent for file in house.rglob("*.py")}
+    full = {str(folder.relative_to(house)): len([*folder.glob("*.py")]) for folder in folders if folder.name != "cli"}
+    assert {name: files for name, files in full.items() if files > 18} == {}
+
+
+def test_every_module_is_in_a_storey() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    storeys = next(contract["layers"] for contract in contracts if contract["name"].startswith("Storeys"))
+    assert len(storeys) == 7, "six storeys and the ground floor"
+    listed = {name for storey in storeys for name in re.split(r" [|:] ", storey)}
+    house = ROOT / "src" / "evenhand"
+    modules = {f"evenhand.{file.stem}" for file in house.glob("*.py")} - {"evenhand.__init__", "evenhand.__main__"}
+    rooms = {f"evenhand.{folder.name}" for folder in house.iterdir() if (folder / "__init__.py").exists()}
+    assert listed == modules | rooms
+
+
+def test_tests_stand_in_rooms_and_share_only_helpers() -> None:
+    house = ROOT / "src" / "evenhand"
+    rooms = {folder.name for folder in house.iterdir() if (folder / "__init__.py").exists()}
+    across = {"benchmarks", "docs", "edges", "experiments", "faults", "golden", "house", "wrong_mechanisms"}
+    folders = {file.relative_to(ROOT / "tests").parts[0] for file in (ROOT / "tests").glob("*/**/test_*.py")}
+    assert folders <= rooms | across
+    borrowed = re.compile(r"^(?:from|import) (?:\w+\.)*test_\w+", re.MULTILINE)
+    texts = {file.name: file.read_text() for file in (ROOT / "tests").glob("**/*.py")}
+    assert [name for name, text in texts.items() if borrowed.search(text) and name != "test_executors.py"] == []
 
 
 def test_no_module_is_named_like_a_public_function() -> None:

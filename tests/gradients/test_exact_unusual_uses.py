@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_engine_models import Custom, cross_entropy
-from test_silently_wrong import DOUBLE, SIZE, compare, lin, net, oracle
+from exactness import DOUBLE, batch, exact_or_refused, lin, net
+from oracles import Custom, cross_entropy
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenhand.errors import UnsupportedModelError, UsageError
+from evenhand.errors import UnsupportedModelError
 from evenhand.gradients import Engine, probe
-
-REFUSED = (UnsupportedModelError, UsageError)
-
-
-def batch(size: int = SIZE, *record: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(size, *(record or (4,)), dtype=DOUBLE), torch.randint(3, (size,))
-
-
-def exact_or_refused(engine: Engine, model: nn.Module, inputs: Any, targets: Tensor, loss: Any = cross_entropy) -> None:
-    expected = oracle(model, loss, inputs, targets)
-    try:
-        result = engine.run(copy.deepcopy(inputs), targets)
-    except REFUSED:
-        return
-    compare(result, expected)
 
 
 def in_a_list() -> tuple[nn.Module, Any]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine_models import Custom, cross_entropy
-from test_silently_wrong import DOUBLE, SIZE, check, compare, lin, net, oracle
-from test_silently_wrong import Case as Model
-from test_silently_wrong_ways import batch, exact_or_refused
+from exactness import DOUBLE, SIZE, batch, check, compare, exact_or_refused, lin, net, oracle
+from exactness import Case as Model
+from oracles import Custom, cross_entropy
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_conv import check
+from conv_checks import check
 from torch import Tensor, nn
 
 from evenhand.gradients import per_sample

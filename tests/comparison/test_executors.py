@@ -64,7 +64,7 @@ def test_what_the_operating_system_refuses_is_said_in_a_sentence() -> None:
 ORPHANS = """
 import signal, sys; sys.path.insert(0, {here!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started with it ignored
-from test_pool import work
+from test_executors import work
 from evenhand.comparison.executors import run_in_processes
 if __name__ == "__main__":
     run_in_processes({{"a": ("sleep", {place!r})}}, work, jobs=1, threads=1)

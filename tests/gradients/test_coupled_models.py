@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine_models import Custom, cross_entropy
-from test_silently_wrong import DOUBLE, SIZE, Case, lin, net
+from exactness import DOUBLE, SIZE, Case, lin, net
+from oracles import Custom, cross_entropy
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
