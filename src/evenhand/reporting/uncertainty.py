@@ -1,0 +1,256 @@
+"""Computes how sure a mean over replicas is: training, split and held-out records all vary, and groups are many.
+
+A replica is one training with its own noise, start, samples and, where splits are resampled, its own split. Two things
+make the textbook interval ``s^2 / R`` too narrow. Where all replicas share one split, their spread does not hold the
+chance of the held-out records, so that is added. Where splits are resampled, replicas share training and held-out
+records, so the variance is ``s^2 (1/R + n_test/n_train)`` (Nadeau and Bengio 2003).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from evenhand.reporting.group_metrics import Estimate
+
+LEVEL = 0.95
+_NORMAL = 100
+"""Replicas above which the normal distribution stands for the noncentral t, which scipy loses there."""
+FEWEST = 20
+"""Held-out records that a group needs to be named in a headline; below it stands "too few to tell"."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How replicas were split: ``ratio`` is held-out over training records if splits were resampled, None if fixed."""
+
+    ratio: float | None = None
+
+
+class _Spread(NamedTuple):
+    """A mean with its variance and the degrees of freedom of that variance."""
+
+    mean: float
+    variance: float
+    freedom: float
+
+
+def over_replicas(
+    values: Sequence[float],
+    records: int,
+    split: Split,
+    *,
+    level: float = LEVEL,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Estimate:
+    """Return the mean of a share over replicas, with an interval that holds training and held-out randomness.
+
+    Args:
+        values: the share in each replica, for example accuracy.
+        records: distinct held-out records behind all values.
+        split: whether every replica had a split of its own.
+        level: how often such intervals hold the truth.
+        bounds: values beyond these are not possible.
+
+    Returns:
+        The estimate; ``count`` is the number of records. The interval never has width zero: four records that were all
+        right say little. One replica on its own says nothing about other trainings: its interval is of this model.
+
+    Examples:
+        >>> four = over_replicas([1.0, 1.0, 1.0], records=4, split=Split())
+        >>> round(four.low, 2), four.high
+        (0.33, 1.0)
+        >>> many = over_replicas([0.80, 0.82, 0.78], records=1000, split=Split(0.25))
+        >>> round(many.low, 3), round(many.high, 3)
+        (0.733, 0.865)
+    """
+    known = [float(value) for value in values if math.isfinite(value)]
+    if not known or records < 1:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    spread = _spread(known, _binomial(_mean(known), records), split)
+    half = _quantile((1 + level) / 2, spread.freedom) * math.sqrt(spread.variance)
+    centre, (low, high) = _shrunk(spread.mean, records), bounds
+    return Estimate(spread.mean, max(low, centre - half), min(high, max(spread.mean, centre + half)), records)
+
+
+def difference(
+    left: Sequence[float],
+    right: Sequence[float],
+    records: int,
+    split: Split,
+    *,
+    level: float = LEVEL,
+    right_records: int | None = None,
+) -> Estimate:
+    """Return the mean of ``left - right``, paired by replica, with its interval.
+
+    Args:
+        left: the share in each replica.
+        right: the share to compare with, in the same order.
+        records: distinct held-out records behind ``left``, and behind ``right`` if both saw the same ones.
+        split: whether every replica had a split of its own.
+        level: how often such intervals hold the truth.
+        right_records: the records behind ``right`` if they are others, as between two groups.
+
+    Examples:
+        >>> better = difference([0.9, 0.92, 0.91], [0.8, 0.83, 0.8], records=2000, split=Split())
+        >>> round(better.value, 3), better.low > 0
+        (0.1, True)
+    """
+    pairs = [(a, b) for a, b in zip(left, right, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if not pairs or min(records, right_records or records) < 1:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    spread = _difference([a for a, _ in pairs], [b for _, b in pairs], records, right_records, split)
+    half = _quantile((1 + level) / 2, spread.freedom) * math.sqrt(spread.variance)
+    return Estimate(spread.mean, spread.mean - half, spread.mean + half, min(records, right_records or records))
+
+
+def named_group(
+    values: Mapping[str, Sequence[float]],
+    records: Mapping[str, int],
+    split: Split,
+    *,
+    lowest: bool = True,
+    level: float = LEVEL,
+    fewest: int = FEWEST,
+) -> str | None:
+    """Return the group that may be called worst (or highest): the one that differs from every other; None if none does.
+
+    Guarantee:
+        Where no group differs from the others, some group is named with probability at most ``1 - level``: each of G
+        groups is compared at ``(1 - level) / G``, and must be told apart from all others. Groups with fewer than
+        ``fewest`` records are neither named nor compared with.
+
+    Examples:
+        >>> shares = {"a": [0.9, 0.91, 0.9], "b": [0.9, 0.9, 0.92], "c": [0.6, 0.62, 0.58]}
+        >>> named_group(shares, {"a": 500, "b": 400, "c": 300}, Split())
+        'c'
+        >>> named_group(shares, {"a": 500, "b": 400, "c": 10}, Split()) is None
+        True
+    """
+    large = [name for name in values if records.get(name, 0) >= fewest]
+    if len(large) < 2:
+        return None
+    sign = 1 if lowest else -1
+    candidate = min(large, key=lambda name: sign * _mean(values[name]))
+    alone = 1 - (1 - level) / len(large)
+    for other in large:
+        if other == candidate:
+            continue
+        spread = _difference(values[other], values[candidate], records[other], records[candidate], split)
+        if sign * spread.mean <= _quantile(alone, spread.freedom) * math.sqrt(spread.variance):
+            return None
+    return candidate
+
+
+def power(effect: float, deviation: float, replicas: int, split: Split, *, level: float = LEVEL) -> float:
+    """Return how likely ``replicas`` trainings tell an effect of this size from zero.
+
+    Args:
+        effect: the true difference, in the unit of ``deviation``.
+        deviation: standard deviation over replicas of what is compared, for example of paired differences.
+        replicas: trainings, at least 2.
+        split: whether every replica had a split of its own.
+        level: of the two-sided interval that must not hold zero.
+
+    Examples:
+        >>> round(power(1.0, 2.0, 40, Split()), 2)
+        0.87
+    """
+    from scipy.special import ndtr
+    from scipy.stats import nct
+
+    scale = deviation * math.sqrt(1 / replicas + (split.ratio or 0.0))
+    if scale == 0:
+        return 1.0 if effect else 1 - level
+    needed = _quantile((1 + level) / 2, replicas - 1)
+    shift = abs(effect) / scale
+    if replicas > _NORMAL:
+        return float(ndtr(shift - needed) + ndtr(-shift - needed))
+    return float(nct.sf(needed, replicas - 1, shift) + nct.cdf(-needed, replicas - 1, shift))
+
+
+def replicas_for(
+    effect: float, deviation: float, split: Split, *, wanted: float = 0.85, level: float = LEVEL, most: int = 10_000
+) -> int | None:
+    """Return the fewest trainings that find the effect with probability ``wanted``; None if ``most`` do not.
+
+    With resampled splits the variance has a floor that no number of replicas lowers: more data are needed then.
+
+    Examples:
+        >>> replicas_for(1.0, 2.0, Split()), replicas_for(0.1, 2.0, Split(0.25))
+        (38, None)
+    """
+    if power(effect, deviation, most, split, level=level) < wanted:
+        return None
+    low, high = 1, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(effect, deviation, middle, split, level=level) >= wanted else (middle, high)
+    return high
+
+
+def verdict(low: float, high: float, margin: float) -> str:
+    """Return what an interval of a claimed gain says, where ``margin`` is the smallest gain that matters.
+
+    Examples:
+        >>> [verdict(*ends, 1.0) for ends in ((0.2, 3.0), (-0.5, 0.5), (-3.0, 0.5), (-1.0, 2.0))]
+        ['holds', 'too small to matter', 'does not hold', 'not decided']
+    """
+    if not math.isfinite(low) or not math.isfinite(high):
+        return "not decided"
+    if -margin < low and high < margin:
+        return "too small to matter"
+    if high < margin:
+        return "does not hold"
+    return "holds" if low > 0 else "not decided"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _binomial(share: float, records: int) -> float:
+    """Return the variance of a share of so many records; it is never zero."""
+    likely = _shrunk(min(1.0, max(0.0, share)), records)
+    return likely * (1 - likely) / records
+
+
+def _shrunk(share: float, records: int) -> float:
+    """Return the share after two records of each kind were added (Agresti and Coull 1998)."""
+    return (share * records + 2) / (records + 4)
+
+
+def _difference(
+    left: Sequence[float], right: Sequence[float], records: int, right_records: int | None, split: Split
+) -> _Spread:
+    """Return the spread of paired differences; the chances of both sides' records add up, an upper bound if shared."""
+    chance = _binomial(_mean(left), records) + _binomial(_mean(right), right_records or records)
+    return _spread([a - b for a, b in zip(left, right, strict=True)], chance, split)
+
+
+def _spread(values: Sequence[float], chance: float, split: Split) -> _Spread:
+    """Return mean and variance of replicas whose held-out records alone would give the variance ``chance``.
+
+    With one split the variances of training and of records add up (degrees of freedom by Welch and Satterthwaite). With
+    resampled splits the corrected variance holds both; it is held to at least ``chance``, which a spread of zero or of
+    two values may miss.
+    """
+    mean, count = _mean(values), len(values)
+    if count == 1:
+        return _Spread(mean, chance, math.inf)
+    sample = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    if split.ratio is None:
+        training = sample / count
+        total = training + chance
+        return _Spread(mean, total, math.inf if training == 0 else (count - 1) * (total / training) ** 2)
+    corrected = sample * (1 / count + split.ratio)
+    return _Spread(mean, chance, math.inf) if corrected < chance else _Spread(mean, corrected, count - 1)
+
+
+def _quantile(probability: float, freedom: float) -> float:
+    from scipy.special import ndtri, stdtrit
+
+    return float(ndtri(probability) if math.isinf(freedom) else stdtrit(freedom, probability))
