@@ -116,8 +116,8 @@ def guarded(fetch: Fetch) -> Fetch:
     """Return a fetch that is safe whatever it draws: ours unchanged, a user's function with a seed for each record.
 
     Examples:
-      >>> made = guarded(lambda rows: (torch.rand(len(rows), 1), rows))
-      >>> bool((made(torch.arange(3))[0] == made(torch.tensor([2]))[0]).all())
+      >>> fetch = guarded(lambda rows: (torch.rand(len(rows), 1), rows))
+      >>> bool((fetch(torch.arange(3))[0] == fetch(torch.tensor([2]))[0]).all())
       True
     """
     if isinstance(fetch, Quiet | Guarded):

@@ -103,7 +103,9 @@ class Shape:
 def _sets(owners: Any, known: Sequence[str]) -> dict[str, list[str]]:
     """Return the classes of each owner; ``"rest"`` stands for the classes that no other owner has."""
     if isinstance(owners, Mapping):
-        sets = {name: [classes] if isinstance(classes, str | int) else list(classes) for name, classes in owners.items()}
+        sets = {
+            name: [classes] if isinstance(classes, str | int) else list(classes) for name, classes in owners.items()
+        }
     elif isinstance(owners, str) and owners:
         parts = SETS.get(owners, owners).split("/")
         sets = {part: [label for entry in part.split(",") for label in _range(entry.strip())] for part in parts}
