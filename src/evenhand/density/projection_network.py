@@ -19,8 +19,6 @@ def contrastive_loss(
 
     Gradients flow through the batch and through the points.
 
-    Gradients flow through all densities.
-
     A record does not count as its own neighbour: where a point is the same as a batch record it is left out.
 
     Args:
