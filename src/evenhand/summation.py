@@ -106,8 +106,8 @@ def levels(scales: Sequence[float]) -> NDArray[np.uint64]:
       >>> levels([1.0, 1.1, 1.3, 0.99]).tolist()
       [128, 128, 129, 127]
     """
-    found: NDArray[np.float64] = 128 + np.floor(LEVELS * np.log2(np.asarray(scales, dtype=np.float64)))
-    return found.clip(0, 255).astype(np.uint64)
+    numbers: NDArray[np.float64] = 128 + np.floor(LEVELS * np.log2(np.asarray(scales, dtype=np.float64)))
+    return numbers.clip(0, 255).astype(np.uint64)
 
 
 def largest_in_level(sensitivity: NDArray[np.float64], scales: Sequence[float]) -> NDArray[np.float64]:
