@@ -34,7 +34,7 @@ KEY_BITS = 56
 
 @dataclass(frozen=True)
 class Summation:
-    """How the sums of one run are split, and what their rounding costs.
+    """Split of the sums of one run into blocks, and the cost of their rounding.
 
     It is decided by the expected batch size, and by the ratio of the largest to the smallest clip bound.
 
@@ -75,7 +75,7 @@ class Summation:
 
     @property
     def relative(self) -> float:
-        """Both together, where all records have the same bound."""
+        """Sum of ``block`` and ``total``, for records that all have one bound."""
         return self.block + self.total
 
 

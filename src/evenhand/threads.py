@@ -1,4 +1,4 @@
-"""How many threads torch uses for a run: one for a small model, where more only wait for each other.
+"""Chooses how many threads torch uses for a run: one for a small model, where more only wait for each other.
 
 Threads of OpenMP spin while they wait. On a core that other work uses too, each short operation then takes as long as
 the other work's turn, and small models are made of short operations. Nothing private depends on the number.

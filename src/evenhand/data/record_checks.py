@@ -1,4 +1,7 @@
-"""Records that are exact copies of others: each counts as a record of its own, so who is copied is protected less."""
+"""Checks of records: exact copies, values that are not finite, training records among held-out ones.
+
+A copy counts as a record of its own, so a person who was copied is protected less.
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ DENSITIES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a method is put together and where it comes from. ``defaults`` is what ``--set key=value`` may change."""
+    """Parts and origin of a method; ``defaults`` are the settings that ``--set key=value`` may change."""
 
     name: str
     guarantee: Guarantee

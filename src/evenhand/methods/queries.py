@@ -86,7 +86,7 @@ class Count(Query):
 @register
 @dataclass(frozen=True)
 class Exceedance(Count):
-    """How many sampled records have a gradient norm above ``factor`` times the rule's threshold.
+    """Number of sampled records whose gradient norm is above ``factor`` times the rule's threshold.
 
     The threshold is the rule's own, from its memory: already private. One record changes the count by 1.
 
@@ -122,7 +122,7 @@ class Exceedance(Count):
 @register
 @dataclass(frozen=True)
 class GroupSizes(Count):
-    """How many sampled records each group has: G counts, of which one record changes one by 1.
+    """Number of sampled records of each group: G counts, of which one record changes one by 1.
 
     Examples:
       >>> from evenhand.types import Facts
@@ -144,7 +144,7 @@ class GroupSizes(Count):
 @register
 @dataclass(frozen=True)
 class GroupCounts(Count):
-    """How many records of each group have a gradient above the clip bound, then how many have not: 2 G counts.
+    """Number of records of each group with a gradient above the clip bound, then of those without: 2 G counts.
 
     Examples:
       >>> from evenhand.types import Facts

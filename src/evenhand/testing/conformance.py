@@ -43,7 +43,7 @@ class Findings:
 
     @property
     def ok(self) -> bool:
-        """Whether every check passed."""
+        """Return whether every check passed."""
         return not self.failed
 
     @property

@@ -1,4 +1,4 @@
-"""A user's file: run it, and take what it registers."""
+"""Subjects of the conformance kit, from the registry or a user's file, and the made-up cases they are tried on."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Subject:
 
     @property
     def private(self) -> bool:
-        """Whether the rule claims anything that could be wrong."""
+        """Return whether the rule claims to be private, so that its claims can be tested."""
         return self.rule.guarantee != "not private"
 
     def plan(self, *, noise: float = 1.0, scales: Sequence[float] = (1.0, 1.0, 1.0), bound: float = 1.0) -> Plan:

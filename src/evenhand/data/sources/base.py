@@ -164,7 +164,7 @@ class Source:
 
     @property
     def fetchable(self) -> bool:
-        """Whether every file of the first set can be downloaded and checked."""
+        """Return whether every file of the first set can be downloaded and checked."""
         return bool(self.files) and all(file.url and file.digest for file in self.files[0])
 
     def present(self, place: Place) -> bool:

@@ -51,7 +51,7 @@ class GlobalAdapt(SampleRule):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The count of norms above a fraction of the threshold."""
+        """Names of the queries: the count of norms above a fraction of the threshold."""
         return ("exceedance",)
 
     def initial(self, facts: Facts) -> Mapping[str, Any]:
