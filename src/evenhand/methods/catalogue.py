@@ -84,8 +84,8 @@ class Density:
 
 
 DENSITIES = {
-    found.name: found
-    for found in (
+    density.name: density
+    for density in (
         Density(
             "moment_density",
             "proved and tested",
