@@ -20,7 +20,7 @@ Functions = TypeVar("Functions")
 
 
 class NativeLibrary(Generic[Functions]):
-    """A compiled library of this package: loaded and compared on first use, or None for ever.
+    """A compiled library of this package: loaded and compared on first use, or None from then on.
 
     Args:
       file: name of the library in the package's folder.
@@ -39,7 +39,7 @@ class NativeLibrary(Generic[Functions]):
         self._known: tuple[Functions | None] | None = None
 
     def __call__(self) -> Functions | None:
-        """Return the functions, or None if they are not there or compute something else; decided once."""
+        """Return the functions, or None if they are missing or compute something else; decided once."""
         if self._known is None:
             self._known = (self.load(),)
         return self._known[0]

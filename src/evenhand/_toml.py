@@ -1,4 +1,4 @@
-"""Settings as TOML writes them, and whether a value read from there fits its annotation."""
+"""Writes settings as TOML, reads them safely, and tests whether a value that was read fits its annotation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evenhand.errors import UsageError, VerificationError
 
 
 def literal(value: Any) -> str:
-    """A value as TOML writes it.
+    """Return a value as TOML text.
 
     Examples:
       >>> print(literal("50 €"), literal([1, "a"]), literal(True))
@@ -27,7 +27,7 @@ def literal(value: Any) -> str:
 
 
 def key(name: str) -> str:
-    """A table or setting name as TOML writes it.
+    """Return the name of a table or setting as TOML text.
 
     Examples:
       >>> key("age"), key("hours per week")
@@ -38,7 +38,7 @@ def key(name: str) -> str:
 
 
 def tables(name: str, value: Mapping[str, Any]) -> list[str]:
-    r"""The lines of a table and of those within it.
+    r"""Return the lines of a table and of the tables inside it.
 
     Examples:
       >>> tables("settings", {"bound": 0.5})
@@ -53,7 +53,7 @@ def tables(name: str, value: Mapping[str, Any]) -> list[str]:
 
 
 def fits(value: Any, kind: str) -> bool:
-    """Whether a value read from TOML can stand where ``kind`` is annotated.
+    """Return whether a value read from TOML fits the annotation ``kind``.
 
     Examples:
       >>> fits(3, "float | None"), fits("3", "float | None"), fits(True, "int")
@@ -68,7 +68,7 @@ def fits(value: Any, kind: str) -> bool:
 
 
 def words(kind: str) -> str:
-    """What an annotation asks for.
+    """Return in words the type that an annotation asks for.
 
     Examples:
       >>> words("float | None")
@@ -117,7 +117,7 @@ _REASONS = (
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says; a missing, odd, too large or damaged one is an error that says which and where."""
+    """Return the content of a TOML file; raise UsageError for a missing, odd, too large or damaged one."""
     if "\0" in str(path):
         raise UsageError("A file name cannot hold a NUL character.")
     try:
@@ -132,7 +132,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(data: bytes, name: str) -> dict[str, Any]:
-    r"""Return what TOML bytes say. ``name`` is the file's, for messages.
+    r"""Return the content of TOML bytes; ``name`` is the file's name, for messages.
 
     Examples:
       >>> parse(b"epochs = 3", "people.toml")
@@ -156,26 +156,26 @@ def parse(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _refuse_bombs(text: str, name: str) -> None:
-    """Refuse what parsers take too long for; one pass, in time that grows with the size."""
+    """Raise UsageError for text that takes parsers too long; one pass, in time proportional to the size."""
     line, depth, dots, marks = 1, 0, 0, 0
     for token in _TOKENS.finditer(text):
-        kind, found = token.lastgroup, token.group()
-        if kind == "word" and len(found) > LONGEST:
+        kind, token_text = token.lastgroup, token.group()
+        if kind == "word" and len(token_text) > LONGEST:
             raise UsageError(
                 f"{name}, line {line}: a number or name of more than {LONGEST} characters. No setting takes one."
             )
         if kind == "mark":
-            depth = max(0, depth + (found in "[{") - (found in "]}"))
-            dots, marks = dots + 1 if found == "." else 0, marks + 1
+            depth = max(0, depth + (token_text in "[{") - (token_text in "]}"))
+            dots, marks = dots + 1 if token_text == "." else 0, marks + 1
             if marks > MOST:
                 raise UsageError(f"{name}, line {line}: more names and values than any settings have.")
             if max(depth, dots) > DEEPEST:
                 raise UsageError(f"{name}, line {line}: more than {DEEPEST} levels of tables or lists. No setting has.")
-        line += found.count("\n")
+        line += token_text.count("\n")
 
 
 def _reason(message: str) -> str:
-    """Return what the parser says, without what it quotes.
+    """Return the parser's message, without the text that it quotes.
 
     Examples:
       >>> _reason("Invalid value (at line 3, column 5)"), _reason("Illegal character 'x' (at line 1, column 2)")

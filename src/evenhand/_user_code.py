@@ -1,4 +1,4 @@
-"""Code of the user's own: ``file.py:name``. It is executed, so it comes from the user, never from a run folder."""
+"""Runs code of the user's own: ``file.py:name``. It is executed, so it comes from the user, never from a run folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evenhand.errors import EvenhandError, UsageError
 
 
 def is_own(text: str) -> bool:
-    """Whether a flag names a file rather than something built in.
+    """Return whether a flag names a file rather than something built in.
 
     Examples:
       >>> is_own("nets.py:small"), is_own("mlp")
@@ -23,7 +23,7 @@ def is_own(text: str) -> bool:
 
 
 def parts(text: str, flag: str, example: str) -> tuple[Path, str]:
-    """File and name of ``file.py:name``.
+    """Return file and name of ``file.py:name``.
 
     Examples:
       >>> parts("nets.py:small", "--model", "nets.py:small")[1]
@@ -53,7 +53,7 @@ def digest(text: str) -> str:
 
 
 def executed(path: Path, role: str) -> ModuleType:
-    """The file as a module. ``role`` (model, features, rule) is named in errors and keeps modules apart.
+    """Execute the file and return it as a module; ``role`` (model, features, rule) is part of its name and of errors.
 
     What is executed are the bytes of this file, never a compiled copy that lies beside it.
     """
@@ -81,7 +81,7 @@ def _source(path: Path, role: str) -> bytes:
 
 
 def described(error: BaseException) -> str:
-    """An error of the user's code in words.
+    """Return an error of the user's code in words.
 
     Examples:
       >>> described(ValueError("no")), described(ValueError())

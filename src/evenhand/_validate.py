@@ -112,17 +112,17 @@ def _example(low: float, high: float) -> str:
 
 
 def epsilon_names(epsilons: Iterable[Any]) -> list[str]:
-    """One epsilon per record as the name of its owner class; a wrong one is refused by its place, never by its value.
+    """Return the owner class of each record, named by its epsilon; errors give a record's place, never its value.
 
     >>> epsilon_names([1, "2.50", 0.1 + 0.2])
     ['1', '2.5', '0.30000000000000004']
     """
-    found = [_positive(cell) for cell in epsilons]
-    wrong = [place for place, value in enumerate(found, 1) if value is None]
-    if wrong or not found:
+    values = [_positive(cell) for cell in epsilons]
+    wrong = [place for place, value in enumerate(values, 1) if value is None]
+    if wrong or not values:
         where = f"{len(wrong)} record(s), the first being record {wrong[0]}, have" if wrong else "no record has"
         raise UsageError(f"Budgets by record: {where} no positive finite epsilon. Give every record one, such as 1.5.")
-    return [f"{value:g}" if float(f"{value:g}") == value else repr(value) for value in found if value is not None]
+    return [f"{value:g}" if float(f"{value:g}") == value else repr(value) for value in values if value is not None]
 
 
 def _positive(cell: Any) -> float | None:

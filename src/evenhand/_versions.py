@@ -10,7 +10,7 @@ PACKAGES = ("evenhand", "torch", "numpy", "scipy", "cryptography")
 
 
 def software() -> dict[str, str]:
-    """Python and the packages that figures depend on.
+    """Return the versions of Python and of the packages that figures depend on.
 
     >>> list(software())[:3]
     ['python', 'evenhand', 'torch']
@@ -20,7 +20,7 @@ def software() -> dict[str, str]:
 
 @cache
 def _version(name: str) -> str:
-    """Read once: it cannot change while the process runs, and takes half a megabyte and some milliseconds."""
+    """Return a package's version, read once: that takes half a megabyte and some milliseconds."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -43,7 +43,7 @@ def write(path: Path, data: bytes, mode: int = SHARED) -> None:
 
 @contextmanager
 def writing(path: Path, mode: int = SHARED) -> Iterator[BinaryIO]:
-    """Give an open file that takes the place of ``path`` when the block ends well; else nothing is left of it."""
+    """Yield an open file that takes the place of ``path`` when the block ends well; else nothing is left of it."""
     with named(path):
         _refuse_special(path)
     with waiting(path, path.parent, mode) as (part, file):
@@ -53,7 +53,7 @@ def writing(path: Path, mode: int = SHARED) -> Iterator[BinaryIO]:
 
 @contextmanager
 def waiting(path: Path, folder: Path, mode: int = SHARED) -> Iterator[tuple[Path, BinaryIO]]:
-    """Give a new file in ``folder`` and its random name; after the block it is on disk and waits to become ``path``."""
+    """Yield a new file in ``folder`` and its random name; after the block it is on disk and can become ``path``."""
     part = folder / f"evenhand-{secrets.token_hex(16)}.part"
     with named(path):
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, mode)
@@ -69,7 +69,7 @@ def waiting(path: Path, folder: Path, mode: int = SHARED) -> Iterator[tuple[Path
 
 
 def rename(part: Path, path: Path) -> None:
-    """Give a file that waits its name, for good; if that fails it goes on waiting."""
+    """Give a waiting file its final name; if that fails it goes on waiting."""
     with named(path):
         os.replace(part, path)
         sync_folder(path.parent)
@@ -91,7 +91,7 @@ def create(path: Path, data: bytes, mode: int = SHARED) -> None:
 
 
 def link(file: Path, path: Path) -> None:
-    """Give bytes that are never written again a second name; a copy where the disk has no second names."""
+    """Give bytes that are never written again a second name; make a copy where the disk has no second names."""
     part = path.with_name(f"evenhand-{secrets.token_hex(16)}.part")
     try:
         os.link(file, part)
@@ -119,8 +119,8 @@ def open_to_append(path: Path, mode: int = SHARED) -> BinaryIO:
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise _planted(path) from None
             raise
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             os.close(handle)
             raise _planted(path)
         return os.fdopen(handle, "ab")
@@ -151,10 +151,10 @@ def refuse_link(path: Path) -> None:
 
 
 def lock(path: Path) -> FileLock:
-    """Return the lock that is held by way of this file, not acquired yet; a planted link of its name is refused."""
+    """Return the lock on this file, not acquired yet; refuse a link planted under its name."""
     with contextlib.suppress(FileNotFoundError):
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise _planted(path)
     return FileLock(str(path))
 
@@ -224,7 +224,7 @@ class Deferred:
         """Do nothing: the file is flushed and synced when it is complete."""
 
     def settle(self) -> None:
-        """Raise what went wrong."""
+        """Raise the error that was kept, if there is one."""
         if self._error is not None:
             raise self._error
 
@@ -239,7 +239,7 @@ def _left(part: Path) -> bool:
 
 
 def _lock(handle: int) -> bool:
-    """Mark an open file as in use until it is closed; returns False if another process does so."""
+    """Mark an open file as in use until it is closed; return False if another process has done so."""
     if fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -264,7 +264,7 @@ def _remove(part: Path) -> None:
 
 
 def _refuse_special(path: Path) -> None:
-    """A device or pipe in the place of a file would be replaced by a file, for everybody."""
+    """Raise if a device or pipe is in the place of a file: it would be replaced by a file, for everybody."""
     with contextlib.suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):

@@ -1,4 +1,4 @@
-"""The global generators of torch, numpy and Python's ``random``: looked at, put back, and set from secret bytes.
+"""Reads, restores and sets the global generators of torch, numpy and Python's ``random``.
 
 A seed of one number is not a secret: torch's generator on the CPU uses 32 bits of it, few enough to try them all. Here
 whole states are set. Whoever does not know the bytes cannot tell the draws that follow from fresh ones.
@@ -54,7 +54,7 @@ class Snapshot:
         return drawn or self._normal_used() or self._cuda_moved()
 
     def _normal_used(self) -> bool:
-        """Whether a normal number that numpy kept from an earlier pair was handed out."""
+        """Return whether a normal number that numpy kept from an earlier pair was handed out."""
         now: Any = np.random.get_state() if self._numpy[3] else self._numpy  # noqa: NPY002
         return bool(now[3] != self._numpy[3])
 
@@ -73,7 +73,7 @@ class Snapshot:
 
 @contextmanager
 def drawing(secret: bytes | int) -> Iterator[None]:
-    """Inside, every global generator starts from ``secret``; afterwards they go on as if nothing had been drawn.
+    """Start every global generator from ``secret`` inside the block, and restore all of them after it.
 
     Examples:
       >>> with drawing(3): first = random.random(), torch.rand(1).item()
@@ -89,7 +89,7 @@ def drawing(secret: bytes | int) -> Iterator[None]:
 
 
 def mark() -> tuple[Any, ...]:
-    """Return what changes whenever numpy's or Python's generator draws; about two microseconds, unlike a `Snapshot`.
+    """Return a value that changes whenever numpy's or Python's generator draws; quicker than a `Snapshot` (two us).
 
     A normal number that numpy's old interface kept from an earlier pair is handed out without a change.
 
@@ -154,14 +154,14 @@ def number(secret: bytes | int) -> int:
 
 
 def _cuda_states() -> list[Tensor]:
-    """The states of the devices' generators; none where no device is used."""
+    """Return the states of the devices' generators; none where no device is used."""
     used: Callable[[], bool] = torch.cuda.is_initialized
     return torch.cuda.get_rng_state_all() if used() else []
 
 
 @functools.cache
 def _template() -> tuple[Tensor, NDArray[np.uint64], NDArray[np.uint64]] | None:
-    """Torch's state with room for words of our own (Mersenne twister); None if its layout is another one by now."""
+    """Return torch's state with room for our own words (Mersenne twister); None if its layout has changed."""
     state = torch.Generator().manual_seed(5489).get_state()
     raw = state.numpy()
     if raw.size < _FIRST + 8 * _WORDS:
@@ -175,7 +175,7 @@ def _template() -> tuple[Tensor, NDArray[np.uint64], NDArray[np.uint64]] | None:
 
 
 def _seed_numpy(words: bytes) -> None:
-    """Set numpy's global generator, in its own memory where that is as we know it: ten times as quick."""
+    """Set numpy's global generator: in its own memory, ten times as quick, if its layout is the known one."""
     place = _numpy_place()
     if place is None:
         np.random.seed(np.frombuffer(words, np.uint32))  # noqa: NPY002
@@ -185,13 +185,13 @@ def _seed_numpy(words: bytes) -> None:
 
 
 def _numpy_place() -> int | None:
-    """Where the words of numpy's global generator are; None if it is not the usual one or lies there otherwise."""
+    """Return the address of the words of numpy's global generator; None if its kind or layout is another one."""
     used: Any = np.random.mtrand._rand._bit_generator
     if used is not _place[0]:
         known = type(used) is np.random.MT19937 and _numpy_as_known()
         _place[:] = used, int(used.ctypes.state_address) if known else None
-    found: int | None = _place[1]
-    return found
+    address: int | None = _place[1]
+    return address
 
 
 _place: list[Any] = [None, None]
@@ -200,15 +200,15 @@ _place: list[Any] = [None, None]
 
 @functools.cache
 def _numpy_as_known() -> bool:
-    """Whether numpy keeps a Mersenne twister as 624 words and a position."""
+    """Return whether numpy keeps a Mersenne twister as 624 words and a position."""
     one: Any = np.random.MT19937(5)
-    found = np.frombuffer(ctypes.string_at(one.ctypes.state_address, 4 * _WORDS + 4), np.uint32)
+    words = np.frombuffer(ctypes.string_at(one.ctypes.state_address, 4 * _WORDS + 4), np.uint32)
     state = one.state["state"]
-    return bool(np.array_equal(found, [*state["key"], state["pos"]]))
+    return bool(np.array_equal(words, [*state["key"], state["pos"]]))
 
 
 def _numpy_bytes() -> bytes:
-    """The memory of numpy's global generator, or its state in words where that is not known."""
+    """Return the memory of numpy's global generator, or its state as text where the address is not known."""
     place = _numpy_place()
     if place is None:
         return repr(np.random.mtrand._rand._bit_generator.state).encode()
@@ -223,11 +223,11 @@ def _memory_at(place: int) -> ctypes.Array[ctypes.c_char]:
 
 @functools.cache
 def _python_bytes() -> Callable[[], Any]:
-    """A quick look at the state of Python's generator, if it lies in memory as we know it; else its own method."""
+    """Return a function that reads the state of Python's generator: from memory if the layout is known, else slowly."""
     inside = id(random._inst) + object.__basicsize__
     if type(random._inst).__basicsize__ < object.__basicsize__ + 4 * _WORDS + 4:
         return random.getstate
-    found = np.frombuffer(ctypes.string_at(inside, 4 * _WORDS + 4), np.uint32).tolist()
+    memory = np.frombuffer(ctypes.string_at(inside, 4 * _WORDS + 4), np.uint32).tolist()
     *words, place = random.getstate()[1]
-    usual = found == [place, *words]
+    usual = memory == [place, *words]
     return (lambda: _memory_at(inside).raw) if usual else random.getstate

@@ -34,7 +34,7 @@ KEY_BITS = 56
 
 @dataclass(frozen=True)
 class Summation:
-    """How the sums of one run are split, and what their rounding costs.
+    """Split of the sums of one run into blocks, and the cost of their rounding.
 
     It is decided by the expected batch size, and by the ratio of the largest to the smallest clip bound.
 
@@ -75,7 +75,7 @@ class Summation:
 
     @property
     def relative(self) -> float:
-        """Both together, where all records have the same bound."""
+        """Sum of ``block`` and ``total``, for records that all have one bound."""
         return self.block + self.total
 
 
@@ -106,8 +106,8 @@ def levels(scales: Sequence[float]) -> NDArray[np.uint64]:
       >>> levels([1.0, 1.1, 1.3, 0.99]).tolist()
       [128, 128, 129, 127]
     """
-    found: NDArray[np.float64] = 128 + np.floor(LEVELS * np.log2(np.asarray(scales, dtype=np.float64)))
-    return found.clip(0, 255).astype(np.uint64)
+    numbers: NDArray[np.float64] = 128 + np.floor(LEVELS * np.log2(np.asarray(scales, dtype=np.float64)))
+    return numbers.clip(0, 255).astype(np.uint64)
 
 
 def largest_in_level(sensitivity: NDArray[np.float64], scales: Sequence[float]) -> NDArray[np.float64]:

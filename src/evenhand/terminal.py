@@ -1,4 +1,4 @@
-"""What reaches a terminal: no control character of a path or a name, and no error when the terminal is gone."""
+"""Prints to the terminal: without control characters of a path or a name, and without an error if nobody listens."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _HIDDEN = re.compile(
 
 
 def plain(text: str) -> str:
-    r"""Return a text in which characters that steer a terminal are written out.
+    r"""Return a text in which characters that control a terminal are written out.
 
     Examples:
       >>> plain("runs/\x1b[2Jfirst\n")
       'runs/\\x1b[2Jfirst\n'
     """
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def say(text: str) -> None:
-    """Print for the person at the terminal, on stderr; where nobody listens any more the program goes on."""
+    """Print to the person at the terminal, on stderr; if nobody listens any more the program goes on."""
     with contextlib.suppress(OSError, ValueError):
         print(plain(text), file=sys.stderr, flush=True)
 

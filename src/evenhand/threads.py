@@ -1,4 +1,4 @@
-"""How many threads torch uses for a run: one for a small model, where more only wait for each other.
+"""Chooses how many threads torch uses for a run: one for a small model, where more only wait for each other.
 
 Threads of OpenMP spin while they wait. On a core that other work uses too, each short operation then takes as long as
 the other work's turn, and small models are made of short operations. Nothing private depends on the number.
@@ -23,7 +23,7 @@ _SHAPE = re.compile(r"\((\d+(?:, \d+)*),?\) (\w+)")
 
 @contextmanager
 def suited(model: nn.Module, inputs: str, records: float) -> Iterator[None]:
-    """Inside, torch uses one thread if the model is small; afterwards as many as before.
+    """Use one torch thread inside the block if the model is small; restore their number after it.
 
     Whoever chose a number keeps it: by ``OMP_NUM_THREADS``, or by ``torch.set_num_threads`` if it is another one than
     torch chooses itself.
@@ -64,7 +64,7 @@ def small(model: nn.Module, inputs: str, records: float) -> bool:
 
 
 def _chosen(threads: int) -> bool:
-    """Whether somebody asked for this number: torch itself takes the cores of this process, or of the machine."""
+    """Return whether the user chose this number; torch's defaults are the cores of the process or of the machine."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     machine = os.cpu_count() or 1
     return any(os.environ.get(name) for name in _ASKED) or threads not in (mine, machine, machine // 2)

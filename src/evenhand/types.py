@@ -21,7 +21,7 @@ Event: TypeAlias = tuple[float, float, int]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is public about a dataset: every number here may be printed, and the plan relies on it.
+    """Public facts about a dataset: every number here may be printed, and the plan relies on it.
 
     ``owners`` are budget classes with their number of records; ``groups`` are the names that rules and reports use.
     ``derived`` names the facts that nobody declared and that were read off the data.
@@ -71,7 +71,7 @@ class Public:
 
 @dataclass(frozen=True)
 class State:
-    """What a rule may use besides its rows: public constants and answers that are already private.
+    """All that a rule may use besides its rows: public constants and answers that are already private.
 
     ``bound`` has one clip bound per owner class. ``answers`` holds the noisy side queries of this step by name,
     ``memory`` what the rule itself derived from earlier answers, ``public`` the constants of the plan.
@@ -99,7 +99,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward and one backward yield; every gradient engine returns this.
+    """Result of one forward and one backward pass; every gradient engine returns this.
 
     ``loss`` and ``norm`` have one entry per record (norm over all trainable parameters). ``weighted_sum(w)`` gives
     ``sum_i w_i g_i`` by parameter name. A row whose norm is not finite is left out of the sum whatever its weight.
@@ -114,7 +114,7 @@ class Pass:
     spend: Callable[[Tensor], dict[str, Tensor]] | None = None
 
     def last_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """The weighted sum, when no other will be asked for."""
+        """Return the weighted sum, when no other will be asked for."""
         return (self.spend or self.weighted_sum)(weights)
 
 

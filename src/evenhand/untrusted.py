@@ -40,7 +40,7 @@ Shape = Any
 
 @contextmanager
 def opened(path: Path, *, largest: int | None = LARGEST) -> Iterator[io.BufferedReader]:
-    """Give a regular file, open for reading; folders, devices, pipes and files that are too large are refused.
+    """Yield a regular file, open for reading; refuse folders, devices, pipes and files that are too large.
 
     Args:
       path: the file; a pipe without a writer does not make this wait.
@@ -72,7 +72,7 @@ def read_bytes(path: Path, *, largest: int = LARGEST) -> bytes:
 
 
 def lines(path: Path, *, largest: int = LARGEST, longest: int = LONGEST) -> Iterator[bytes]:
-    """Give the lines of a file one by one, each with its end; the last one may have none.
+    """Yield the lines of a file one by one, each with its end; the last one may have none.
 
     Raises:
       VerificationError: as ``opened``, or a line is longer than ``longest``: no more of it than that is read.
@@ -85,7 +85,7 @@ def lines(path: Path, *, largest: int = LARGEST, longest: int = LONGEST) -> Iter
 
 
 def digest(path: Path, *, largest: int | None = LARGEST) -> str | None:
-    """Return the SHA-256 of a regular file, None if there is no such file or it cannot be one of a run.
+    """Return the SHA-256 of a regular file; None if there is no such file or it cannot belong to a run.
 
     A file of weights may have any size, but only that which its own header states.
     """
@@ -100,7 +100,7 @@ def digest(path: Path, *, largest: int | None = LARGEST) -> str | None:
 
 
 def check_stored(file: IO[bytes], name: str) -> None:
-    """Refuse an archive that is none, or that would take more memory than its size: nothing in it may be compressed.
+    """Refuse a file that is no archive, or that has compressed parts, which could take more memory than its size.
 
     Raises:
       VerificationError: torch and numpy write archives without compression, so that this one is not theirs.
@@ -134,7 +134,7 @@ def parse_json(data: bytes, name: str, shape: Shape = dict) -> Any:
     if data.count(b"[") + data.count(b"{") > 2**16 + len(data) // _CROWDED:
         raise _damaged(name)
     try:
-        found = json.loads(
+        value = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=_once,
             parse_constant=_refuse,
@@ -143,9 +143,9 @@ def parse_json(data: bytes, name: str, shape: Shape = dict) -> Any:
         )
     except (ValueError, RecursionError):
         raise _damaged(name) from None
-    if not _plain(found) or not fits(found, shape):
+    if not _plain(value) or not fits(value, shape):
         raise _damaged(name)
-    return found
+    return value
 
 
 def fits(value: Any, shape: Shape) -> bool:
@@ -184,10 +184,10 @@ def _damaged(name: str) -> VerificationError:
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> Mapping[str, Any]:
     pairs = list(pairs)
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("a key stands twice")
-    return found
+    return mapping
 
 
 def _refuse(_: str) -> NoReturn:
@@ -207,9 +207,9 @@ def _short(text: str) -> int:
     return int(text)
 
 
-def _plain(found: Any) -> bool:
+def _plain(value: Any) -> bool:
     """Return whether nesting is shallow and every text can be written again; walks without recursion."""
-    level, depth = [found], 0
+    level, depth = [value], 0
     while level:
         depth += 1
         texts = [part for part in level if isinstance(part, str)]

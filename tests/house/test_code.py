@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -82,6 +83,59 @@ def test_no_module_is_named_like_a_public_function() -> None:
     modules = {file.stem for file in (ROOT / "src" / "evenhand").glob("*.py")}
     functions = {name for name in evenhand._PUBLIC if name.islower()}
     assert not modules & functions
+
+
+def source_trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of every file of the package, by its path inside the package."""
+    package = ROOT / "src" / "evenhand"
+    trees = {str(file.relative_to(package)): ast.parse(file.read_text()) for file in sorted(package.rglob("*.py"))}
+    assert len(trees) > 100
+    return trees
+
+
+def test_no_docstring_begins_with_a_reference_or_a_question() -> None:
+    documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+    wrong = [
+        f"{path}: {getattr(node, 'name', 'module')}"
+        for path, tree in source_trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and (ast.get_docstring(node) or "").startswith(("The same", "As ", "What "))
+    ]
+    assert wrong == [], "say what it returns or holds, so that the line can be read alone"
+
+
+def test_variables_are_named_by_the_thing_that_they_hold() -> None:
+    vague = ("found", "made", "kept", "held", "own")
+    uses = [
+        f"{path}:{node.lineno}"
+        for path, tree in source_trees().items()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in vague)
+        or (isinstance(node, ast.arg) and node.arg in vague)
+    ]
+    assert len(uses) <= 30, f"{len(uses)} variables or arguments are named {', '.join(vague)}: {uses}"
+
+
+def test_modules_in_ing_are_terms_of_the_field() -> None:
+    terms = {
+        "accounting",
+        "reporting",
+        "training",
+        "testing",
+        "auditing",
+        "tuning",
+        "sampling",
+        "timing",
+        "scattering",
+        "embedding",
+        "smoothing",
+        "noisy_embedding",
+        "published_smoothing",
+        "record_coupling",
+        "no_clipping",
+    }
+    names = {Path(part).stem for path in source_trees() for part in Path(path).parts}
+    assert {name for name in names if name.endswith("ing")} <= terms
 
 
 def test_every_public_name_exists() -> None:

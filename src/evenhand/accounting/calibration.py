@@ -33,7 +33,7 @@ _BLOCK = 4e-4  # budgets this close (relative) share one certificate
 
 
 class _SearchStage(NamedTuple):
-    """How exactly a stage of a search computes spends (``rel``) and where, relative to the target, it may end.
+    """Accuracy of the spends in one stage of a search (``rel``), and where, relative to the target, it may end.
 
     It ends with a spend between ``1 - tolerance`` and ``1 - margin`` of the target, and aims at ``exp(-aim)`` of it.
     """

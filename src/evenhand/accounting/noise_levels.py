@@ -39,7 +39,7 @@ class MixtureCell:
 
 
 class _MixingLimit(NamedTuple):
-    """How much mixing may raise epsilon (``cost``), judged at order ``tilt``, with the loss cut off at ``reach``."""
+    """Limit on how much mixing may raise epsilon (``cost``), at order ``tilt``, with the loss cut off at ``reach``."""
 
     tilt: float
     cost: float

@@ -56,7 +56,10 @@ class Number:
         _choice(self.missing, ("refuse", "middle", "flag"))
 
     def encode(self, name: str, cells: Cells, missing: set[str]) -> Floats:
-        """The column as numbers in [-1, 1]; arrays keep their shape, plain columns become one (or two) features."""
+        """Return the column as numbers in [-1, 1].
+
+        Arrays keep their shape; plain columns become one feature, or two with ``missing = "flag"``.
+        """
         values, absent = numbers(name, cells, missing)
         if absent.any() and self.missing == "refuse":
             raise _absent(name, "middle", "flag")
@@ -107,23 +110,23 @@ class Category:
         return (*self.values, *more)
 
     def codes(self, name: str, cells: Cells, missing: set[str]) -> list[int]:
-        """The position in ``names`` of every record's category."""
+        """Return the position in ``names`` of every record's category."""
         index = {value: place for place, value in enumerate(self.values)}
         default = -1 if self.other is None else len(self.values)
         absent = len(self.names) - 1 if self.missing == "category" else -2
         written = [text(cell) for cell in cells]
-        found = [index.get(cell, absent if cell in missing else default) for cell in written]
-        if -2 in found:
+        codes = [index.get(cell, absent if cell in missing else default) for cell in written]
+        if -2 in codes:
             raise _absent(name, "category")
-        if -1 in found:
+        if -1 in codes:
             raise DataError(
-                f"Column {name!r}: {found.count(-1)} record(s), the first being record {found.index(-1) + 1}, have a "
+                f"Column {name!r}: {codes.count(-1)} record(s), the first being record {codes.index(-1) + 1}, have a "
                 f'value that is not declared. Add it to values, or declare other = "other" in [columns.{name}].'
             )
-        return found
+        return codes
 
     def encode(self, name: str, cells: Cells, missing: set[str]) -> Floats:
-        """One-hot features."""
+        """Return one-hot features, one row per record."""
         return np.eye(len(self.names), dtype=np.float32)[self.codes(name, cells, missing)]
 
 
@@ -158,7 +161,7 @@ class Image:
         return self.channels, self.height, self.width
 
     def encode(self, name: str, cells: Cells, missing: set[str]) -> Floats:
-        """Pixels in [-1, 1], shaped (records, channels, height, width)."""
+        """Return pixels in [-1, 1], shaped (records, channels, height, width)."""
         return Number(0, 255).encode(name, cells, missing)
 
 
@@ -172,7 +175,7 @@ _EXAMPLES = {
 
 
 def declared(name: str, table: Any) -> Column:
-    """The column that a TOML table ``[columns.NAME]`` declares.
+    """Return the column that a TOML table ``[columns.NAME]`` declares.
 
     Examples:
       >>> declared("age", {"kind": "number", "low": 0, "high": 120})
@@ -189,8 +192,8 @@ def declared(name: str, table: Any) -> Column:
         raise UsageError(
             f'{where} has no kind: type kind = "number" or kind = "category", or delete the table to leave it out.'
         )
-    made = _KINDS[_validate.known(str(kind), _KINDS, f"kind of column in {where}")]
-    fields = {field.name: field for field in dataclasses.fields(made)}
+    column_class = _KINDS[_validate.known(str(kind), _KINDS, f"kind of column in {where}")]
+    fields = {field.name: field for field in dataclasses.fields(column_class)}
     for key, value in settings.items():
         _validate.known(key, fields, f"setting of {where}")
         if isinstance(value, str) and " ".join(value.lower().split()) == "from data":
@@ -207,19 +210,19 @@ def declared(name: str, table: Any) -> Column:
         if str(fields[key].type) == "bool" and not isinstance(value, bool):
             raise UsageError(f"{where}: {key} takes true or false, not {type(value).__name__}.")
     try:
-        return made(**settings)
+        return column_class(**settings)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
 
 
 def as_table(column: Column) -> dict[str, Any]:
-    """The TOML table of a column, the inverse of ``declared``."""
-    kept = {key: value for key, value in dataclasses.asdict(column).items() if value is not None}
-    return {"kind": column.kind, **{key: list(v) if isinstance(v, tuple) else v for key, v in kept.items()}}
+    """Return the TOML table of a column; ``declared`` reads it back."""
+    settings = {key: value for key, value in dataclasses.asdict(column).items() if value is not None}
+    return {"kind": column.kind, **{key: list(v) if isinstance(v, tuple) else v for key, v in settings.items()}}
 
 
 def names(values: Any, what: str) -> tuple[str, ...]:
-    """Declared names as text; whole numbers are names too, so that labels = [0, 1] works."""
+    """Return declared names as text; whole numbers are names too, so that labels = [0, 1] works."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise UsageError(f'{what} takes a list of names, for example {what} = ["yes", "no"].')
     if not all(isinstance(value, str | int) for value in values):
@@ -228,7 +231,7 @@ def names(values: Any, what: str) -> tuple[str, ...]:
 
 
 def printable(name: str, what: str) -> str:
-    """Return a declared name; one that a terminal or page would not show as it is, or that is too long, is refused.
+    """Return a declared name; refuse one that is too long or that a terminal or page would not show as it is.
 
     Examples:
       >>> printable("north", "values")
@@ -240,7 +243,7 @@ def printable(name: str, what: str) -> str:
 
 
 def text(cell: Any) -> str:
-    """A cell as the text that categories and labels are compared with.
+    """Return a cell as the text that categories and labels are compared with.
 
     Examples:
       >>> text(1.0), text(True), text(None), text(" a ")
@@ -258,7 +261,7 @@ def text(cell: Any) -> str:
 
 
 def numbers(name: str, cells: Cells, missing: set[str]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The column as floats, and where it is missing. What is neither a finite number nor missing is refused."""
+    """Return the column as floats, and a mask of the missing cells; refuse other cells that are not finite numbers."""
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "fiu":
         values = cells.astype(np.float32 if cells.dtype.itemsize <= 2 and cells.ndim > 1 else np.float64)
         absent = np.isnan(values) & (values.ndim == 1)
@@ -276,7 +279,10 @@ def numbers(name: str, cells: Cells, missing: set[str]) -> tuple[NDArray[Any], N
 
 
 def _number(cell: Any, missing: set[str]) -> float | None:
-    """A float; NaN for missing; None for what is not a number. Python's 1_000 is not one; infinities are kept."""
+    """Return a cell as a float, NaN if it is missing, None if it is no number.
+
+    Infinities are returned as they are; Python's 1_000 is not taken for a number.
+    """
     written = text(cell)
     if written in missing:
         return math.nan

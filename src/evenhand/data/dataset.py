@@ -50,11 +50,14 @@ class Data:
         return self.facts.records
 
     def group_names(self) -> list[str]:
-        """The group name of every row, for reports on held-out data."""
+        """Return the group name of every row, for reports on held-out data."""
         return [self.facts.groups[index] for index in self.group.tolist()]
 
     def take(self, rows: Tensor) -> Data:
-        """Only these rows, in this order; owner classes without a row are gone. Runs on them add up with the whole."""
+        """Return the data with only these rows, in this order; owner classes without a row are dropped.
+
+        The budgets of runs on a part and of runs on the whole add up.
+        """
         counts = torch.bincount(self.owner[rows], minlength=len(self.facts.owners))
         present = counts.nonzero().squeeze(1)
         code = torch.zeros_like(counts).index_put((present,), torch.arange(len(present)))
@@ -70,13 +73,13 @@ class Data:
         )
 
     def _whole(self) -> str:
-        """Computed where a run needs it: it fetches hundreds of records."""
+        """Compute the fingerprint of these data only where a run needs it, since it fetches hundreds of records."""
         from evenhand.data.fingerprint import fingerprint
 
         return fingerprint(self)
 
     def on(self, device: torch.device) -> Data:
-        """The same rows, fetched onto another device."""
+        """Return these data with a fetch that puts the rows on another device."""
         if device.type == "cpu":
             return self
         moved = Quiet(lambda rows: tree_map_only(Tensor, lambda leaf: leaf.to(device), self.fetch(rows)))
@@ -106,8 +109,8 @@ def wrap(
 
     Examples:
       >>> import numpy as np
-      >>> made = wrap(np.zeros((4, 2)), [0, 1, 0, 1], groups=["a", "a", "b", "b"])
-      >>> made.facts.records, made.facts.groups
+      >>> data = wrap(np.zeros((4, 2)), [0, 1, 0, 1], groups=["a", "a", "b", "b"])
+      >>> data.facts.records, data.facts.groups
       (4, ('a', 'b'))
     """
     if isinstance(data, Data):
@@ -226,7 +229,7 @@ def _tensor(values: Any, name: str) -> Tensor:
 
 
 def _targets(targets: Any, labels: Sequence[Any] | None) -> tuple[Tensor, tuple[str, ...]]:
-    """Class codes 0..K-1 for whole numbers and names; floats stay as they are (regression)."""
+    """Return class codes 0..K-1 and the class names; floats stay as they are (regression), without names."""
     values = targets.detach().cpu().numpy() if isinstance(targets, Tensor) else np.asarray(targets)
     if values.dtype.kind == "f":
         if labels is not None:
@@ -243,7 +246,7 @@ def _targets(targets: Any, labels: Sequence[Any] | None) -> tuple[Tensor, tuple[
 def coded(
     values: Iterable[Any] | None, declared: Sequence[Any] | None, count: int, what: str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Codes 0..K-1 of one name per record, and the names, in the declared order or sorted."""
+    """Return the codes 0..K-1 of one name per record, and the names, in the declared order or sorted."""
     if values is None:
         return torch.zeros(count, dtype=torch.long), ("all",)
     column = values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)

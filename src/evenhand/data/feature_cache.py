@@ -1,4 +1,4 @@
-"""Records whose inputs are replaced by features of them, made once before training and kept for the next run."""
+"""Replaces the inputs of records by features, computed once before training and stored for the next run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Extract: TypeAlias = Callable[[str, Tensor], Tensor]
 
 
 def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> Data:
-    """The same records with ``extract(name, inputs)`` as inputs; targets, groups and owners stay.
+    """Return these records with ``extract(name, inputs)`` as inputs; targets, groups and owners stay.
 
     The features of a record must depend on that record and on nothing private besides; then the guarantee is that of
     training on them. The fingerprint stays that of the raw records, so runs on other features of them add up.
@@ -39,24 +39,24 @@ def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> 
     Examples:
       >>> from evenhand.data.dataset import wrap
       >>> raw = wrap(torch.ones(3, 2), [0, 1, 1])
-      >>> made = featured(raw, "sum", lambda name, inputs: inputs.sum(1, keepdim=True))
-      >>> made.facts.inputs, made.fetch(torch.arange(2))[0].tolist(), fingerprint(made) == fingerprint(raw)
+      >>> summed = featured(raw, "sum", lambda name, inputs: inputs.sum(1, keepdim=True))
+      >>> summed.facts.inputs, summed.fetch(torch.arange(2))[0].tolist(), fingerprint(summed) == fingerprint(raw)
       ('(1,) float32', [[2.0], [2.0]], True)
     """
     inputs, targets = data.fetch(torch.arange(len(data)))
     if not isinstance(inputs, Tensor):
         raise DataError("Features need one tensor of inputs per record: these data have several or none.")
     file = _file(inputs, name, extract) if keep else None
-    made = _kept(file) if file is not None else None
-    if made is None or len(made) != len(data):
-        made = extract(name, inputs).detach().to("cpu", torch.float32).contiguous()
-        if len(made) != len(data):
+    features = _cached(file) if file is not None else None
+    if features is None or len(features) != len(data):
+        features = extract(name, inputs).detach().to("cpu", torch.float32).contiguous()
+        if len(features) != len(data):
             raise DataError(
-                f"The features {name!r} have {len(made)} rows for {len(data)} records: give one per record."
+                f"The features {name!r} have {len(features)} rows for {len(data)} records: give one per record."
             )
         if file is not None:
-            _keep(file, made)
-    rows = made
+            _keep(file, features)
+    rows = features
     return replace(
         data,
         facts=replace(data.facts, inputs=f"{tuple(rows.shape[1:])} float32"),
@@ -66,7 +66,7 @@ def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> 
 
 
 def _file(inputs: Tensor, name: str, extract: Extract) -> Path:
-    """Named after all inputs, the features' name, and the code that makes them."""
+    """Return the path of the cached features, named by a hash of the inputs, the features' name and the code."""
     digest = hashlib.sha256(f"{name} {tuple(inputs.shape)} {inputs.dtype}".encode())
     digest.update(inputs.contiguous().view(torch.uint8).numpy().data)
     for code in sorted(Path(inspect.getfile(extract)).parent.glob("*.py")):
@@ -74,7 +74,7 @@ def _file(inputs: Tensor, name: str, extract: Extract) -> Path:
     return cache_folder() / "features" / f"{digest.hexdigest()}.safetensors"
 
 
-def _kept(file: Path) -> Tensor | None:
+def _cached(file: Path) -> Tensor | None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -85,7 +85,7 @@ def _kept(file: Path) -> Tensor | None:
 
 
 def _keep(file: Path, features: Tensor) -> None:
-    """Write the features in the format of safetensors, without a copy in memory; a cache that fails is done without."""
+    """Write the features as a safetensors file, without a copy in memory; if that fails, there is no cache."""
     size = features.numel() * features.element_size()
     header = json.dumps({"features": {"dtype": "F32", "shape": list(features.shape), "data_offsets": [0, size]}})
     header += " " * (-len(header) % 8)

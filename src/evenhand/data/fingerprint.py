@@ -1,4 +1,4 @@
-"""Telling whether two runs used the same data, so that their budgets can be added up."""
+"""Tells whether two runs used the same data, so that their budgets can be added up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ ROWS = 512
 
 
 def fingerprint(data: Data) -> str:
-    """What all data made from the same records share: the name of a source, the bytes of a file, or the records.
+    """Return a hash that is equal for all data made from the same records.
+
+    It is the hash of the name of a source, of the bytes of a file, or of the records themselves.
 
     Of records that were passed from Python it is a hash of their number and of the inputs of up to 512 evenly spaced
     ones: with other labels they are still the same people's. Parts, splits and features of data have that of the whole.
@@ -49,7 +51,7 @@ def fingerprint(data: Data) -> str:
 
 
 def of_source(name: str) -> str:
-    """The fingerprint of all records of a named source, whatever is made of them; it says nothing about them.
+    """Return the fingerprint of all records of a named source; it depends on the name only.
 
     Other files under the same name count as the same records: budgets are then added up too often, never too seldom.
 
@@ -61,7 +63,7 @@ def of_source(name: str) -> str:
 
 
 def of_files(paths: Sequence[Path]) -> str:
-    """The fingerprint of what is read from these files: of their bytes, in any order and under any names.
+    """Return the fingerprint of data read from these files: a hash of their bytes, in any order and under any names.
 
     Examples:
       >>> import tempfile
@@ -71,15 +73,17 @@ def of_files(paths: Sequence[Path]) -> str:
       >>> of_files([one, two]) == of_files([two, one]) != of_files([one])
       True
     """
-    found = []
+    digests = []
     for path in paths:
         with path.open("rb") as file:
-            found.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return hashlib.sha256("".join(sorted(found)).encode()).hexdigest()
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
 
 
 def assignment(data: Data) -> str:
-    """Hash of which record belongs to which owner class: only where it is the same do equal names mean equal records.
+    """Return a hash of which record belongs to which owner class.
+
+    Only where it is equal do equal owner names mean the same records.
 
     As secret as the fingerprint. It sees the records themselves, since parts of the same data may have equal owners.
 
@@ -98,7 +102,7 @@ def assignment(data: Data) -> str:
 
 
 def identity(data: Data) -> str:
-    """Hash of which records these are, in which order, and who owns each: a run must go on with the same.
+    """Return a hash of the records, their order and the owner of each: a run can only continue with an equal one.
 
     Parts of the same data differ in it, unlike in their fingerprint. As secret as that, and of as many records.
 
@@ -115,19 +119,21 @@ def identity(data: Data) -> str:
 
 
 def _contents(data: Data) -> str:
-    """Hash of the number of records and of the inputs of some, which are read twice, once for each Data.
+    """Return a hash of the number of records and of the inputs of some; computed once for each Data.
+
+    These records are read twice, and refused if they differ.
 
     The second time they are read in reverse, so that what depends on the record before shows too. Both times every
     record has the same seed in all global generators: what differs was drawn from somewhere else.
     """
-    held: str | None = data.__dict__.get("_contents")
-    if held is None:
+    digest: str | None = data.__dict__.get("_contents")
+    if digest is None:
         rows = torch.linspace(0, len(data) - 1, min(ROWS, len(data)), dtype=torch.float64).round().long()
         chosen = torch.unique(rows)
         first = data.fetch(chosen)
         again = tree_map_only(torch.Tensor, lambda leaf: leaf.flip(0), data.fetch(chosen.flip(0)))
-        held = _hashed(len(data), first[0])
-        if held != _hashed(len(data), again[0]) or not _same(first[1], again[1]):
+        digest = _hashed(len(data), first[0])
+        if digest != _hashed(len(data), again[0]) or not _same(first[1], again[1]):
             raise DataError(
                 "Reading the same records twice gives different ones, so that a run could not go on after a stop, runs "
                 "on these data could not be added up, and what one record draws could depend on others. The dataset "
@@ -136,8 +142,8 @@ def _contents(data: Data) -> str:
                 "(torch.rand, np.random.rand, random.random), which get a secret seed for every record and step; or "
                 "take random transforms out of it and pass augment=."
             )
-        data.__dict__["_contents"] = held
-    return held
+        data.__dict__["_contents"] = digest
+    return digest
 
 
 def _hashed(count: int, inputs: Any) -> str:
@@ -176,7 +182,7 @@ _KINDS = {"rows": np.int64, "inputs": np.uint64, "both": np.uint64}
 
 @dataclass(frozen=True)
 class Survey:
-    """What one look found: of each row that was read a digest of its inputs, and one of inputs and target together.
+    """Result of one look at the records: for each row that was read, a digest of its inputs and one with the target.
 
     ``rows`` are the numbers of the rows, ascending; ``records`` is how many there are; ``not_finite`` counts rows with
     a value that is not finite among those that were read. All but ``records`` is secret.
@@ -190,29 +196,29 @@ class Survey:
     key: bytes = field(repr=False)
 
     def to_bytes(self) -> bytes:
-        """Return the form that is kept in ``private``; `from_bytes` reads it."""
-        kept, key = io.BytesIO(), np.frombuffer(self.key, np.uint8)
+        """Return the bytes that are stored in ``private``; `from_bytes` reads them."""
+        buffer, key = io.BytesIO(), np.frombuffer(self.key, np.uint8)
         counts = np.array([self.records, self.not_finite])
-        np.savez(kept, counts=counts, rows=self.rows, inputs=self.inputs, both=self.both, key=key)
-        return kept.getvalue()
+        np.savez(buffer, counts=counts, rows=self.rows, inputs=self.inputs, both=self.both, key=key)
+        return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, kept: bytes) -> Survey:
-        """Return the survey that was kept.
+    def from_bytes(cls, content: bytes) -> Survey:
+        """Return the survey that ``to_bytes`` stored; raise VerificationError if it is damaged.
 
         Examples:
           >>> from evenhand.data import wrap
-          >>> found = survey(wrap(torch.eye(3), [0, 1, 2]))
-          >>> bool((Survey.from_bytes(found.to_bytes()).inputs == found.inputs).all())
+          >>> original = survey(wrap(torch.eye(3), [0, 1, 2]))
+          >>> bool((Survey.from_bytes(original.to_bytes()).inputs == original.inputs).all())
           True
         """
-        file = io.BytesIO(kept)
+        file = io.BytesIO(content)
         untrusted.check_stored(file, "rows.npz")
         try:
-            with np.load(file, allow_pickle=False) as held:
-                records, not_finite = (int(count) for count in held["counts"])
-                rows, inputs, both = (held[name].astype(kind, casting="no") for name, kind in _KINDS.items())
-                key = held["key"].astype(np.uint8, casting="no").tobytes()
+            with np.load(file, allow_pickle=False) as arrays:
+                records, not_finite = (int(count) for count in arrays["counts"])
+                rows, inputs, both = (arrays[name].astype(kind, casting="no") for name, kind in _KINDS.items())
+                key = arrays["key"].astype(np.uint8, casting="no").tobytes()
         except (ValueError, TypeError, LookupError, OSError, EOFError, MemoryError, zipfile.BadZipFile):
             raise VerificationError("rows.npz cannot be read: it was damaged or edited.") from None
         if not (rows.shape == inputs.shape == both.shape == (len(rows),) and len(rows) <= records and len(key) == 32):
@@ -221,7 +227,7 @@ class Survey:
 
     @classmethod
     def read(cls, path: Path) -> Survey:
-        """Return the survey that lies in a file.
+        """Return the survey stored in a file.
 
         Raises:
           VerificationError: it is not a file of the kind that ``to_bytes`` makes.
@@ -230,23 +236,23 @@ class Survey:
 
 
 def survey(data: Data, key: bytes | None = None) -> Survey:
-    """Return what one look at the records finds; a second call with the same key looks no more.
+    """Read the records once and return their digests; a second call with the same key reads nothing.
 
     Every record is read with the same public seed, so that random transforms do the same to all of them. Numbers are
     compared as float32 and in their order, whatever their shape. Without a key a new one is taken.
 
     Examples:
       >>> from evenhand.data import wrap
-      >>> found = survey(wrap(torch.tensor([[1.0], [float("nan")], [1.0]]), [0, 0, 1]))
-      >>> found.not_finite, bool(found.inputs[0] == found.inputs[2]), bool(found.both[0] == found.both[2])
+      >>> seen = survey(wrap(torch.tensor([[1.0], [float("nan")], [1.0]]), [0, 0, 1]))
+      >>> seen.not_finite, bool(seen.inputs[0] == seen.inputs[2]), bool(seen.both[0] == seen.both[2])
       (1, True, False)
     """
-    held: Survey | None = data.__dict__.get("_survey")
-    if held is not None and key in (None, held.key):
-        return held
-    found = _looked(data, key or os.urandom(32))
-    data.__dict__["_survey"] = found
-    return found
+    previous: Survey | None = data.__dict__.get("_survey")
+    if previous is not None and key in (None, previous.key):
+        return previous
+    new_survey = _looked(data, key or os.urandom(32))
+    data.__dict__["_survey"] = new_survey
+    return new_survey
 
 
 def _looked(data: Data, key: bytes) -> Survey:
@@ -309,5 +315,5 @@ class _Hashing:
         half = shifted.shape[1] // 2
         products = shifted[:, :half].astype(np.uint64)
         products *= shifted[:, half:]
-        found: NDArray[np.uint64] = products.sum(1)
-        return found
+        sums: NDArray[np.uint64] = products.sum(1)
+        return sums

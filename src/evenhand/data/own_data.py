@@ -20,7 +20,7 @@ from evenhand.errors import DataError, UsageError
 
 
 def read(path: str | Path, declared: Declaration, *, delimiter: str = ",") -> Data:
-    r"""The records of a CSV, Parquet or NPZ file or of an image folder.
+    r"""Return the records of a CSV, Parquet or NPZ file or of an image folder.
 
     However they are declared, encoded and split, runs add up as runs on the same data: they are told by their bytes.
 
@@ -33,12 +33,12 @@ def read(path: str | Path, declared: Declaration, *, delimiter: str = ",") -> Da
       2
     """
     place = Path(path)
-    made = declared.data(read_table(place, declared, delimiter=delimiter))
-    return replace(made, origin=of_files([file for _, file in listed(place)] if os.path.isdir(place) else [place]))
+    data = declared.data(read_table(place, declared, delimiter=delimiter))
+    return replace(data, origin=of_files([file for _, file in listed(place)] if os.path.isdir(place) else [place]))
 
 
 def read_table(path: Path, declared: Declaration, *, delimiter: str = ",") -> Table:
-    """The same before encoding; new records need no label."""
+    """Return the table of a file or image folder, before encoding; new records need no label."""
     picture = declared.columns.get(PICTURE)
     if os.path.isdir(path):
         if not isinstance(picture, Image):
@@ -53,7 +53,7 @@ def read_table(path: Path, declared: Declaration, *, delimiter: str = ",") -> Ta
 
 
 def header(path: Path, *, delimiter: str = ",") -> list[str]:
-    """Column names only; of an image folder, those of its pictures and classes."""
+    """Return the column names only; of an image folder, those of its pictures and classes."""
     return [PICTURE, FOLDER] if os.path.isdir(path) else read_files.header(path, delimiter=delimiter)
 
 
@@ -64,7 +64,7 @@ _ACCEPTED = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 
 
 def classes(path: Path) -> list[str]:
-    """The sub-folders, which are the labels; no picture is opened.
+    """Return the names of the sub-folders, which are the labels; no picture is opened.
 
     Examples:
       >>> import tempfile
@@ -74,50 +74,53 @@ def classes(path: Path) -> list[str]:
       ['cats', 'dogs']
     """
     try:
-        found = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+        folders = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
-    if not found:
+    if not folders:
         raise DataError(
             f"{path} is a folder without sub-folders: give a file, or one sub-folder of pictures per class."
         )
-    return found
+    return folders
 
 
 def listed(path: Path) -> list[tuple[str, Path]]:
-    """Every picture with its sub-folder, in order; none is opened."""
+    """Return every picture with the name of its sub-folder, in order; none is opened."""
     return [(name, file) for number, name in enumerate(classes(path), 1) for file in _pictures(path, name, number)]
 
 
 def read_images(path: Path, declared: Image) -> Table:
-    """All pictures as one array, and the sub-folder of each. No name is printed, since it may be a person's."""
-    found = listed(path)
-    if not found:
+    """Return all pictures as one array, with the sub-folder and the file name of each.
+
+    No name is printed in messages, since it may be a person's.
+    """
+    pictures = listed(path)
+    if not pictures:
         raise DataError(f"{path} holds no pictures: put the pictures of each class into its sub-folder.")
-    read_files.limited(len(found) * int(np.prod(declared.shape)) * 4, path)
-    pixels = np.empty((len(found), *declared.shape), dtype=np.uint8)
+    read_files.limited(len(pictures) * int(np.prod(declared.shape)) * 4, path)
+    pixels = np.empty((len(pictures), *declared.shape), dtype=np.uint8)
     place: dict[str, int] = {}
     numbers = {folder: number for number, folder in enumerate(classes(path), 1)}
-    for row, (folder, file) in enumerate(found):
+    for row, (folder, file) in enumerate(pictures):
         place[folder] = place.get(folder, 0) + 1
         pixels[row] = picture(file, declared, f"Picture {place[folder]} of sub-folder {numbers[folder]}")
-    names = [file.name for _, file in found]
-    return Table({PICTURE: pixels, FOLDER: [folder for folder, _ in found], FILE: names})
+    names = [file.name for _, file in pictures]
+    return Table({PICTURE: pixels, FOLDER: [folder for folder, _ in pictures], FILE: names})
 
 
 def _pictures(root: Path, folder: str, number: int) -> list[Path]:
     inside = (root / folder).resolve()
     if not inside.is_relative_to(root.resolve()):
         raise DataError(f"Sub-folder {number} is a link to somewhere else: copy the pictures into the folder.")
-    found = sorted(child for child in inside.iterdir() if not child.name.startswith("."))
-    for place, child in enumerate(found, 1):
+    files = sorted(child for child in inside.iterdir() if not child.name.startswith("."))
+    for place, child in enumerate(files, 1):
         if child.is_symlink() or not child.is_file():
             raise DataError(f"Entry {place} of sub-folder {number} is not an ordinary file: keep pictures only.")
-    return found
+    return files
 
 
 def picture(file: Path, declared: Image, what: str) -> NDArray[Any]:
-    """The bytes of one picture as declared, (channels, height, width); ``what`` names it in messages."""
+    """Return the bytes of one picture as declared, (channels, height, width); ``what`` names it in messages."""
     try:
         from PIL import Image as Pillow
     except ImportError:
@@ -128,21 +131,21 @@ def picture(file: Path, declared: Image, what: str) -> NDArray[Any]:
             warnings.simplefilter("error", Pillow.DecompressionBombWarning)
             with Pillow.open(file, formats=_ACCEPTED) as opened:
                 _sized(opened.size, declared, what)
-                found = opened.convert("L" if declared.channels == 1 else "RGB")
+                image = opened.convert("L" if declared.channels == 1 else "RGB")
     except DataError:
         raise
     except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning):
         raise _bomb(what) from None
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError):
         raise DataError(f"{what} is not a readable picture ({', '.join(_ACCEPTED)}): remove or repair it.") from None
-    if found.size != (declared.width, declared.height):
-        found = found.resize((declared.width, declared.height), Pillow.Resampling.BILINEAR)
-    array = np.asarray(found)
+    if image.size != (declared.width, declared.height):
+        image = image.resize((declared.width, declared.height), Pillow.Resampling.BILINEAR)
+    array = np.asarray(image)
     return array[None] if declared.channels == 1 else array.transpose(2, 0, 1)
 
 
 def _sized(size: tuple[int, int], declared: Image, what: str) -> None:
-    """Before a pixel is unpacked."""
+    """Raise DataError for a size that is too large or not the declared one, before a pixel is unpacked."""
     if size[0] * size[1] > PIXELS:
         raise _bomb(what)
     if not declared.resize and size != (declared.width, declared.height):

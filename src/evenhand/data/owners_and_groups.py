@@ -1,4 +1,4 @@
-"""Who owns a record and which group it is in, where no column of the data says so: the label, or a file beside."""
+"""Assigns owners and groups to records where no column of the data names them: by the label, or by a separate file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Roles:
     budgets: str | None = None
 
     def of_table(self, label: str | None, columns: Container[str]) -> tuple[Roles, Roles]:
-        """Which of them columns of a user's own table give, and which files beside it do.
+        """Divide the roles: those that columns of a user's table give, and those that separate files give.
 
         Examples:
           >>> Roles(owners="consent", groups="label", budgets="epsilons.npy").of_table("ill", ["consent"])
@@ -52,7 +52,7 @@ class Roles:
         return Roles(**{name: role for name, role in given.items() if name not in beside}), Roles(**beside)
 
     def paths(self, base: Path) -> dict[str, str]:
-        """The files among them, resolved against ``base``, by the names of the settings.
+        """Return the files among the roles by the name of their setting, resolved against ``base``.
 
         Examples:
           >>> Roles(owners="label", budgets="epsilons.npy").paths(Path("/data"))
@@ -67,7 +67,7 @@ class Roles:
 
 
 def by_record(data: Data, names: Any, owners: Any) -> Data:
-    """The data with the owners that budgets by record make; refused where other ``owners`` were given too.
+    """Return the data with one owner per budget by record; refuse other ``owners`` given as well.
 
     Examples:
       >>> from evenhand.data.dataset import wrap
@@ -80,7 +80,7 @@ def by_record(data: Data, names: Any, owners: Any) -> Data:
 
 
 def owned(data: Data, owners: Iterable[Any]) -> Data:
-    """The same records with one owner name each.
+    """Return these records with one owner name each.
 
     Examples:
       >>> from evenhand.data.dataset import wrap
@@ -93,20 +93,20 @@ def owned(data: Data, owners: Iterable[Any]) -> Data:
 
 
 def grouped(data: Data, groups: Iterable[Any], names: Sequence[str]) -> Data:
-    """The same records with one group name each, of those declared.
+    """Return these records with one group name each, of those declared.
 
     Examples:
       >>> from evenhand.data.dataset import wrap
       >>> grouped(wrap(torch.zeros(3, 1), [0, 1, 1]), ["a", "b", "b"], ["a", "b"]).facts.groups
       ('a', 'b')
     """
-    code, found = coded(groups, names, len(data), "groups")
+    code, group_names = coded(groups, names, len(data), "groups")
     derived = tuple(fact for fact in data.facts.derived if fact != "groups")
-    return replace(data, group=code, facts=replace(data.facts, groups=found, derived=derived))
+    return replace(data, group=code, facts=replace(data.facts, groups=group_names, derived=derived))
 
 
 def assigned(train: Data, test: Data | None, roles: Roles) -> tuple[Data, Data | None]:
-    """Training and held-out data with owners and groups from the label or from files.
+    """Return training and held-out data with owners and groups from the label or from files.
 
     A file has one entry per training record, or per training and then per held-out record. With the short form nobody
     knows who owns the held-out records, so nothing is reported per owner.
@@ -152,7 +152,7 @@ def _with_groups(train: Data, test: Data | None, source: str) -> tuple[Data, Dat
 
 
 def labels(data: Data) -> list[str]:
-    """The class of every record by name.
+    """Return the class name of every record.
 
     Examples:
       >>> from evenhand.data.dataset import wrap
@@ -166,7 +166,7 @@ def labels(data: Data) -> list[str]:
 
 
 def entries(path: Path) -> list[Any]:
-    r"""One entry per record, in order: a line of a .txt file, a row of a one-column .csv (with a header), a .npy array.
+    r"""Read one entry per record, in order: lines of a .txt file, rows of a one-column .csv with header, a .npy array.
 
     Examples:
       >>> import tempfile
@@ -189,27 +189,27 @@ def _array(path: Path) -> list[Any]:
     try:
         with read_files.opened(path) as file:
             read_files.limited(path.stat().st_size, path)
-            found = np.load(file, allow_pickle=False)
+            column = np.load(file, allow_pickle=False)
     except EvenhandError:
         raise
     except Exception:  # parsers of damaged bytes fail in many ways
         raise DataError(
             f"{path.name} is not a plain .npy array (Python objects are never loaded). Write it with np.save."
         ) from None
-    if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "fiubU":
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "fiubU":
         raise DataError(f"{path.name} must hold one column: a plain array with one number or name per record.")
-    return list(found.tolist())
+    return list(column.tolist())
 
 
 def _names(source: str, what: str) -> list[str]:
-    found = [text(cell) for cell in entries(_path(source, what))]
-    empty = found.count("")
+    names = [text(cell) for cell in entries(_path(source, what))]
+    empty = names.count("")
     if empty:
         raise DataError(
-            f"{Path(source).name}: {empty} record(s), the first being record {found.index('') + 1}, have no name. Give "
+            f"{Path(source).name}: {empty} record(s), the first being record {names.index('') + 1}, have no name. Give "
             "every record one, for example 'unknown'."
         )
-    return found
+    return names
 
 
 def _path(source: str, what: str) -> Path:
@@ -222,13 +222,13 @@ def _path(source: str, what: str) -> Path:
     return Path(source)
 
 
-def _shared(found: list[str], train: Data, test: Data | None, what: str) -> tuple[list[str], list[str]]:
-    """Entries of the training records, and of the held-out ones if there are as many."""
+def _shared(column: list[str], train: Data, test: Data | None, what: str) -> tuple[list[str], list[str]]:
+    """Divide the entries into those of the training records and those of the held-out ones, if the file has both."""
     held_out = 0 if test is None else len(test)
-    if len(found) not in (len(train), len(train) + held_out):
+    if len(column) not in (len(train), len(train) + held_out):
         both = f", or {len(train) + held_out} with the held-out records after them" if held_out else ""
         raise DataError(
-            f"The file of {what} has {len(found)} entries for {len(train)} training records: give one per record, in "
+            f"The file of {what} has {len(column)} entries for {len(train)} training records: give one per record, in "
             f"the order of the data{both}. The first line of a .csv file is its header; a .txt file has none."
         )
-    return found[: len(train)], found[len(train) :]
+    return column[: len(train)], column[len(train) :]

@@ -21,7 +21,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 
 
 def is_path(name: str) -> bool:
-    """Whether ``--data`` names a file or folder rather than a built-in source.
+    """Return whether ``--data`` names a file or folder rather than a built-in source.
 
     Examples:
       >>> is_path("digits"), is_path("people.csv"), is_path("scans/")
@@ -31,7 +31,7 @@ def is_path(name: str) -> bool:
 
 
 def header(path: Path, *, delimiter: str = ",") -> list[str]:
-    r"""The column names of a file; no value is read.
+    r"""Return the column names of a file; no value is read.
 
     Examples:
       >>> import tempfile
@@ -45,41 +45,41 @@ def header(path: Path, *, delimiter: str = ",") -> list[str]:
 
 
 def read(path: Path, *, delimiter: str = ",") -> Table:
-    """A whole file as a table."""
+    """Return a whole file as a table."""
     table, _ = _format(path)
     return table(path, delimiter)
 
 
 def read_csv(path: Path, delimiter: str) -> Table:
-    """UTF-8 text with a header line; every line has as many fields as the header. Space around cells is ignored."""
+    """Read UTF-8 text with a header line; every line must have as many fields. Space around cells is ignored."""
     rows = csv.reader(io.StringIO(_text(_bytes(path), path), newline=""), **_dialect(path, delimiter))
-    found, records = None, []
+    names, records = None, []
     try:
         for row in rows:
-            if found is None:
-                found = checked_header(row)
-            elif len(row) == len(found):
+            if names is None:
+                names = checked_header(row)
+            elif len(row) == len(names):
                 records.append(row)
             elif row:
                 raise DataError(
-                    f"{path.name}, line {rows.line_num}: {len(row)} fields where the header has {len(found)}. Quote "
+                    f"{path.name}, line {rows.line_num}: {len(row)} fields where the header has {len(names)}. Quote "
                     'cells that contain the delimiter, or name the right one: delimiter = ";".'
                 )
     except csv.Error:
         raise _malformed(path, rows.line_num) from None
-    if found is None:
+    if names is None:
         raise DataError(f"{path.name} is empty: the first line must name the columns.")
-    columns: list[Any] = list(zip(*records, strict=True)) or [() for _ in found]
-    return Table(dict(zip(found, columns, strict=True)))
+    columns: list[Any] = list(zip(*records, strict=True)) or [() for _ in names]
+    return Table(dict(zip(names, columns, strict=True)))
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file; empty ones at its end do not count."""
+    """Return the lines of a UTF-8 text file; empty ones at its end do not count."""
     return _text(_bytes(path), path).rstrip("\r\n").splitlines()
 
 
 def csv_header(path: Path, delimiter: str) -> list[str]:
-    """The first line of a CSV file."""
+    """Return the names in the first line of a CSV file."""
     with opened(path) as file:
         start = file.read(2**20)
     line = _text(start.partition(b"\n")[0].rstrip(b"\r"), path)
@@ -93,12 +93,12 @@ def csv_header(path: Path, delimiter: str) -> list[str]:
 
 
 def read_npz(path: Path, delimiter: str) -> Table:
-    """One array per column, the first dimension being the record. Pickled objects are never loaded."""
+    """Read one array per column, the first dimension being the record. Pickled objects are never loaded."""
     return Table({name: _plain(array) for name, array in arrays(path).items()})
 
 
 def arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an NPZ file by name; they may have different lengths."""
+    """Return the arrays of an NPZ file by name; they may have different lengths."""
     with opened(path) as file, _archive(file, path) as archive:
         members = _members(archive, path)
         columns = {}
@@ -119,31 +119,31 @@ def arrays(path: Path) -> dict[str, Any]:
 
 
 def npz_header(path: Path, delimiter: str) -> list[str]:
-    """The names of the arrays."""
+    """Return the names of the arrays."""
     with opened(path) as file, _archive(file, path) as archive:
         return list(_members(archive, path))
 
 
 def read_parquet(path: Path, delimiter: str) -> Table:
-    """A Parquet file with plain columns: numbers, text, booleans."""
+    """Read a Parquet file with plain columns: numbers, text, booleans."""
     with opened(path) as file:
-        found_file, schema = _parquet(file, path)
-        meta = found_file.metadata
+        parquet, schema = _parquet(file, path)
+        meta = parquet.metadata
         size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
         limited(max(size, 8 * meta.num_rows * meta.num_columns), path)
-        found = checked_header(schema.names)
+        names = checked_header(schema.names)
         for place, kind in enumerate(schema.types, 1):
             if not _plain_kind(kind):
                 raise DataError(f"{path.name}: column {place} has neither numbers nor text: convert it first.")
         try:
-            columns = [column.to_pylist() for column in found_file.read().columns]
+            columns = [column.to_pylist() for column in parquet.read().columns]
         except Exception:  # parsers of damaged bytes fail in many ways
             raise _garbage(path, "Parquet") from None
-    return Table(dict(zip(found, columns, strict=True)))
+    return Table(dict(zip(names, columns, strict=True)))
 
 
 def parquet_header(path: Path, delimiter: str) -> list[str]:
-    """The column names of the schema."""
+    """Return the column names of the schema."""
     with opened(path) as file:
         return checked_header(_parquet(file, path)[1].names)
 
@@ -163,7 +163,7 @@ def _format(path: Path) -> tuple[Callable[[Path, str], Table], Callable[[Path, s
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Return the file, if it is an ordinary one: a pipe or device could block or never end."""
+    """Open an ordinary file for reading; refuse pipes and devices, which could block or never end."""
     if "\0" in str(path):
         raise UsageError("A file name cannot hold a NUL character.")
     try:
@@ -212,7 +212,7 @@ def _garbage(path: Path, kind: str) -> DataError:
 
 
 def limited(size: int, path: Path) -> None:
-    """Refuse what would not fit, before it is unpacked."""
+    """Raise DataError if a file would take more than ``LIMIT`` bytes in memory, before it is unpacked."""
     if size > LIMIT:
         raise DataError(
             f"{path.name} would take {size / 2**30:.1f} GiB in memory; the limit is {LIMIT / 2**30:.3g} GiB. It was "
@@ -248,14 +248,14 @@ def _array_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path)
 
 
 def _plain(array: Any) -> Any:
-    """Text arrays become lists; bytes are read as UTF-8 with a mark where they are not."""
+    """Return text arrays as lists, others as they are; bytes that are not UTF-8 are marked."""
     if array.dtype.kind == "S":
         return [cell.decode("utf-8", "replace") for cell in array.tolist()]
     return array.tolist() if array.dtype.kind in "Ub" else array
 
 
 def _parquet(file: IO[bytes], path: Path) -> tuple[Any, Any]:
-    """The opened file and its schema."""
+    """Return the opened file and its schema."""
     try:
         import pyarrow.parquet as pq
     except ImportError:

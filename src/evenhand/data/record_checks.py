@@ -1,4 +1,7 @@
-"""Records that are exact copies of others: each counts as a record of its own, so who is copied is protected less."""
+"""Checks of records: exact copies, values that are not finite, training records among held-out ones.
+
+A copy counts as a record of its own, so a person who was copied is protected less.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,17 @@ def copies(data: Data, seconds: float = SECONDS) -> int | None:
       >>> copies(wrap(torch.tensor([[1.0], [2.0], [1.0]]), [0, 1, 1]))
       1
     """
-    began, found, start, size = time.perf_counter(), [], 0, FIRST
+    began, digests, start, size = time.perf_counter(), [], 0, FIRST
     while start < len(data):
         if time.perf_counter() - began > seconds:
             return None
-        found.append(_digests(data, torch.arange(start, min(start + size, len(data)))))
+        digests.append(_digests(data, torch.arange(start, min(start + size, len(data)))))
         start, size = start + size, min(2 * size, CHUNK)
-    return len(data) - len(np.unique(np.concatenate(found)))
+    return len(data) - len(np.unique(np.concatenate(digests)))
 
 
 def warning(data: Data) -> str | None:
-    """Tell the trainer of more copies than chance explains, and what they mean; None if there are not.
+    """Return a warning for the trainer if there are more copies than chance explains; None otherwise.
 
     Few columns make honest twins: in a table of age and sex almost every record has one. How many to expect is judged
     by how often two records agree in each column, as if half of the columns told nothing new.
@@ -61,19 +64,19 @@ def warning(data: Data) -> str | None:
 
 def tell(data: Data) -> None:
     """Print the warning to the trainer's terminal, if there is one."""
-    found = warning(data)
-    if found is not None:
-        say(f"evenhand: {found}")
+    message = warning(data)
+    if message is not None:
+        say(f"evenhand: {message}")
 
 
 def _columns(data: Data, rows: torch.Tensor) -> list[NDArray[np.uint8]]:
-    """Every input tensor as one row of bytes per record."""
+    """Return every input tensor as one row of bytes per record."""
     leaves = [leaf.detach().cpu().contiguous() for leaf in tree_leaves(data.fetch(rows)[0]) if leaf.numel()]
     return [leaf.view(len(rows), -1).view(torch.uint8).numpy() for leaf in leaves]
 
 
 def _digests(data: Data, rows: torch.Tensor) -> NDArray[np.int64]:
-    """A 64-bit sum of the bytes of each record, with fixed odd weights: equal for equal records."""
+    """Return a 64-bit sum of the bytes of each record, with fixed odd weights: equal for equal records."""
     total = np.zeros(len(rows), dtype=np.int64)
     generator = np.random.default_rng(0)
     for part in _columns(data, rows):
@@ -87,7 +90,7 @@ def _digests(data: Data, rows: torch.Tensor) -> NDArray[np.int64]:
 
 
 def _expected(data: Data) -> float:
-    """Twins among honest records, judged generously: pairs times the square root of the product over columns."""
+    """Estimate generously how many copies chance explains: pairs times the root of the product over columns."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randperm(len(data), generator=generator)[:ROWS].sort().values
     agree = 0.0
@@ -106,7 +109,7 @@ records, a division by zero, a logarithm or missing cells read as NaN spoil a co
 other records than the statement speaks of."""
 
 
-def check_finite(found: Survey, allowed: bool) -> None:
+def check_finite(survey: Survey, allowed: bool) -> None:
     """Say how many records are not finite, before anything is spent; raise DataError where they are too many.
 
     Examples:
@@ -118,17 +121,17 @@ def check_finite(found: Survey, allowed: bool) -> None:
       ...
       evenhand.errors.DataError: Too many records hold values that are not finite ...
     """
-    seen = len(found.rows)
-    if too_many(found.not_finite, seen) and not allowed:
+    seen = len(survey.rows)
+    if too_many(survey.not_finite, seen) and not allowed:
         raise DataError(
             "Too many records hold values that are not finite (NaN or infinite): more than one in a hundred. They "
             "would contribute nothing, and the model would be trained on fewer records than the statement speaks of. "
             "Fill or declare missing values first; if it is meant, pass allow_not_finite=True (--allow-not-finite). "
             "Nothing was spent."
         )
-    if found.not_finite:
-        part = "" if seen == found.records else f" {seen:,} that were looked at, out of"
-        _tell(f"{found.not_finite:,} of{part} {found.records:,} records hold values that are not finite", "will add")
+    if survey.not_finite:
+        part = "" if seen == survey.records else f" {seen:,} that were looked at, out of"
+        _tell(f"{survey.not_finite:,} of{part} {survey.records:,} records hold values that are not finite", "will add")
 
 
 def too_many(count: int, among: int) -> bool:
@@ -241,12 +244,12 @@ def _order(
     chosen = np.unique(np.linspace(0, len(test) - 1, min(_ALIGNED, len(test))).round().astype(np.int64))
     place = np.argsort(train, kind="stable")
     low, high = (np.searchsorted(train[place], test[chosen], side) for side in ("left", "right"))
-    kept = np.cumsum(high - low) <= _PAIRS
-    chosen, low, high = chosen[kept], low[kept], high[kept]
+    within_limit = np.cumsum(high - low) <= _PAIRS
+    chosen, low, high = chosen[within_limit], low[within_limit], high[within_limit]
     if not len(chosen) or not (high > low).any():
         return 1.0
-    found = np.concatenate([place[a:b] for a, b in zip(low, high, strict=True)])
-    distances = train_rows[found] - np.repeat(test_rows[chosen], high - low)
+    matches = np.concatenate([place[a:b] for a, b in zip(low, high, strict=True)])
+    distances = train_rows[matches] - np.repeat(test_rows[chosen], high - low)
     most = int(np.unique(distances, return_counts=True)[1].max())
     near = [float((train[lag:] == train[:-lag]).mean()) for lag in range(1, min(9, len(train)))]
     rate = max([_alike(train), *near])

@@ -1,4 +1,4 @@
-"""What a Dataset draws while a record is fetched: from a seed of its own, never from generators that others share.
+"""Gives each record a seed of its own for what a Dataset draws while it is fetched; shared generators are not used.
 
 Random crops and flips in ``__getitem__`` draw from the global generators of torch, numpy or ``random``. Left alone, a
 record more in a batch would shift what all later ones draw, and so move a clipped sum by many times its bound. Here
@@ -37,7 +37,7 @@ _seeds: ContextVar[Seeds] = ContextVar("evenhand_seeds", default=_constant)
 
 @contextmanager
 def seeds(of: Seeds) -> Iterator[None]:
-    """Fetch with these seeds inside; without it every record has the same public one."""
+    """Use these seeds for every fetch inside the block; outside it every record has one public seed."""
     token = _seeds.set(of)
     try:
         yield
@@ -98,9 +98,9 @@ class Guarded:
             return self._nothing()
         before = generators.Snapshot()
         if not self.draws:
-            found = [self._record(number) for number in numbers]
+            records = [self._record(number) for number in numbers]
             if not before.moved():
-                return self._collate(found)
+                return self._collate(records)
             self.draws = True
         try:
             return self._collate([self._seeded(*each) for each in zip(numbers, _seeds.get()(numbers), strict=True)])
@@ -113,11 +113,11 @@ class Guarded:
 
 
 def guarded(fetch: Fetch) -> Fetch:
-    """Return a fetch that is safe whatever it draws: our own as they are, a function of somebody else one by one.
+    """Return a fetch that is safe whatever it draws: ours unchanged, a user's function with a seed for each record.
 
     Examples:
-      >>> made = guarded(lambda rows: (torch.rand(len(rows), 1), rows))
-      >>> bool((made(torch.arange(3))[0] == made(torch.tensor([2]))[0]).all())
+      >>> fetch = guarded(lambda rows: (torch.rand(len(rows), 1), rows))
+      >>> bool((fetch(torch.arange(3))[0] == fetch(torch.tensor([2]))[0]).all())
       True
     """
     if isinstance(fetch, Quiet | Guarded):
@@ -128,10 +128,10 @@ def guarded(fetch: Fetch) -> Fetch:
 
 
 def _joined(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """One batch of several: tensors below each other."""
+    """Join the batches of several fetches into one: tensors are concatenated."""
     trees = [tree_flatten(part) for part in parts]
     every = list(zip(*(leaves for leaves, _ in trees), strict=True))
     if not all(isinstance(leaf, Tensor) for leaves in every for leaf in leaves):
         raise DataError("A fetch of your own must give tensors, or dicts and tuples of them.")
-    found: tuple[Any, Any] = tree_unflatten([torch.cat(leaves) for leaves in every], trees[0][1])
-    return found
+    batch: tuple[Any, Any] = tree_unflatten([torch.cat(leaves) for leaves in every], trees[0][1])
+    return batch

@@ -41,7 +41,10 @@ class Table:
         return len(next(iter(self.columns.values()))) if self.columns else 0
 
     def cells(self, name: str, declared: Iterable[str | None] = ()) -> Cells:
-        """One column; an absent one is an error. What was ``declared`` besides says whether it may print names."""
+        """Return one column; raise DataError if it is absent.
+
+        The names ``declared`` besides it tell whether the message may print names of the header.
+        """
         if name not in self.columns:
             raise no_column(name, list(self.columns), declared)
         return self.columns[name]
@@ -49,7 +52,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is publicly known about a table; all that encoding uses.
+    """Public facts about a table: all that encoding uses.
 
     Attributes:
       columns: the features by column name; a column that is not named here is left out.
@@ -103,7 +106,7 @@ class Declaration:
         }
 
     def inputs(self, table: Table) -> Tensor:
-        """What the model sees: features side by side; one array or picture column keeps its shape."""
+        """Return the inputs of the model: features side by side; a single array or picture column keeps its shape."""
         if len(table) == 0:
             raise DataError("There are no records: the table has a header and nothing else.")
         missing = set(self.missing_tokens)
@@ -113,12 +116,12 @@ class Declaration:
         return torch.from_numpy(np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1))
 
     def data(self, table: Table) -> Data:
-        """Inputs, labels, groups and owners of every record."""
+        """Return inputs, labels, groups and owners of every record."""
         inputs = self.inputs(table)
         label = Category(self.labels).codes(self.label, table.cells(self.label, self._named), set(self.missing_tokens))
         if len(set(label)) < 2:
             raise DataError(f"All records have the same label in {self.label!r}: there is nothing to learn.")
-        made = wrap(
+        data = wrap(
             inputs,
             [self.labels[code] for code in label],
             labels=self.labels,
@@ -126,10 +129,10 @@ class Declaration:
             group_names=self._names("groups", self.groups) or None,
             owners=self._budgets(table) or self._role(table, "owners", self.owners),
         )
-        return replace(made, declared=self)
+        return replace(data, declared=self)
 
     def to_json(self) -> dict[str, Any]:
-        """The public file that a run keeps, so that new records are encoded like the training records."""
+        """Return the public description that a run stores to encode new records like the training records."""
         return {
             "schema": SCHEMA,
             "label": self.label,
@@ -143,7 +146,7 @@ class Declaration:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Declaration:
-        """What ``to_json`` wrote."""
+        """Return the declaration that ``to_json`` wrote."""
         if values.get("schema") != SCHEMA:
             raise UsageError("This preprocessing was written by another version of evenhand: use that version.")
         columns = {name: declared(name, table) for name, table in values["columns"].items()}
@@ -166,7 +169,7 @@ class Declaration:
         return [known[code] for code in column.codes(name, table.cells(name), set(self.missing_tokens))]
 
     def _budgets(self, table: Table) -> list[str] | None:
-        """The class of every record by its own epsilon, if a column holds one."""
+        """Return the owner class of every record by its own epsilon, if a column holds one."""
         if self.budgets is None:
             return None
         if self.budgets not in table.columns:
@@ -192,55 +195,55 @@ class Declaration:
 
 
 def from_frame(frame: Any) -> Table:
-    """The columns of a DataFrame (pandas, or anything with ``columns`` and ``frame[name].tolist()``)."""
+    """Return the columns of a DataFrame (pandas, or anything with ``columns`` and ``frame[name].tolist()``)."""
     header = checked_header([str(name) for name in frame.columns])
     return Table({name: frame[original].tolist() for name, original in zip(header, frame.columns, strict=True)})
 
 
 def checked_header(header: Iterable[str]) -> list[str]:
-    """Column names without surrounding space; empty, repeated or dangerous ones are refused.
+    """Return column names without surrounding space; refuse empty, repeated or dangerous ones.
 
     Examples:
       >>> checked_header([" age", "sex"])
       ['age', 'sex']
     """
-    found = [name.strip() for name in header]
-    if not found:
+    names = [name.strip() for name in header]
+    if not names:
         raise DataError("There is no header: the first line must name the columns.")
-    if "" in found:
-        raise DataError(f"Column {found.index('') + 1} has no name: the first line must name every column.")
-    first = {name: place for place, name in reversed(list(enumerate(found, 1)))}
-    for place, name in enumerate(found, 1):
+    if "" in names:
+        raise DataError(f"Column {names.index('') + 1} has no name: the first line must name every column.")
+    first = {name: place for place, name in reversed(list(enumerate(names, 1)))}
+    for place, name in enumerate(names, 1):
         if first[name] != place:
             raise DataError(f"Columns {first[name]} and {place} have the same name: give each its own. {HINT}.")
-    for place, name in enumerate(found, 1):
+    for place, name in enumerate(names, 1):
         if name.startswith(INJECTION) or not name.isprintable() or len(name) > 200:
             raise DataError(
                 f"The name of column {place} starts like a spreadsheet formula (= + - @), holds control characters or "
                 "is longer than 200: rename it. If the file has no header, add one."
             )
-    return found
+    return names
 
 
 def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
-    """Training and held-out rows. Each row's side depends on the seed and its own number, on no other record.
+    """Divide the rows into training and held-out ones; each row's side depends on the seed and its number only.
 
     Examples:
       >>> train, test = split(wrap(torch.zeros(100, 2), [0, 1] * 50), share=0.2, seed=0)
       >>> len(train) + len(test)
       100
     """
-    held = np.random.default_rng([seed, 20]).random(len(data)) < share
-    if held.all() or not held.any():
+    mask = np.random.default_rng([seed, 20]).random(len(data)) < share
+    if mask.all() or not mask.any():
         raise DataError(
             f"With {len(data)} record(s), a test share of {share:g} leaves no record to train or to test on: "
             "change test_share, or give test_data."
         )
-    return data.take(torch.from_numpy(np.flatnonzero(~held))), data.take(torch.from_numpy(np.flatnonzero(held)))
+    return data.take(torch.from_numpy(np.flatnonzero(~mask))), data.take(torch.from_numpy(np.flatnonzero(mask)))
 
 
 def guarded(cell: str) -> str:
-    """A text cell that no spreadsheet runs as a formula; plain numbers stay as they are.
+    """Return a text cell that no spreadsheet runs as a formula; plain numbers stay as they are.
 
     Examples:
       >>> guarded("=1+1"), guarded("-5"), guarded("plain")
@@ -267,7 +270,7 @@ _CODE = re.compile(r"\S*\d{5}\S*\Z|[0-9a-f]{8}-[0-9a-f-]{20,}\Z", re.IGNORECASE)
 
 
 def believed(header: Iterable[str], declared: Iterable[str | None]) -> bool:
-    """Return whether enough of what was declared stands in the first line for it to be a header.
+    """Return whether the first line holds enough declared names to be a header.
 
     Examples:
       >>> believed(["age", "sex", "ill"], ["ill", "age"]), believed(["37", "f", "ill"], ["ill", None])
@@ -277,7 +280,9 @@ def believed(header: Iterable[str], declared: Iterable[str | None]) -> bool:
 
 
 def refuse_record(header: Sequence[str]) -> None:
-    """Refuse a first line that looks like a record: numbers, dates, addresses, answers. Numbers that count are names.
+    """Raise DataError if a first line looks like a record: numbers, dates, addresses, answers.
+
+    Numbers that count from 0 or 1 are taken for names.
 
     Examples:
       >>> refuse_record(["age", "hours per week", "x1"]), refuse_record(["0", "1", "2", "label"])
@@ -309,7 +314,7 @@ def looks_like_value(name: str) -> bool:
 
 
 def no_column(name: str, header: Sequence[str], declared: Iterable[str | None] = ()) -> DataError:
-    """Return what to say when a column is not there: a name like it where the header is believed, else how many.
+    """Return the error for an absent column: with a similar name if the header is believed, else with their number.
 
     Examples:
       >>> print(no_column("il", ["age", "ill"], ["age", "ill"]))

@@ -35,7 +35,7 @@ __all__ = ["METHODS", "settings", *_PUBLIC]
 
 
 def settings(method: str) -> dict[str, Any]:
-    """What ``--set key=value`` may change of a density, with the defaults.
+    """Return the settings of a density that ``--set key=value`` may change, with their defaults.
 
     Examples:
       >>> settings("moment_density")

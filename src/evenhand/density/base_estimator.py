@@ -1,4 +1,4 @@
-"""What the sound densities have in common as scikit-learn estimators: fit, predict, predict_proba, privacy_."""
+"""The scikit-learn interface that all private densities share: fit, predict, predict_proba, privacy_."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evenhand.data.fingerprint import survey
 from evenhand.data.owners_and_groups import by_record, owned
 from evenhand.data.record_checks import check_finite
 from evenhand.density.noisy_sums import Releases, as_data, as_rows
-from evenhand.density.save_run import After, Before, made
+from evenhand.density.save_run import After, Before, run_releases
 from evenhand.density.torch_models import DensityModel
 from evenhand.errors import UsageError
 from evenhand.mechanism.random_streams import Stream
@@ -55,15 +55,15 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @abstractmethod
     def plan(self, facts: Facts, promise: Promise | None) -> Plan:
-        """Every number that decides privacy, from public facts."""
+        """Return the plan: every number that decides privacy, from public facts."""
 
     @abstractmethod
     def released(self, data: Data, releases: Releases, stream: Stream) -> DensityModel:
-        """Make the releases, and the model from them alone."""
+        """Make the releases and return the model, which is computed from them alone."""
 
     @abstractmethod
     def _promised(self, plan: Plan, notes: tuple[str, ...]) -> SpentPrivacy:
-        """What the plan promises."""
+        """Return the privacy that the plan promises, with notes for the reader."""
 
     def fit(
         self, X: Any, y: Any, *, owners: Any = None, budgets: Any = None, allow_not_finite: bool = False
@@ -100,7 +100,7 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise UsageError("A density per class needs classes: pass whole numbers or names as labels.")
         check_finite(survey(data), allow_not_finite)
         plan = self.plan(data.facts, promise)
-        model, folder = made(
+        model, folder = run_releases(
             plan,
             data,
             lambda releases, stream: self.released(data, releases, stream),
@@ -125,13 +125,13 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def folder(self) -> Folder:
         """The run folder of a fit with ``out=``."""
-        found: Folder | None = getattr(self, "folder_", None)
-        if found is None:
+        folder: Folder | None = getattr(self, "folder_", None)
+        if folder is None:
             raise UsageError("There is no run folder: fit with out='runs/mine' to have plan, ledger and statement.")
-        return found
+        return folder
 
     def promise(self, budgets: Any = None) -> Promise | None:
-        """The promise that the settings, or budgets by owner or record, make."""
+        """Return the promise that the settings, or budgets by owner or record, make."""
         if budgets is None:
             if self.epsilon is not None and self.noise is not None:
                 raise UsageError("Give one of epsilon and noise: together they would contradict each other.")
@@ -145,29 +145,29 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Budgets.per_record(budgets, self.delta)
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Log of each class's noisy density, up to a common constant; (rows, classes)."""
+        """Return the log of each class's noisy density, up to a common constant; (rows, classes)."""
         if not hasattr(self, "model_"):
             raise UsageError("This estimator is not fitted yet: call fit(X, y) first.")
         with torch.no_grad():
-            found: NDArray[np.float64] = self.model_(as_rows(X, self.n_features_in_)).double().numpy()
-        return found
+            scores: NDArray[np.float64] = self.model_(as_rows(X, self.n_features_in_)).double().numpy()
+        return scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The class of the largest density."""
+        """Return the class of the largest density for every row."""
         scores = self.decision_function(X)
-        found: NDArray[Any] = self.classes_[scores.argmax(1)]
-        return found
+        classes: NDArray[Any] = self.classes_[scores.argmax(1)]
+        return classes
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Densities divided by their sum: every class counts as equally likely beforehand."""
+        """Return the densities divided by their sum: all classes count as equally likely beforehand."""
         scores = self.decision_function(X)
         likely = np.exp(scores - scores.max(1, keepdims=True))
-        found: NDArray[np.float64] = likely / likely.sum(1, keepdims=True)
-        return found
+        probabilities: NDArray[np.float64] = likely / likely.sum(1, keepdims=True)
+        return probabilities
 
 
 def _together(folder: Folder) -> list[str]:
-    """That earlier runs on these data count too, if there are any."""
+    """Return a note that earlier runs on these data count too, if there are any."""
     runs = (folder.composition() or {}).get("runs") or 0
     words = f"This run alone: {runs} runs on these data were counted; the statement in the run folder adds them up."
     return [words] if runs > 1 else []
@@ -178,7 +178,7 @@ REPLACE_ONE, ADD_REMOVE = "replace one", "add/remove"
 
 @dataclass(frozen=True)
 class SpentPrivacy:
-    """What was spent, by owner class; ``epsilon`` is the largest, None where none is established.
+    """The privacy spent, by owner class; ``epsilon`` is the largest, None where none is established.
 
     ``epsilons`` hold for adding or removing one record, ``replaced`` for replacing one by another of the same owner.
     Printing it gives the words; a bare epsilon is never printed.
@@ -194,7 +194,7 @@ class SpentPrivacy:
 
     @property
     def epsilon(self) -> float | None:
-        """Of the owner class that spends most, under ``adjacency``."""
+        """The epsilon of the owner class that spends most, under ``adjacency``."""
         return _largest(self.replaced if self.adjacency == REPLACE_ONE else self.epsilons)
 
     def __str__(self) -> str:
@@ -215,24 +215,24 @@ class SpentPrivacy:
 
 
 def of_plan(plan: Plan, factor: float, adjacency: str, notes: tuple[str, ...]) -> SpentPrivacy:
-    """The promise of a plan of full-batch releases; for ``factor`` see ``replaced``."""
+    """Return the privacy that a plan of full-batch releases promises; for ``factor`` see ``replaced``."""
     names = plan.facts.owner_names
-    added, exchanged = (dict(zip(names, found, strict=True)) for found in (plan.epsilons, replaced(plan, factor)))
+    added, exchanged = (dict(zip(names, epsilons, strict=True)) for epsilons in (plan.epsilons, replaced(plan, factor)))
     return SpentPrivacy(plan.guarantee, adjacency, plan.delta, added, exchanged, notes, plan.unit)
 
 
 def replaced(plan: Plan, factor: float) -> tuple[float, ...]:
-    """Epsilon of every owner class if one record is REPLACED by another of its owner, from the noise of the plan.
+    """Compute each owner class's epsilon if one record is REPLACED by another of its owner, from the plan's noise.
 
     ``factor`` is how much further that moves the releases than removing a record does: at most 2, since it is a removal
     and an addition.
     """
-    found: dict[float, float] = {}
+    epsilons: dict[float, float] = {}
     for index, scale in enumerate(plan.scales):
-        if scale not in found:
+        if scale not in epsilons:
             events = [(rate, noise / factor, count) for rate, noise, count in plan.events(index)]
-            found[scale] = accountant.epsilon(events, plan.delta)
-    return tuple(found[scale] for scale in plan.scales)
+            epsilons[scale] = accountant.epsilon(events, plan.delta)
+    return tuple(epsilons[scale] for scale in plan.scales)
 
 
 def _largest(values: Mapping[str, float | None]) -> float | None:

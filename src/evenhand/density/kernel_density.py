@@ -20,7 +20,7 @@ POINTS = 4096
 
 
 def log_density(queries: Tensor, points: Tensor, variance: Tensor | float, weights: Tensor | None = None) -> Tensor:
-    """``log mean_i N(query; point_i, variance_i I)`` for every query; minus infinity where there are no points.
+    """Compute ``log mean_i N(query; point_i, variance_i I)`` for every query; minus infinity without points.
 
     Densities in 64 dimensions lie far outside of what floats can hold, so everything is added up as logarithms.
 
@@ -52,7 +52,7 @@ def _log_sum(queries: Tensor, points: Tensor, variance: Tensor, constant: Tensor
 
 
 def squared(one: Tensor, two: Tensor) -> Tensor:
-    """Squared distances of every row of one to every row of the other, never negative.
+    """Compute the squared distances of every row of one to every row of the other, never negative.
 
     Examples:
       >>> squared(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])).item()
@@ -92,7 +92,7 @@ class Bandwidth:
         _validate.number(self.extra, "extra", low=0, open_low=False)
 
     def variances(self, points: Tensor, among: Tensor | None = None) -> Tensor:
-        """One kernel variance per record; ``among`` gives the neighbours, by default the records themselves."""
+        """Return one kernel variance per record; the neighbours come from ``among``, by default the records."""
         density = 1 / mean_distances(points, self.k, among).clamp(min=NEAR * self.h)
         threshold = torch.quantile(density, self.quantile)
         wider = torch.where(density < threshold, self.extra * threshold / density, 0.0)
@@ -100,43 +100,43 @@ class Bandwidth:
 
 
 def mean_distances(points: Tensor, k: int, among: Tensor | None = None) -> Tensor:
-    """Mean distance of every record to its k nearest neighbours, itself not counted.
+    """Compute the mean distance of every record to its k nearest neighbours, itself not counted.
 
     Examples:
       >>> mean_distances(torch.tensor([[0.0], [1.0], [3.0]]), 1)
       tensor([1., 1., 2.])
     """
     others = points if among is None else among
-    own = 1 if among is None else 0
-    if len(others) < k + own:
-        raise UsageError(f"{k} neighbours need at least {k + own} records: pass a smaller k, or more records.")
-    found = []
+    self_count = 1 if among is None else 0
+    if len(others) < k + self_count:
+        raise UsageError(f"{k} neighbours need at least {k + self_count} records: pass a smaller k, or more records.")
+    means = []
     for start in range(0, len(points), ROWS):
         here = points[start : start + ROWS]
         nearest = torch.full((len(here), k), torch.inf, dtype=points.dtype)
         for begin in range(0, len(others), POINTS):
             far = squared(here, others[begin : begin + POINTS])
-            if own:
+            if self_count:
                 same = torch.arange(start, start + len(here)).unsqueeze(1) == torch.arange(begin, begin + far.shape[1])
                 far = far.masked_fill(same, torch.inf)
             nearest = torch.cat([nearest, far], dim=1).topk(k, largest=False).values
-        found.append(nearest.sqrt().mean(1))
-    return torch.cat(found)
+        means.append(nearest.sqrt().mean(1))
+    return torch.cat(means)
 
 
 def histograms(
     points: Tensor, labels: Tensor, k: int = 5, bins: int = 30
 ) -> tuple[NDArray[np.float64], Mapping[int, NDArray[np.int64]]]:
-    """Figure 1 of paper 002: edges, and by class the number of records with such a mean distance to k neighbours.
+    """Return Figure 1 of paper 002: bin edges, and by class the number of records per mean distance to k neighbours.
 
     Made of raw records: for research on public data, not for sharing.
 
     Examples:
       >>> edges, counts = histograms(torch.arange(12.0).unsqueeze(1) ** 2, torch.arange(12) % 2, k=2, bins=4)
-      >>> len(edges), sum(int(found.sum()) for found in counts.values())
+      >>> len(edges), sum(int(column.sum()) for column in counts.values())
       (5, 12)
     """
     classes = torch.unique(labels).tolist()
-    found = {label: mean_distances(points[labels == label], k).numpy() for label in classes}
-    edges = np.histogram_bin_edges(np.concatenate(list(found.values())), bins=bins)
-    return edges, {label: np.histogram(values, bins=edges)[0] for label, values in found.items()}
+    distances = {label: mean_distances(points[labels == label], k).numpy() for label in classes}
+    edges = np.histogram_bin_edges(np.concatenate(list(distances.values())), bins=bins)
+    return edges, {label: np.histogram(values, bins=edges)[0] for label, values in distances.items()}

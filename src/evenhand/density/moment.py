@@ -42,9 +42,9 @@ class MomentDensity(PrivateDensity):
 
     Examples:
       >>> import numpy as np
-      >>> made = np.random.default_rng(0)
-      >>> y = made.integers(0, 2, 1000)
-      >>> X = made.normal(size=(1000, 5)) + 3 * y[:, None]
+      >>> generator = np.random.default_rng(0)
+      >>> y = generator.integers(0, 2, 1000)
+      >>> X = generator.normal(size=(1000, 5)) + 3 * y[:, None]
       >>> fitted = MomentDensity(epsilon=1.0, delta=1e-5, insecure_seed=0).fit(X, y)
       >>> bool(fitted.score(X, y) > 0.9), 0.999 < fitted.privacy_.epsilon <= 1
       (True, True)
@@ -70,14 +70,14 @@ class MomentDensity(PrivateDensity):
         self.seed, self.insecure_seed, self.out, self.compose = seed, insecure_seed, out, compose
 
     def plan(self, facts: Facts, promise: Promise | None) -> Plan:
-        """One release of the mean, one of the moments."""
+        """Plan one release of the mean and one of the moments."""
         share = _validate.number(self.mean_share, "mean_share", low=0, high=1)
         most = _validate.whole(self.most_labels, "most_labels")
         settings = {"dimension": self.dimension, "most_labels": most}
         return plan_of("moment_density", settings, private_features.queries(share, 1 - share, most), promise, facts)
 
     def released(self, data: Data, releases: Releases, stream: Stream) -> MomentModel:
-        """The model, made of what the releases give."""
+        """Return the model, computed from the releases alone."""
         width = next(chunks(data)).inputs.shape[1]
         public = private_features.sketch(width, self.dimension, self.seed)
         embedding, means = private_features.private_projection(data, releases, public, None)

@@ -68,9 +68,9 @@ class NoisyEmbeddingDensity(PrivateDensity):
 
     Examples:
       >>> import numpy as np
-      >>> made = np.random.default_rng(0)
-      >>> y = made.integers(0, 2, 3000)
-      >>> X = made.normal(size=(3000, 2)) + 5 * (2 * y[:, None] - 1)
+      >>> generator = np.random.default_rng(0)
+      >>> y = generator.integers(0, 2, 3000)
+      >>> X = generator.normal(size=(3000, 2)) + 5 * (2 * y[:, None] - 1)
       >>> fitted = NoisyEmbeddingDensity(delta=1e-5, insecure_seed=0).fit(X, y, budgets=[4.0, 8.0] * 1500)
       >>> bool(fitted.score(X, y) > 0.9), fitted.privacy_.adjacency
       (True, 'replace one')
@@ -107,7 +107,7 @@ class NoisyEmbeddingDensity(PrivateDensity):
         return float(self.label_weight) if self.labels == "protected" else 0.0
 
     def plan(self, facts: Facts, promise: Promise | None) -> Plan:
-        """One release of all rows; its noise is raised where replacing a record was promised."""
+        """Plan one release of all rows; its noise is raised where replacing a record was promised."""
         _validate.known(self.adjacency, (REPLACE_ONE, ADD_REMOVE), "adjacency")
         _validate.known(self.labels, ("protected", "public"), "way to treat labels")
         _validate.number(self.label_weight, "label_weight", low=0)
@@ -119,19 +119,19 @@ class NoisyEmbeddingDensity(PrivateDensity):
         } | {"label_weight": self._weight, "most_labels": most}
         factor = replacing(self._weight, most)
         settings["replacing_factor"] = factor
-        made = plan_of("noisy_embedding_density", settings, [query(self._weight, most)], promise, facts)
+        plan = plan_of("noisy_embedding_density", settings, [query(self._weight, most)], promise, facts)
         if self.labels == "public":
             if self.out is not None:
                 raise UsageError(
                     "A run folder's statement covers whole records, and here labels would be public: fit without out= "
                     "and share privacy_, or protect them with labels='protected'."
                 )
-            made = dataclasses.replace(made, unit="one record's features; labels are public")
+            plan = dataclasses.replace(plan, unit="one record's features; labels are public")
         strict = self.adjacency == REPLACE_ONE and not isinstance(promise, FixedNoise)
-        return stricter(made, factor) if strict else made
+        return stricter(plan, factor) if strict else plan
 
     def released(self, data: Data, releases: Releases, stream: Stream) -> NoisyEmbeddingModel:
-        """The model, made of what the releases give."""
+        """Return the model, computed from the releases alone."""
         width = next(chunks(data)).inputs.shape[1]
         public = private_features.Embedding(private_features.sketch(width, self.dimension, self.seed))
         points, labels, owner = noisy_rows(data, releases, public, self._weight, stream)
@@ -149,12 +149,12 @@ class NoisyEmbeddingDensity(PrivateDensity):
 
 
 def query(label_weight: float, most_labels: int) -> Query:
-    """The norm of a record's row, which is also how far adding or removing it moves the released rows."""
+    """Return the query of all rows; its bound is a row's norm: so far adding or removing a record moves the rows."""
     return Query("rows", 1.0, math.sqrt(1 + most_labels * label_weight**2))
 
 
 def replacing(label_weight: float, most_labels: int) -> float:
-    """How much further replacing a record moves the rows than adding or removing it.
+    """Return how much further replacing a record moves the rows than adding or removing it.
 
     Examples:
       >>> replacing(0.0, 1)  # without labels: 2, from one end of the ball to the other
@@ -164,7 +164,7 @@ def replacing(label_weight: float, most_labels: int) -> float:
 
 
 def stricter(plan: Plan, factor: float) -> Plan:
-    """The plan with so many times the noise: what was calibrated for add/remove then holds for replace one.
+    """Return the plan with ``factor`` times the noise: its add/remove promise then holds for replace one.
 
     Examples:
       >>> from evenhand.density.base_estimator import replaced

@@ -1,4 +1,4 @@
-"""Noisy sums over all records: full-batch Gaussian releases, one after another, each charged before it is made.
+"""Noisy sums over all records: full-batch Gaussian releases, one after another, each charged before it is drawn.
 
 A release is one step of a plan with sampling rate 1. Several compose exactly as one Gaussian release with noise
 multiplier ``(sum z_i^-2)^-1/2``, also when a later sum depends on earlier noisy ones (docs/proofs/density.md).
@@ -52,15 +52,15 @@ class Query:
 def plan_of(
     name: str, settings: Mapping[str, Any], queries: Sequence[Query], promise: Promise | None, facts: Facts
 ) -> Plan:
-    """The plan of these releases over all records, calibrated to the promise; adjacency add/remove one record.
+    """Plan these releases over all records, calibrated to the promise; adjacency add/remove one record.
 
     Owners with budgets of their own get their own bound, a multiple of each query's, as idp_scale does.
 
     Examples:
       >>> from evenhand import Privacy
       >>> facts = Facts(1000, (("all", 1000),))
-      >>> made = plan_of("sums", {}, [Query("a", 0.5, 1.0), Query("b", 0.5, 2.0)], Privacy(1.0, 1e-5), facts)
-      >>> made.steps, made.rates, 0.999 < made.epsilons[0] <= 1
+      >>> plan = plan_of("sums", {}, [Query("a", 0.5, 1.0), Query("b", 0.5, 2.0)], Privacy(1.0, 1e-5), facts)
+      >>> plan.steps, plan.rates, 0.999 < plan.epsilons[0] <= 1
       (2, (1.0,), True)
     """
     if promise is None:
@@ -71,12 +71,12 @@ def plan_of(
     levels = Table(tuple(1 / math.sqrt(share) for share in shares), tuple(query.bound for query in queries))
     apart = "owner" if isinstance(promise, Budgets) else "uniform"
     method = Method(Clip(), schedule=levels, bounds=apart, name=name)  # type: ignore[arg-type]
-    made = make_plan(method, promise, data=facts, epochs=len(queries), batch_size=facts.records)
-    return dataclasses.replace(made, guarantee="proved and tested", rule={"name": name, "settings": dict(settings)})
+    plan = make_plan(method, promise, data=facts, epochs=len(queries), batch_size=facts.records)
+    return dataclasses.replace(plan, guarantee="proved and tested", rule={"name": name, "settings": dict(settings)})
 
 
 def total(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of chunks' vectors, one at a time."""
+    """Add up the vectors of the chunks, one at a time."""
     return reduce(torch.add, parts)
 
 
@@ -102,33 +102,33 @@ class Releases:
         self.commits: list[Commit] = []
 
     def weights(self, norms: Tensor, owner: Tensor) -> Tensor:
-        """``scale_k min(1, bound / norm)`` for the next release; 0 where a norm is no number."""
+        """Return ``scale_k min(1, bound / norm)`` for the next release; 0 where a norm is not finite."""
         bound = self.plan.level_at(self.position).bound
         usable = torch.isfinite(norms)
         return torch.where(usable, self._scales[owner] * bound / norms.clamp(min=bound), 0.0)
 
-    def _held(self) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """The next release, if it was charged before and is on disk; a file that nobody paid for is not used."""
+    def _stored(self) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Return the next release if it was charged before and is on disk; a file that was not charged is not used."""
         if self._sums is None or self._ledger is None or self.position >= self._ledger.reserved:
             return None
         return self._sums.read(self.position)
 
     def beside(self, name: str, value: Tensor) -> Tensor:
-        """Keep a public value with the next release; returns the one that was kept with it, if that is on disk."""
-        held = self._held()
-        self._beside[name] = value if held is None else held[1][name]
+        """Store a public value with the next release; return the stored one if that release is on disk already."""
+        stored = self._stored()
+        self._beside[name] = value if stored is None else stored[1][name]
         return self._beside[name]
 
     def release(self, summed: Tensor, *, dimension: int | None = None) -> Tensor:
-        """Charge the next release, then the sum with noise on the grid; float64.
+        """Charge the next release, then return the sum with noise on the grid; float64.
 
         ``dimension`` is how many coordinates one record can change, if not all.
         """
-        held = self._held()
-        if held is None and not bool(torch.isfinite(summed).all()):
+        stored = self._stored()
+        if stored is None and not bool(torch.isfinite(summed).all()):
             raise UsageError("The bounded sum is not finite: nothing was released.")
         level = self.plan.level_at(self.position)
-        if held is None and self._ledger is not None:
+        if stored is None and self._ledger is not None:
             self._ledger.reserve(1)
         sensitivity = self._scales * level.bound
         spacing = noise_grid.grid(float(sensitivity.max()))
@@ -136,12 +136,12 @@ class Releases:
         column = sensitivity.numpy()
         charged = noise_grid.charged(column, spacing, size, records, float(column.max()))
         covered, std = noise_std(level, charged, self._scales.numpy())
-        if held is None:
+        if stored is None:
             noisy = release(summed.double(), std, spacing, self._stream, "gradient", self.position)
             if self._sums is not None:
                 self._sums.write(self.position, noisy, self._beside)
         else:
-            noisy = held[0]
+            noisy = stored[0]
         self.commits.append(Commit(self.position, 1, covered, std))
         if self._ledger is not None and self.position >= self._committed:
             self._ledger.commit(self.commits[-1:])
@@ -164,8 +164,8 @@ class Chunk:
     owner: Tensor
     present: Tensor
 
-    def usable(self, made: Tensor) -> tuple[Tensor, Tensor]:
-        """What was made of these records, one float64 row each, and 1 for each that is present and came out finite.
+    def usable(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return one float64 row per record, and 1 for each record that is present and whose row is finite.
 
         The others become rows of zeros. A weight of 0 would not do: 0 times NaN is NaN, and a sum that is not finite
         would tell that such a record is there.
@@ -175,12 +175,12 @@ class Chunk:
           >>> part.usable(torch.tensor([[0.5, 1.0], [0.5, float("nan")]]))[0].tolist()
           [[0.5, 1.0], [0.0, 0.0]]
         """
-        kept = torch.isfinite(made).all(1) & (self.present > 0)
-        return torch.where(kept.unsqueeze(1), made.double(), 0.0), kept.double()
+        mask = torch.isfinite(rows).all(1) & (self.present > 0)
+        return torch.where(mask.unsqueeze(1), rows.double(), 0.0), mask.double()
 
 
 def chunks(data: Data) -> Iterator[Chunk]:
-    """All records in order, each looked at once; class numbers become one column per class."""
+    """Yield all records in order, each read once; class numbers become one column per class."""
     classes = len(data.facts.labels)
     for rows in torch.split(torch.arange(len(data)), CHUNK):
         inputs, targets = data.fetch(rows)
@@ -190,20 +190,23 @@ def chunks(data: Data) -> Iterator[Chunk]:
         present = _finite(flat) & labelled
         if not bool(present.all()):
             pairs = (present, flat), (labelled, columns)
-            flat, columns = (torch.where(kept.unsqueeze(1), part, 0.0) for kept, part in pairs)
+            flat, columns = (torch.where(mask.unsqueeze(1), part, 0.0) for mask, part in pairs)
         yield Chunk(flat, (columns > 0).double(), data.owner[rows], present.double())
 
 
 def _finite(rows: Tensor) -> Tensor:
-    """Which rows are finite. A finite sum says so at once; one that is not may also have overflowed."""
-    found = torch.isfinite(rows.sum(1))
-    return found if bool(found.all()) else torch.isfinite(rows).all(1)
+    """Return a mask of the finite rows.
+
+    A finite sum shows at once that its row is finite; a sum that is not finite may also have overflowed.
+    """
+    finite = torch.isfinite(rows.sum(1))
+    return finite if bool(finite.all()) else torch.isfinite(rows).all(1)
 
 
 def as_data(
     inputs: Any, labels: Any, *, owners: Any = None, classes: Sequence[Any] | None = None
 ) -> tuple[Data, tuple[Any, ...]]:
-    """Arrays as Data, and the classes as the caller named them.
+    """Return arrays as Data, and the classes as the caller named them.
 
     ``labels`` is one class per record, or one column of 0 and 1 per class where a record may have several.
 
@@ -222,12 +225,12 @@ def as_data(
         known = tuple(range(values.shape[1]) if classes is None else classes)
         if len(known) != values.shape[1]:
             raise DataError(f"There are {values.shape[1]} label columns but {len(known)} classes: name each column.")
-        made = wrap(inputs, values.astype(np.float32), owners=owners)
-    return replace(made, facts=replace(made.facts, labels=tuple(map(str, known)))), known
+        data = wrap(inputs, values.astype(np.float32), owners=owners)
+    return replace(data, facts=replace(data.facts, labels=tuple(map(str, known)))), known
 
 
 def as_rows(inputs: Any, width: int) -> Tensor:
-    """New records as flat float32 rows; refused if they have another width than those that were fitted."""
+    """Return new records as flat float32 rows; refuse another width than that of the fitted records."""
     with _reading():
         values = inputs.detach().cpu() if isinstance(inputs, Tensor) else torch.from_numpy(np.ascontiguousarray(inputs))
     flat = values.flatten(1).float()
@@ -238,14 +241,14 @@ def as_rows(inputs: Any, width: int) -> Tensor:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Arrays that may not be written, memory maps for example, are only read here: no need to warn."""
+    """Ignore torch's warning about arrays that cannot be written, such as memory maps: they are only read here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         yield
 
 
 def seconds(data: Data) -> float:
-    """About how long one look at all records takes: the time of the first chunk, times their number."""
+    """Estimate how long one pass over all records takes: the time of the first chunk, times their number."""
     started = time.perf_counter()
     next(chunks(data))
     return (time.perf_counter() - started) * -(-len(data) // CHUNK)
@@ -261,13 +264,13 @@ class Sums:
     folder: Folder
 
     def write(self, position: int, noisy: Tensor, beside: Mapping[str, Tensor]) -> None:
-        """Put a release on disk, with public values that belong to it; durable on return."""
+        """Write a release to disk, with public values that belong to it; durable on return."""
         from safetensors.torch import save
 
         write_durably(self._file(position), save({_NOISY: noisy.contiguous(), **beside}))
 
     def read(self, position: int) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """Return a release and what belongs to it, None if it is not on disk."""
+        """Return a release and the values that belong to it, None if it is not on disk."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -275,8 +278,8 @@ class Sums:
         if not file.exists():
             return None
         try:
-            found = load(file.read_bytes())
-            return found.pop(_NOISY), found
+            tensors = load(file.read_bytes())
+            return tensors.pop(_NOISY), tensors
         except (SafetensorError, KeyError):
             raise UsageError(f"private/{file.name} is damaged or was exchanged: this density cannot go on.") from None
 
@@ -309,7 +312,7 @@ class Sums:
         return next((step for step in reversed(range(charged)) if not self._file(step).exists()), None)
 
     def forget(self) -> None:
-        """Remove the sums, once the model that was made of them is out."""
+        """Remove the sums after the model computed from them was published."""
         for file in self.folder.private.glob("release-*.safetensors"):
             file.unlink()
 

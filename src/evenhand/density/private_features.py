@@ -40,21 +40,21 @@ class Embedding:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Embed rows of raw features; float64."""
-        found = self.centred(inputs)
-        return found if self.matrix is None else found @ self.matrix.double()
+        rows = self.centred(inputs)
+        return rows if self.matrix is None else rows @ self.matrix.double()
 
     def centred(self, inputs: Tensor) -> Tensor:
-        """Before the directions: rows of norm at most 1; float64."""
+        """Return the rows before the directions are applied: norm at most 1; float64."""
         if self.sketch is None:
-            found = unit(inputs)
+            rows = unit(inputs)
         else:
             wide, norms = _lengths(inputs)
-            found = lengthened((wide @ self.sketch.double()).div_(norms))
-        return found if self.mean is None else lengthened(found - self.mean.double())
+            rows = lengthened((wide @ self.sketch.double()).div_(norms))
+        return rows if self.mean is None else lengthened(rows - self.mean.double())
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Every row divided by its norm, so that any record is bounded without a bound to choose; zeros stay zeros.
+    """Divide every row by its norm, so that any record is bounded without a bound to choose; zeros stay zeros.
 
     In float64 no square of a float32 is lost or overflows, however small or large the row.
 
@@ -70,14 +70,14 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def _lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 rows as new float64 rows, and their norms; 1 for a row of zeros."""
+    """Return float32 rows as new float64 rows, and their norms; 1 for a row of zeros."""
     wide = rows.to(torch.float64, copy=True)
     norms: Tensor = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     return wide, norms.masked_fill_(norms == 0, 1.0)
 
 
 def lengthened(rows: Tensor) -> Tensor:
-    """Rows divided by their norm, by ``LEAST`` if that is more: what is only rounding stays next to nothing.
+    """Divide rows by their norm, or by ``LEAST`` if that is larger: rows that are only rounding error stay near zero.
 
     A record that lies across all directions of the sketch would otherwise become a row of norm 1 that rounding alone
     has chosen, and could choose anew when another record is removed and the chunks change.
@@ -91,14 +91,14 @@ def lengthened(rows: Tensor) -> Tensor:
 
 
 def sketch(width: int, dimension: int | None, seed: int) -> Tensor | None:
-    """Public random orthonormal directions, None where all features are kept."""
+    """Return public random orthonormal directions, None where all features are kept."""
     if dimension is None or dimension >= width:
         return None
     return orthogonal(width, dimension, torch.Generator().manual_seed(seed))
 
 
 def queries(mean_share: float, moments_share: float, most_labels: int) -> list[Query]:
-    """The two releases of a private projection, with their bounds."""
+    """Return the two queries of a private projection, with their bounds."""
     return [
         Query("mean", mean_share, 1.0),
         Query("moments", moments_share, math.sqrt(1 + most_labels * (CLASS_SUMS**2 + COUNTS**2))),
@@ -108,7 +108,7 @@ def queries(mean_share: float, moments_share: float, most_labels: int) -> list[Q
 def private_projection(
     data: Data, releases: Releases, public: Tensor | None, components: int | None
 ) -> tuple[Embedding, Tensor]:
-    """Make both releases; the directions that tell the classes apart best under them, and the class means in these.
+    """Make both releases; return the directions that separate the classes best, and the class means in them.
 
     The vector of a record v with labels y is ``(upper triangle of v v^T with sqrt(2) off the diagonal, v y^T, k y)``:
     its norm is ``sqrt(|v|^4 + |v|^2 |y|^2 + k^2 |y|^2)``, bounded for norm 1 and at most L labels.
@@ -128,7 +128,7 @@ def _mean(data: Data, releases: Releases, public: Tensor | None) -> Tensor:
 
 
 def _moments(data: Data, releases: Releases, centred: Embedding) -> tuple[Tensor, Tensor, Tensor]:
-    """Noisy second moments, class sums and counts, from one release."""
+    """Return noisy second moments, class sums and counts, from one release."""
 
     def vector(part: Chunk) -> Tensor:
         rows, present = part.usable(centred.centred(part.inputs))
@@ -144,7 +144,7 @@ def _moments(data: Data, releases: Releases, centred: Embedding) -> tuple[Tensor
 
 
 def upper_triangle(square: Tensor) -> Tensor:
-    """The upper triangle of a symmetric matrix as a vector of the same norm: what is off the diagonal times sqrt(2).
+    """Return the upper triangle of a symmetric matrix as a vector of equal norm: off-diagonal entries times sqrt(2).
 
     Examples:
       >>> upper_triangle(torch.tensor([[3.0, 1.0], [1.0, 2.0]]))
@@ -155,7 +155,7 @@ def upper_triangle(square: Tensor) -> Tensor:
 
 
 def symmetric(triangle: Tensor, size: int) -> Tensor:
-    """The matrix that ``upper_triangle`` was made of.
+    """Return the matrix of which ``upper_triangle`` gave this triangle.
 
     Examples:
       >>> symmetric(torch.tensor([3.0, 2.0**0.5, 2.0]), 2)
@@ -169,7 +169,7 @@ def symmetric(triangle: Tensor, size: int) -> Tensor:
 
 
 def moment_norms(rows: Tensor, labels: Tensor) -> Tensor:
-    """Norm of every record's vector of second moments, class sums and count.
+    """Compute the norm of every record's vector of second moments, class sums and count.
 
     Examples:
       >>> moment_norms(torch.tensor([[0.6, 0.8]]), torch.tensor([[1.0, 0.0]])).item() ** 2  # 1 + 1 + 0.09
@@ -182,7 +182,7 @@ def moment_norms(rows: Tensor, labels: Tensor) -> Tensor:
 def discriminants(
     second: Tensor, sums: Tensor, counts: Tensor, noise: float, components: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Directions in which classes lie apart while records of a class vary by about 1, and the class means there.
+    """Compute directions in which classes lie apart while records of a class vary by about 1, and class means there.
 
     Linear discriminant analysis on noisy moments: what is left within classes, its eigenvalues raised by the size of
     the noise (a part of its largest eigenvalue, ``noise sqrt(2 d)``), whitens; the means then span the space.
@@ -232,17 +232,17 @@ class Features:
     def public(
         cls, dimension: int, count: int, h: float, seed: int, smoothing: float = 0.0, means: Tensor | None = None
     ) -> Features:
-        """``count`` frequencies from a public seed."""
+        """Return features with ``count`` frequencies drawn from a public seed."""
         generator = torch.Generator().manual_seed(seed)
         return cls(torch.randn(dimension, count, generator=generator) / h, h, smoothing, means)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Of new records: without extra smoothing."""
+        """Compute the features of new records, without extra smoothing."""
         angles = rows @ self.frequencies.to(rows.dtype)
         return torch.cat([torch.cos(angles), torch.sin(angles)], dim=1) / math.sqrt(self.frequencies.shape[1])
 
     def smoothed(self, rows: Tensor) -> Tensor:
-        """Of training records: those in sparse places smoothed more."""
+        """Compute the features of training records; those in sparse places are smoothed more."""
         plain = self(rows)
         if not self.smoothing or self.means is None:
             return plain
@@ -254,35 +254,35 @@ class Features:
 
 
 def query(share: float, count_weight: float, most_labels: int) -> Query:
-    """Class sums and ``k`` times the counts: ``sqrt(L (1 + k^2))`` for up to L labels of a record."""
+    """Return the query of class sums and ``k`` times the counts: its bound is ``sqrt(L (1 + k^2))`` for L labels."""
     return Query("densities", share, math.sqrt(most_labels * (1 + count_weight**2)))
 
 
 def class_sums(
     data: Data, releases: Releases, embedding: Embedding, features: Features, count_weight: float
 ) -> tuple[Tensor, Tensor]:
-    """Noisy sums of features, (classes, 2 m), and noisy counts, from one release.
+    """Return noisy sums of features, (classes, 2 m), and noisy counts, from one release.
 
     A record with labels y adds ``(z y^T, k y)``, of norm ``|y| sqrt(|z|^2 + k^2)``: every class that it belongs to is
     counted.
     """
 
     def vector(part: Chunk) -> Tensor:
-        made, present = part.usable(features.smoothed(embedding(part.inputs)))
-        weights = releases.weights(sum_norms(made, part.labels, count_weight), part.owner) * present
+        rows, present = part.usable(features.smoothed(embedding(part.inputs)))
+        weights = releases.weights(sum_norms(rows, part.labels, count_weight), part.owner) * present
         weighted = part.labels * weights.unsqueeze(1)
-        return torch.cat([(weighted.T @ made).reshape(-1), weighted.sum(0) * count_weight])
+        return torch.cat([(weighted.T @ rows).reshape(-1), weighted.sum(0) * count_weight])
 
     noisy = releases.release(total(vector(part) for part in chunks(data)))
     classes = len(data.facts.labels)
     return noisy[:-classes].view(classes, -1), noisy[-classes:] / count_weight
 
 
-def sum_norms(made: Tensor, labels: Tensor, count_weight: float) -> Tensor:
-    """Norm of every record's share in the class sums and counts.
+def sum_norms(rows: Tensor, labels: Tensor, count_weight: float) -> Tensor:
+    """Compute the norm of every record's share in the class sums and counts.
 
     Examples:
       >>> sum_norms(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), 1.0)  # two labels: sqrt(2 (1 + 1))
       tensor([2.])
     """
-    return (labels.square().sum(1) * (made.square().sum(1) + count_weight**2)).sqrt()
+    return (labels.square().sum(1) * (rows.square().sum(1) + count_weight**2)).sqrt()

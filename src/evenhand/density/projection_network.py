@@ -15,7 +15,9 @@ MARGIN = 10.0
 def contrastive_loss(
     batch: Tensor, labels: Tensor, points: Tensor, known: Tensor, variance: Tensor, margin: float = MARGIN
 ) -> Tensor:
-    """``max(-log p_y(x) + log p_not_y(x) + m, 0)`` for every record of a batch; gradients flow through all of them.
+    """Compute ``max(-log p_y(x) + log p_not_y(x) + m, 0)`` for every record of a batch.
+
+    Gradients flow through the batch and through the points.
 
     A record does not count as its own neighbour: where a point is the same as a batch record it is left out.
 
@@ -58,13 +60,13 @@ def train_projection(
     lr: float = 1e-2,
     seed: int = 0,
 ) -> Tensor:
-    """The matrix W (features, dimension) trained on the loss above, on raw records: NOT private.
+    """Train the matrix W (features, dimension) on the loss above and raw records: NOT private.
 
     Starts from random orthogonal directions. The densities of a step are made of up to ``points`` drawn records.
 
     Examples:
-      >>> made = torch.Generator().manual_seed(0)
-      >>> features, labels = torch.randn(60, 8, generator=made), torch.arange(60) % 2
+      >>> generator = torch.Generator().manual_seed(0)
+      >>> features, labels = torch.randn(60, 8, generator=generator), torch.arange(60) % 2
       >>> train_projection(features, labels, dimension=4, epochs=1).shape
       torch.Size([8, 4])
     """
@@ -84,12 +86,12 @@ def train_projection(
 
 
 def orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Random orthonormal columns (at most as many as there are rows), the same for the same generator.
+    """Draw random orthonormal columns, at most as many as there are rows; equal generators give equal columns.
 
     Examples:
-      >>> made = orthogonal(6, 3, torch.Generator().manual_seed(0))
-      >>> bool(torch.allclose(made.T @ made, torch.eye(3), atol=1e-6))
+      >>> basis = orthogonal(6, 3, torch.Generator().manual_seed(0))
+      >>> bool(torch.allclose(basis.T @ basis, torch.eye(3), atol=1e-6))
       True
     """
-    found: Tensor = torch.linalg.qr(torch.randn(rows, min(rows, columns), generator=generator))[0]
-    return found
+    basis: Tensor = torch.linalg.qr(torch.randn(rows, min(rows, columns), generator=generator))[0]
+    return basis

@@ -54,9 +54,9 @@ class PublishedSmoothing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
       seed: everything random in here, the noise too: there is no privacy to lose.
 
     Examples:
-      >>> made = np.random.default_rng(0)
-      >>> y = made.integers(0, 2, 200)
-      >>> X = made.normal(size=(200, 8)) + 2 * y[:, None]
+      >>> generator = np.random.default_rng(0)
+      >>> y = generator.integers(0, 2, 200)
+      >>> X = generator.normal(size=(200, 8)) + 2 * y[:, None]
       >>> fitted = PublishedSmoothing(allow_unproven=True, dimension=4, epochs=2).fit(X, y)
       >>> bool(fitted.score(X, y) > 0.9), fitted.privacy_.epsilon, fitted.privacy_.guarantee
       (True, None, 'not established')
@@ -112,43 +112,43 @@ class PublishedSmoothing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def smoothed(self, projected: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> ClassDensities:
-        """The densities of projected records after the paper's noise: what its classifier stores and releases."""
+        """Return the densities of projected records after the paper's noise, as its classifier releases them."""
         bandwidth = Bandwidth(self.h, self.k, self.quantile, self.extra)
         spread = self.smoothing_noise(bandwidth.variances(projected), projected.shape[1]).unsqueeze(1)
         noisy = projected + spread * torch.randn(projected.shape, generator=generator).to(projected)
         return ClassDensities.of(noisy, labels, classes, bandwidth)
 
     def smoothing_noise(self, variances: Tensor, dimension: int) -> Tensor:
-        """The paper's standard deviation ``s_i sigma`` of every record, with ``s_i = K(0) / n`` for its own kernel."""
+        """Return the paper's standard deviation ``s_i sigma`` of every record; ``s_i = K(0) / n`` for its kernel."""
         log_kernel = -0.5 * dimension * torch.log(2 * torch.pi * variances) - math.log(len(variances))
         return torch.exp(log_kernel + math.log(ClaimedFigures(self.rho, self.delta).noise))
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """``log p_j(x)`` for every class."""
+        """Return ``log p_j(x)`` for every class."""
         rows = as_rows(X, self.n_features_in_).double() @ self.projection_
-        found: NDArray[np.float64] = self.densities_.log_densities(rows).numpy()
-        return found
+        scores: NDArray[np.float64] = self.densities_.log_densities(rows).numpy()
+        return scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The class of the largest density."""
+        """Return the class of the largest density for every row."""
         scores = self.decision_function(X)
-        found: NDArray[Any] = self.classes_[scores.argmax(1)]
-        return found
+        classes: NDArray[Any] = self.classes_[scores.argmax(1)]
+        return classes
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Class probabilities, with equal priors."""
-        found: NDArray[np.float64] = probabilities(torch.from_numpy(self.decision_function(X))).numpy()
-        return found
+        """Return class probabilities, with equal priors."""
+        class_probabilities: NDArray[np.float64] = probabilities(torch.from_numpy(self.decision_function(X))).numpy()
+        return class_probabilities
 
 
 @dataclass(frozen=True)
 class ClassDensities:
-    """Kernel densities of classes, kept as points with a variance each. Not private by itself: it stores its points.
+    """Kernel densities of classes, stored as points with a variance each. Not private: it stores its points.
 
     Examples:
       >>> points, labels = torch.tensor([[0.0], [0.1], [4.0], [4.1]]), torch.tensor([0, 0, 1, 1])
-      >>> made = ClassDensities.of(points, labels, 2, Bandwidth(h=0.5, k=1))
-      >>> made.log_densities(torch.tensor([[0.2], [3.0]])).argmax(1)
+      >>> densities = ClassDensities.of(points, labels, 2, Bandwidth(h=0.5, k=1))
+      >>> densities.log_densities(torch.tensor([[0.2], [3.0]])).argmax(1)
       tensor([0, 1])
     """
 
@@ -157,19 +157,19 @@ class ClassDensities:
 
     @classmethod
     def of(cls, points: Tensor, labels: Tensor, classes: int, bandwidth: Bandwidth) -> ClassDensities:
-        """The points of each class, with bandwidths from how sparse the whole set is around them."""
+        """Return the densities of each class's points; bandwidths depend on how sparse the whole set is around them."""
         variances = bandwidth.variances(points)
         rows = [labels == label for label in range(classes)]
         return cls(tuple(points[mine] for mine in rows), tuple(variances[mine] for mine in rows))
 
     def log_densities(self, queries: Tensor) -> Tensor:
-        """(Q, classes): ``log p_j(query)``."""
+        """Return ``log p_j(query)``, (queries, classes)."""
         columns = [log_density(queries, *pair) for pair in zip(self.points, self.variances, strict=True)]
         return torch.stack(columns, dim=1)
 
 
 def auc_by_class(scores: Tensor, labels: Tensor) -> list[float]:
-    """ROC-AUC of each class against all others (Mann-Whitney, ties halved); NaN where a class or its rest is empty.
+    """Compute ROC-AUC of each class against all others (Mann-Whitney, ties halved); NaN if either side is empty.
 
     ``labels`` are class numbers, or one column of 0 and 1 per class where a record may have several.
 
@@ -190,7 +190,7 @@ def _auc(score: Tensor, mine: Tensor) -> float:
 
 
 def probabilities(log_densities: Tensor, priors: Sequence[float] | None = None) -> Tensor:
-    """Class probabilities from log densities; equal priors unless given.
+    """Return class probabilities from log densities; equal priors unless given.
 
     Examples:
       >>> probabilities(torch.tensor([[0.0, 0.0]]), [0.75, 0.25])
@@ -202,7 +202,7 @@ def probabilities(log_densities: Tensor, priors: Sequence[float] | None = None) 
 
 @dataclass(frozen=True)
 class ClaimedFigures:
-    """What the paper computes from rho and delta, as plain numbers.
+    """The numbers that the paper computes from rho and delta.
 
     Examples:
       >>> claimed = ClaimedFigures(rho=0.02, delta=1e-5)
@@ -223,20 +223,20 @@ class ClaimedFigures:
         return math.sqrt(2 * math.log(1 / self.delta) / self.rho)
 
     def records(self, h: float, alpha: float) -> int:
-        """The sample-size bound of theorem 2: ``1 / (sqrt(2 pi h^2) rho (alpha - 1))``."""
+        """Return the sample-size bound of theorem 2: ``1 / (sqrt(2 pi h^2) rho (alpha - 1))``."""
         return math.ceil(1 / (math.sqrt(2 * math.pi * h**2) * self.rho * (alpha - 1)))
 
     def error(self, margin: float) -> float:
-        """The error bound of theorem 3: ``2 exp(-m^2 rho / (4 ln(1/delta)))``; above 1 it says nothing."""
+        """Return the error bound of theorem 3: ``2 exp(-m^2 rho / (4 ln(1/delta)))``; above 1 it says nothing."""
         return 2 * math.exp(-(margin**2) * self.rho / (4 * math.log(1 / self.delta)))
 
     def log_sensitivity(self, dimension: int, h: float, records: int) -> float:
-        """Logarithm of the paper's largest local sensitivity ``K_h(0) / n``: tiny for h = 1, astronomic for h = 0.1."""
+        """Return the log of the paper's largest local sensitivity ``K_h(0) / n``: tiny for h = 1, huge for h = 0.1."""
         return -0.5 * dimension * math.log(2 * math.pi * h**2) - math.log(records)
 
 
 def rho_of(epsilon: float, delta: float) -> float:
-    """The rho whose conversion ``rho + 2 sqrt(rho ln(1/delta))`` gives this epsilon.
+    """Return the rho whose conversion ``rho + 2 sqrt(rho ln(1/delta))`` gives this epsilon.
 
     Examples:
       >>> rho = rho_of(1.0, 1e-5)

@@ -52,9 +52,9 @@ class RandomFeatureDensity(PrivateDensity):
 
     Examples:
       >>> import numpy as np
-      >>> made = np.random.default_rng(0)
-      >>> y = made.integers(0, 2, 2000)
-      >>> X = made.normal(size=(2000, 5)) + 3 * y[:, None]
+      >>> generator = np.random.default_rng(0)
+      >>> y = generator.integers(0, 2, 2000)
+      >>> X = generator.normal(size=(2000, 5)) + 3 * y[:, None]
       >>> fitted = RandomFeatureDensity(epsilon=1.0, delta=1e-5, features=100, insecure_seed=0).fit(X, y)
       >>> bool(fitted.score(X, y) > 0.9), 0.999 < fitted.privacy_.epsilon <= 1
       (True, True)
@@ -88,7 +88,7 @@ class RandomFeatureDensity(PrivateDensity):
         self.seed, self.insecure_seed, self.out, self.compose = seed, insecure_seed, out, compose
 
     def plan(self, facts: Facts, promise: Promise | None) -> Plan:
-        """Two releases for the projection if it is private, one for the densities."""
+        """Plan two releases for the projection if it is private, and one for the densities."""
         _validate.whole(self.features, "features")
         _validate.number(self.bandwidth, "bandwidth", low=1e-6)  # narrower, angles would be made of rounding
         _validate.number(self.count_weight, "count_weight", low=0)
@@ -112,7 +112,7 @@ class RandomFeatureDensity(PrivateDensity):
         return [*private_features.queries(first, second, most), last]
 
     def released(self, data: Data, releases: Releases, stream: Stream) -> RandomFeatureModel:
-        """The model, made of what the releases give."""
+        """Return the model, computed from the releases alone."""
         width = next(chunks(data)).inputs.shape[1]
         public = private_features.sketch(width, self.dimension, self.seed)
         embedding, means = private_features.Embedding(public), None
@@ -131,7 +131,7 @@ class RandomFeatureDensity(PrivateDensity):
 
 
 def total_noise(plan: Plan, owner: int = 0) -> float:
-    """The noise multiplier of the one Gaussian release that all releases of a plan amount to, for an owner class.
+    """Return the noise multiplier of one Gaussian release that equals all releases of a plan, for an owner class.
 
     Examples:
       >>> from evenhand import FixedNoise

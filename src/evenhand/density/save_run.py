@@ -25,7 +25,7 @@ After = Callable[[Folder, nn.Module], None]
 
 
 @boundary()
-def made(
+def run_releases(
     plan: Plan,
     data: Data,
     fit: Fit,
@@ -76,7 +76,7 @@ def made(
 
 
 def _folder(path: Path, plan: Plan) -> tuple[Folder, Reading | None]:
-    """Make the folder of a new run, or give the one whose run of the same plan died, with its ledger."""
+    """Create the folder of a new run, or return that of an unfinished run of this plan, with its ledger."""
     folder = Folder(path)
     if folder.begun and not folder.finished():
         reading = folder.ledger()

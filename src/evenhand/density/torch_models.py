@@ -1,4 +1,4 @@
-"""What is released, as torch modules: raw features in, one log score per class out. Made of private values only."""
+"""The released models as torch modules: raw features in, one log score per class out. They hold private values only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _fixed(value: Tensor) -> nn.Parameter:
 
 
 class DensityModel(nn.Module):
-    """The part that all share: the embedding, and log scores in chunks."""
+    """Base of all released densities: the embedding, and log scores in chunks."""
 
     sketch: nn.Parameter | None
     mean: nn.Parameter | None
@@ -36,16 +36,16 @@ class DensityModel(nn.Module):
             self.register_parameter(name, None if value is None else _fixed(value))
 
     def embedded(self, inputs: Tensor) -> Tensor:
-        """Rows in the space of the density."""
+        """Return the rows in the space of the density."""
         return Embedding(self.sketch, self.mean, self.matrix)(inputs.flatten(1).float()).float()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Log scores, (rows, classes)."""
+        """Return log scores, (rows, classes)."""
         return torch.cat([self.log_scores(part) for part in torch.split(inputs, ROWS)])
 
     @abstractmethod
     def log_scores(self, inputs: Tensor) -> Tensor:
-        """Of a chunk of rows: log densities of the classes, up to a constant that they share."""
+        """Return log densities of the classes for a chunk of rows, up to a constant that they share."""
 
 
 class RandomFeatureModel(DensityModel):
@@ -59,7 +59,7 @@ class RandomFeatureModel(DensityModel):
         self.counts = _fixed(counts)
 
     def log_scores(self, inputs: Tensor) -> Tensor:
-        """One product per record, however many records were fitted."""
+        """Return log scores from one product per row, however many records were fitted."""
         return _log(Features(self.frequencies, self.h)(self.embedded(inputs)) @ self.centres.T)
 
 
@@ -71,7 +71,7 @@ class MomentModel(DensityModel):
         self.means = _fixed(means)
 
     def log_scores(self, inputs: Tensor) -> Tensor:
-        """Minus half the squared distance to each class mean."""
+        """Return minus half the squared distance to each class mean."""
         return -0.5 * squared(self.embedded(inputs), self.means)
 
 
@@ -90,7 +90,7 @@ class NoisyEmbeddingModel(DensityModel):
         self.variance, self.log_weights = _fixed(variance), _fixed(log_weights)
 
     def log_scores(self, inputs: Tensor) -> Tensor:
-        """Class densities over the density of all rows: finite in any dimension."""
+        """Return the log of class densities over the density of all rows: finite in any dimension."""
         rows = self.embedded(inputs)
         top = torch.full((len(rows), 1), -math.inf)
         sums, mass = torch.zeros(len(rows), self.labels.shape[1]), torch.zeros(len(rows), 1)
@@ -105,12 +105,12 @@ class NoisyEmbeddingModel(DensityModel):
 
 
 def _log(scores: Tensor) -> Tensor:
-    """Noise can make a density negative: it then counts as next to nothing."""
+    """Return the log of densities; one that noise made negative counts as 1e-12."""
     return scores.clamp(min=1e-12).log()
 
 
 def rebuilt(tensors: Mapping[str, Tensor]) -> DensityModel:
-    """The model whose parameters these are.
+    """Return the model that has these parameters.
 
     Examples:
       >>> import torch

@@ -71,7 +71,7 @@ class Density:
 
     @property
     def instead(self) -> str:
-        """What to type where somebody asks for a method that takes gradient steps."""
+        """The command or call to use instead, for a user who asks for this density as a method of gradient steps."""
         if self.guarantee == "not established":
             return (
                 f"No guarantee is established for {self.name!r}, so no command fits it: study it in Python with "
@@ -84,8 +84,8 @@ class Density:
 
 
 DENSITIES = {
-    found.name: found
-    for found in (
+    density.name: density
+    for density in (
         Density(
             "moment_density",
             "proved and tested",
@@ -121,7 +121,7 @@ DENSITIES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a method is put together and where it comes from. ``defaults`` is what ``--set key=value`` may change."""
+    """Parts and origin of a method; ``defaults`` are the settings that ``--set key=value`` may change."""
 
     name: str
     guarantee: Guarantee
@@ -137,26 +137,25 @@ COVERED: set[str] = set()
 """Rules that a recipe already offers; other registered rules are methods of their own name."""
 
 
-def _recipe(source: references.Reference | None = None) -> Callable[[Callable[..., Method]], Recipe]:
+def _recipe(source: references.Reference | None, summary: str) -> Callable[[Callable[..., Method]], Recipe]:
     def add(function: Callable[..., Method]) -> Recipe:
         name = function.__name__.rstrip("_")
-        defaults = {key: found.default for key, found in inspect.signature(function).parameters.items()}
+        defaults = {key: parameter.default for key, parameter in inspect.signature(function).parameters.items()}
         rule = function(**defaults).rule
-        summary = (function.__doc__ or name).rstrip(".")
         text, bibtex = (source.text, source.bibtex) if source else (rule.reference, "")
         COVERED.add(rule.name)
 
         def make(**settings: Any) -> Method:
             return dataclasses.replace(function(**settings), name=name)
 
-        RECIPES[name] = Recipe(name, rule.guarantee, text, summary[0].lower() + summary[1:], defaults, make, bibtex)
+        RECIPES[name] = Recipe(name, rule.guarantee, text, summary, defaults, make, bibtex)
         return RECIPES[name]
 
     return add
 
 
 def _asked(share: float, noise: float | None) -> dict[str, Any]:
-    """A fixed noise, when given, takes the place of the share."""
+    """Return the arguments of a query's noise: a fixed multiplier if given, else the share."""
     return {"share": share} if noise is None else {"noise": noise}
 
 
@@ -168,37 +167,37 @@ def _decaying(kind: str, bound: float, rate: float | None) -> Schedule:
     return kinds[_validate.known(kind, kinds, "decay of the noise")](bound=bound, **settings)
 
 
-@_recipe(references.ABADI)
+@_recipe(references.ABADI, "clip every gradient to one bound")
 def dpsgd(bound: float = 1.0) -> Method:
-    """Clip every gradient to one bound."""
+    """Build DP-SGD."""
     return Method(rules.Clip(), schedule=Constant(bound=bound))
 
 
-@_recipe(references.BU_2023)
+@_recipe(references.BU_2023, "normalise every gradient to about the bound")
 def auto_s(bound: float = 1.0, gamma: float = 0.01) -> Method:
-    """Normalise every gradient to about the bound."""
+    """Build AUTO-S."""
     return Method(rules.AutoS(gamma=gamma), schedule=Constant(bound=bound))
 
 
-@_recipe(references.YANG)
+@_recipe(references.YANG, "normalise every gradient to about the bound, as auto_s does")
 def nsgd(bound: float = 1.0, gamma: float = 0.01) -> Method:
-    """Normalise every gradient to about the bound, as auto_s does."""
+    """Build normalised SGD."""
     return Method(rules.Nsgd(gamma=gamma), schedule=Constant(bound=bound))
 
 
-@_recipe(references.XIA)
+@_recipe(references.XIA, "normalise large gradients, keep small ones small")
 def psac(bound: float = 1.0, r: float = 0.1) -> Method:
-    """Normalise large gradients, keep small ones small."""
+    """Build PSAC."""
     return Method(rules.Psac(r=r), schedule=Constant(bound=bound))
 
 
-@_recipe(references.BU_2021)
+@_recipe(references.BU_2021, "one factor for all gradients up to a threshold, nothing beyond")
 def global_(bound: float = 1.0, threshold: float = 100.0) -> Method:
-    """One factor for all gradients up to a threshold, nothing beyond."""
+    """Build DP-SGD-Global."""
     return Method(rules.Global(threshold=threshold), schedule=Constant(bound=bound))
 
 
-@_recipe(references.ESIPOVA)
+@_recipe(references.ESIPOVA, "one factor up to a threshold that follows a noisy count")
 def global_adapt(
     bound: float = 1.0,
     threshold: float = 50.0,
@@ -207,12 +206,12 @@ def global_adapt(
     share: float = 0.01,
     noise: float | None = None,
 ) -> Method:
-    """One factor up to a threshold that follows a noisy count."""
+    """Build DP-SGD-Global-Adapt."""
     query = Exceedance(factor=factor, **_asked(share, noise))
     return Method(rules.GlobalAdapt(threshold=threshold, rate=rate), (query,), Constant(bound=bound))
 
 
-@_recipe(references.CHILUKOTI_2025)
+@_recipe(references.CHILUKOTI_2025, "one factor up to a threshold that falls over the epochs")
 def global_adapt_v2(
     bound: float = 1.0,
     decay: str = "no",
@@ -224,36 +223,36 @@ def global_adapt_v2(
     floor: float = 0.0,
     r: float = 0.1,
 ) -> Method:
-    """One factor up to a threshold that falls over the epochs."""
+    """Build DP-SGD-Global-Adapt-V2."""
     rule = rules.GlobalAdaptV2(threshold=threshold, rate=rate, every=every, shape=shape, floor=floor, r=r)
     return Method(rule, schedule=_decaying(decay, bound, noise_decay))
 
 
-@_recipe(references.XU)
+@_recipe(references.XU, "a clip bound per group, by how often it is clipped")
 def dpsgd_f(bound: float = 1.0, most: float = 5.0, share: float = 0.01, noise: float | None = None) -> Method:
-    """A clip bound per group, by how often it is clipped."""
+    """Build DPSGD-F."""
     return Method(rules.GroupClip(most=most), (GroupCounts(**_asked(share, noise)),), Constant(bound=bound))
 
 
-@_recipe(references.XU)
+@_recipe(references.XU, "a weight per group, by its noisy size")
 def naive(bound: float = 1.0, most: float = 10.0, share: float = 0.01, noise: float | None = None) -> Method:
-    """A weight per group, by its noisy size."""
+    """Build the naive baseline of the DPSGD-F paper."""
     return Method(rules.GroupReweight(most=most), (GroupSizes(**_asked(share, noise)),), Constant(bound=bound))
 
 
-@_recipe(references.BOENISCH)
+@_recipe(references.BOENISCH, "a sampling rate per owner, for its own budget")
 def idp_sample(bound: float = 1.0) -> Method:
-    """A sampling rate per owner, for its own budget."""
+    """Build IDP-SGD with a sampling rate per owner."""
     return Method(rules.Clip(), schedule=Constant(bound=bound), sampling="owner")
 
 
-@_recipe(references.BOENISCH)
+@_recipe(references.BOENISCH, "a clip bound per owner, for its own budget")
 def idp_scale(bound: float = 1.0) -> Method:
-    """A clip bound per owner, for its own budget."""
+    """Build IDP-SGD with a clip bound per owner."""
     return Method(rules.Clip(), schedule=Constant(bound=bound), bounds="owner")
 
 
-@_recipe(references.TIAN)
+@_recipe(references.TIAN, "idp_sample in which records of low loss count less")
 def ino_sample(
     bound: float = 1.0,
     tail: Any = "beta",
@@ -264,12 +263,12 @@ def ino_sample(
     order: str = "loss",
     over: Any = "clip",
 ) -> Method:
-    """Idp_sample in which records of low loss count less."""
+    """Build INO-SGD over idp_sample."""
     rule = rules.Ordered(over=over, tail=tail, a=a, b=b, steps=steps, length=length, order=order)
     return Method(rule, schedule=Constant(bound=bound), sampling="owner")
 
 
-@_recipe(references.TIAN)
+@_recipe(references.TIAN, "idp_scale in which records of low loss count less")
 def ino_scale(
     bound: float = 1.0,
     tail: Any = "beta",
@@ -280,52 +279,52 @@ def ino_scale(
     order: str = "loss",
     over: Any = "clip",
 ) -> Method:
-    """Idp_scale in which records of low loss count less."""
+    """Build INO-SGD over idp_scale."""
     rule = rules.Ordered(over=over, tail=tail, a=a, b=b, steps=steps, length=length, order=order)
     return Method(rule, schedule=Constant(bound=bound), bounds="owner")
 
 
-@_recipe(references.CHILUKOTI_2023)
+@_recipe(references.CHILUKOTI_2023, "auto_s with noise that falls every epoch: a sound substitute")
 def auto_dpsgd_l(bound: float = 1.0, gamma: float = 0.01, decay: float = 0.99) -> Method:
-    """Auto_s with noise that falls every epoch: a sound substitute."""
+    """Build Auto DP-SGD with linear decay."""
     return Method(rules.AutoS(gamma=gamma), schedule=Linear(decay=decay, bound=bound))
 
 
-@_recipe(references.CHILUKOTI_2023)
+@_recipe(references.CHILUKOTI_2023, "auto_s with noise that falls in steps: a sound substitute")
 def auto_dpsgd_s(bound: float = 1.0, gamma: float = 0.01, decay: float = 0.5, every: int = 10) -> Method:
-    """Auto_s with noise that falls in steps: a sound substitute."""
+    """Build Auto DP-SGD with step decay."""
     return Method(rules.AutoS(gamma=gamma), schedule=Step(decay=decay, every=every, bound=bound))
 
 
-@_recipe(references.HUANG)
+@_recipe(references.HUANG, "phases of growing noise and falling clip bound")
 def sad(bound: float = 1.0, n: int = 3, noise: float = 0.8, length: float = 0.9, growth: float = 1.2) -> Method:
-    """Phases of growing noise and falling clip bound."""
+    """Build SAD-DPSGD (steps adaptive decay)."""
     return Method(rules.Clip(), schedule=Phases(n=n, noise=noise, length=length, growth=growth, bound=bound))
 
 
-@_recipe(references.TIAN)
+@_recipe(references.TIAN, "a combination of ours: ino_sample over psac, in the phases of sad")
 def ino_psac(
     bound: float = 1.0, r: float = 0.1, length: float = 0.5, n: int = 3, noise: float = 0.8, growth: float = 1.2
 ) -> Method:
-    """A combination of ours: ino_sample over psac, in the phases of sad."""
+    """Build a combination of ours from INO-SGD, PSAC and phases."""
     schedule = Phases(n=n, noise=noise, growth=growth, bound=bound)
     return Method(rules.Ordered(over=rules.Psac(r=r), length=length), schedule=schedule, sampling="owner")
 
 
-@_recipe()
+@_recipe(None, "no clipping, no noise: for comparison")
 def sgd() -> Method:
-    """No clipping, no noise: for comparison."""
+    """Build plain SGD."""
     return Method(rules.Identity())
 
 
 def catalogue() -> tuple[Recipe, ...]:
-    """All methods that take gradient steps: the recipes, then every registered rule that no recipe covers."""
-    own = [_of_rule(name) for name in registry.names("rule") if name not in COVERED]
-    return (*RECIPES.values(), *own)
+    """Return all methods that take gradient steps: the recipes, then registered rules that no recipe covers."""
+    rule_recipes = [_of_rule(name) for name in registry.names("rule") if name not in COVERED]
+    return (*RECIPES.values(), *rule_recipes)
 
 
 def method(name: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
-    """The method called ``name`` with ``settings`` in place of its defaults; a registered rule is a method too.
+    """Return the method called ``name`` with these settings; a registered rule is a method too.
 
     Examples:
       >>> method("dpsgd", {"bound": 0.5}).schedule

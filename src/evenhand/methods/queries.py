@@ -46,11 +46,11 @@ class Query(ABC):
 
     @abstractmethod
     def width(self, facts: Facts) -> int:
-        """Length of the answer, from public facts only: an empty batch has an answer of this length too."""
+        """Return the length of the answer, from public facts only: an empty batch has an answer of this length too."""
 
     @abstractmethod
     def value(self, rows: Stats, state: State) -> Tensor:
-        """One vector of length ``width`` per row."""
+        """Return one vector of length ``width`` per row."""
 
 
 class Count(Query):
@@ -65,18 +65,18 @@ class Count(Query):
 
     @abstractmethod
     def places(self, groups: int) -> int:
-        """How many places there are for data with so many groups."""
+        """Return the number of places for data with ``groups`` groups."""
 
     @abstractmethod
     def place(self, rows: Stats, state: State) -> Tensor:
-        """One whole number per row, from 0 to ``places - 1``; a record with any other one is not counted."""
+        """Return one whole number per row, from 0 to ``places - 1``; a record with any other one is not counted."""
 
     def width(self, facts: Facts) -> int:
-        """One count per place."""
+        """Return the number of places: one count each."""
         return self.places(len(facts.groups))
 
     def value(self, rows: Stats, state: State) -> Tensor:
-        """The same as vectors: 1 at the record's place."""
+        """Return one vector per row: 1 at the record's place, 0 elsewhere."""
         import torch
 
         place = self.place(rows, state)
@@ -86,7 +86,7 @@ class Count(Query):
 @register
 @dataclass(frozen=True)
 class Exceedance(Count):
-    """How many sampled records have a gradient norm above ``factor`` times the rule's threshold.
+    """Number of sampled records whose gradient norm is above ``factor`` times the rule's threshold.
 
     The threshold is the rule's own, from its memory: already private. One record changes the count by 1.
 
@@ -105,11 +105,11 @@ class Exceedance(Count):
         _validate.number(self.factor, "factor", low=0)
 
     def places(self, groups: int) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def place(self, rows: Stats, state: State) -> Tensor:
-        """0 if the norm exceeds factor * threshold, else 1, which is not counted."""
+        """Return 0 if the norm exceeds factor * threshold, else 1, which is not counted."""
         if "threshold" not in state.memory:
             raise UsageError(
                 "The query 'exceedance' counts norms above a rule's threshold, and this rule keeps none: use it with "
@@ -122,7 +122,7 @@ class Exceedance(Count):
 @register
 @dataclass(frozen=True)
 class GroupSizes(Count):
-    """How many sampled records each group has: G counts, of which one record changes one by 1.
+    """Number of sampled records of each group: G counts, of which one record changes one by 1.
 
     Examples:
       >>> from evenhand.types import Facts
@@ -133,18 +133,18 @@ class GroupSizes(Count):
     name = "group_sizes"
 
     def places(self, groups: int) -> int:
-        """One per group."""
+        """Return one place per group."""
         return groups
 
     def place(self, rows: Stats, state: State) -> Tensor:
-        """The record's group."""
+        """Return the record's group."""
         return rows.group
 
 
 @register
 @dataclass(frozen=True)
 class GroupCounts(Count):
-    """How many records of each group have a gradient above the clip bound, then how many have not: 2 G counts.
+    """Number of records of each group with a gradient above the clip bound, then of those without: 2 G counts.
 
     Examples:
       >>> from evenhand.types import Facts
@@ -155,9 +155,9 @@ class GroupCounts(Count):
     name = "group_counts"
 
     def places(self, groups: int) -> int:
-        """Two per group."""
+        """Return two places per group."""
         return 2 * groups
 
     def place(self, rows: Stats, state: State) -> Tensor:
-        """The record's group, in the half that says on which side of the bound its norm lies."""
+        """Return the record's group, plus the number of groups if its norm is at most the bound."""
         return rows.group.long().add(rows.norm <= state.bound[rows.owner], alpha=state.public.groups)

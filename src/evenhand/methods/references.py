@@ -28,7 +28,7 @@ class Reference:
 
     @property
     def bibtex(self) -> str:
-        """An entry for a .bib file; ``where`` holds its kind and its further fields."""
+        """Return an entry for a .bib file; ``where`` holds its kind and its further fields."""
         kind, *fields = self.where.split("; ")
         pairs = [("title", self.title), ("author", self.authors), ("year", str(self.year))]
         pairs += [tuple(field.split("=", 1)) for field in fields]  # type: ignore[misc]

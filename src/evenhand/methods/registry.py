@@ -21,7 +21,7 @@ _packages = {
 
 
 def register(cls: Part) -> Part:
-    """Class decorator: make a frozen dataclass with a ``name`` and a ``kind`` usable by that name everywhere."""
+    """Register a frozen dataclass with a ``name`` and a ``kind``, as a decorator, so that the name works everywhere."""
     kind, name = getattr(cls, "kind", None), getattr(cls, "name", None)
     if kind not in _parts or not isinstance(name, str):
         raise UsageError(
@@ -38,26 +38,26 @@ def register(cls: Part) -> Part:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """All registered names of one kind, in order of registration."""
+    """Return all registered names of one kind, in order of registration."""
     importlib.import_module(_packages[kind])
     return tuple(_parts[kind])
 
 
 def part(kind: str, name: str) -> Any:
-    """The class registered as ``name``; an unknown name is an error that says the nearest one."""
+    """Return the class registered as ``name``; an unknown name is an error that says the nearest one."""
     return _parts[kind][_validate.known(name, names(kind), kind)]
 
 
 def build(kind: str, name: str, settings: Mapping[str, Any] | None = None) -> Any:
     """Make the part called ``name`` with the given settings; unknown names and settings are errors with a hint."""
-    found = part(kind, name)
-    fields = {f.name for f in dataclasses.fields(found)}
+    part_class = part(kind, name)
+    fields = {f.name for f in dataclasses.fields(part_class)}
     for key in settings or {}:
         _validate.known(key, fields, f"setting of {name}")
-    return found(**(settings or {}))
+    return part_class(**(settings or {}))
 
 
-def spec(made: Any) -> dict[str, Any]:
-    """The JSON form of a part: its name and settings. ``build(kind, **spec)`` makes an equal one."""
-    settings = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
-    return {"name": made.name, "settings": json.loads(json.dumps(settings))}
+def spec(instance: Any) -> dict[str, Any]:
+    """Return the JSON form of a part: its name and settings. ``build(kind, **spec)`` makes an equal one."""
+    settings = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance)}
+    return {"name": instance.name, "settings": json.loads(json.dumps(settings))}

@@ -27,11 +27,11 @@ class Schedule(ABC):
 
     @abstractmethod
     def segments(self, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
-        """``(count, Level)`` in order; counts sum to ``steps``. The noise is relative, the bound absolute."""
+        """Return ``(count, Level)`` in order; counts sum to ``steps``. The noise is relative, the bound absolute."""
 
 
 def by_epoch(level: Callable[[int], Level], steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
-    """One stretch for each run of epochs with the same level.
+    """Return one segment for each run of epochs with an equal level.
 
     Examples:
       >>> by_epoch(lambda epoch: Level(1.0, 2.0 if epoch < 2 else 1.0), 25, 10)
@@ -41,11 +41,11 @@ def by_epoch(level: Callable[[int], Level], steps: int, steps_per_epoch: float) 
     done, epoch = 0, 0
     while done < steps:
         end = min(steps, max(done, math.ceil((epoch + 1) * steps_per_epoch - 1e-9)))
-        found = level(epoch)
-        if result and result[-1][1] == found:
-            result[-1] = (result[-1][0] + end - done, found)
+        epoch_level = level(epoch)
+        if result and result[-1][1] == epoch_level:
+            result[-1] = (result[-1][0] + end - done, epoch_level)
         elif end > done:
-            result.append((end - done, found))
+            result.append((end - done, epoch_level))
         done, epoch = end, epoch + 1
     return result
 
@@ -68,7 +68,7 @@ class Constant(Schedule):
         _validate.number(self.bound, "bound", low=0)
 
     def segments(self, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
-        """A single stretch."""
+        """Return a single segment."""
         return [(steps, Level(noise=1.0, bound=self.bound))]
 
 
@@ -92,15 +92,15 @@ class Decay(Schedule):
 
     @abstractmethod
     def shape(self, rate: float, epoch: int) -> float:
-        """What falls, in this epoch, relative to the first."""
+        """Return the decaying quantity in this epoch, relative to the first."""
 
     def level(self, epoch: int) -> Level:
-        """Noise and clip bound in this epoch."""
+        """Return noise and clip bound in this epoch."""
         falling = 1.0 if self.bound_decay is None else self.shape(self.bound_decay, epoch)
         return Level(noise=math.sqrt(self.shape(self.decay, epoch)), bound=self.bound * falling)
 
     def segments(self, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
-        """One stretch for each run of epochs with the same level."""
+        """Return one segment for each run of epochs with an equal level."""
         return by_epoch(self.level, steps, steps_per_epoch)
 
 
@@ -119,7 +119,7 @@ class Linear(Decay):
     name = "linear"
 
     def shape(self, rate: float, epoch: int) -> float:
-        """R^e."""
+        """Return R^e."""
         return rate**epoch
 
 
@@ -138,7 +138,7 @@ class Time(Decay):
     name = "time"
 
     def shape(self, rate: float, epoch: int) -> float:
-        """1 / (1 + R e)."""
+        """Return 1 / (1 + R e)."""
         return 1.0 / (1.0 + rate * epoch)
 
 
@@ -162,7 +162,7 @@ class Step(Decay):
         _validate.whole(self.every, "every")
 
     def shape(self, rate: float, epoch: int) -> float:
-        """R^floor(e / K)."""
+        """Return R^floor(e / K)."""
         return float(rate ** (epoch // self.every))
 
 
@@ -199,7 +199,7 @@ class Phases(Schedule):
             _validate.number(value, name, low=0)
 
     def segments(self, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
-        """``n`` stretches; lengths are whole and the last takes the remainder."""
+        """Return ``n`` segments; lengths are whole and the last takes the remainder."""
         if steps < self.n:
             raise UsageError(f"{self.n} phases need at least {self.n} steps, and there are {steps}: take more epochs.")
         shares = [self.length ** (self.n - 1 - phase) for phase in range(self.n)]
@@ -242,11 +242,11 @@ class Table(Schedule):
 
     @classmethod
     def of(cls, function: Callable[[int], tuple[float, float]], epochs: int) -> Table:
-        """The table of ``function(epoch) -> (noise, bound)`` over ``epochs`` epochs."""
+        """Return the table of ``function(epoch) -> (noise, bound)`` over ``epochs`` epochs."""
         rows = [function(epoch) for epoch in range(_validate.whole(epochs, "epochs"))]
         return cls(tuple(noise for noise, _ in rows), tuple(bound for _, bound in rows))
 
     def segments(self, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
-        """One stretch for each run of epochs with the same level."""
+        """Return one segment for each run of epochs with an equal level."""
         last = len(self.noise) - 1
         return by_epoch(lambda e: Level(self.noise[min(e, last)], self.bound[min(e, last)]), steps, steps_per_epoch)

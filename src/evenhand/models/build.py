@@ -46,12 +46,12 @@ _TOKENS = ("char_lstm",)
 
 
 def names() -> tuple[str, ...]:
-    """Names that ``--model`` takes."""
+    """Return the names that ``--model`` takes."""
     return tuple(_MODELS)
 
 
 def build(name: str, facts: Facts) -> nn.Module:
-    """The model called ``name``, or made by ``file.py:factory``, for data with these facts.
+    """Return the model called ``name``, or made by ``file.py:factory``, for data with these facts.
 
     The last layer of a built-in model starts at zero; the others start as torch makes them.
 
@@ -63,13 +63,13 @@ def build(name: str, facts: Facts) -> nn.Module:
     """
     if is_own(name):
         return load(name, facts)
-    made = _MODELS[_validate.known(name, _MODELS, "model")]
+    factory = _MODELS[_validate.known(name, _MODELS, "model")]
     shape = declared_shape(facts)
     if shape is None or len(facts.labels) < 2:
         raise UsageError(
             "A built-in model needs numeric inputs of one shape and at least two classes: these data have not."
         )
-    model = made(shape, len(facts.labels))
+    model = factory(shape, len(facts.labels))
     whole = not declared_type(facts).is_floating_point
     if whole != (name in _TOKENS):
         raise UsageError(_wrong_type(name, whole))
@@ -89,28 +89,28 @@ LARGEST = 2**27
 
 
 def parts(model: str) -> tuple[Path, str]:
-    """File and factory of ``file.py:factory``."""
+    """Return file and factory of ``file.py:factory``."""
     return _user_code.parts(model, "--model", "nets.py:small")
 
 
 def load(model: str, facts: Facts) -> nn.Module:
-    """Execute the file and call its factory with the public facts, or with nothing if it takes nothing."""
+    """Execute the file and return the model of its factory, called with the public facts if it takes an argument."""
     path, name = parts(model)
     factory = getattr(_user_code.executed(path, "model"), name, None)
     if not callable(factory):
         raise UsageError(f"{path.name} has no function {name!r}: write `def {name}(facts): return torch.nn....`")
     try:
-        made = factory(facts) if _takes_facts(factory) else factory()
+        module = factory(facts) if _takes_facts(factory) else factory()
     except Exception as error:
         raise UsageError(f"{path.name}:{name} failed with {described(error)}. Nothing was spent.") from error
-    if not isinstance(made, nn.Module):
-        raise UsageError(f"{path.name}:{name} returned {type(made).__name__}: it must return a torch.nn.Module.")
-    _try(made, facts, f"{path.name}:{name}")
-    return made
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{path.name}:{name} returned {type(module).__name__}: it must return a torch.nn.Module.")
+    _try(module, facts, f"{path.name}:{name}")
+    return module
 
 
 def _try(model: nn.Module, facts: Facts, what: str) -> None:
-    """Two records of zeros of the declared shape: inputs must fit, and every label must have its output."""
+    """Run the model on two records of zeros: inputs must have the declared shape, and every label needs an output."""
     shape = declared_shape(facts)
     if shape is None:
         return
@@ -131,21 +131,21 @@ def _try(model: nn.Module, facts: Facts, what: str) -> None:
 
 
 def declared_shape(facts: Facts) -> tuple[int, ...] | None:
-    """The shape of one record's input, if all have the same.
+    """Return the shape of one record's input; None if the records have no common shape.
 
     Examples:
       >>> declared_shape(Facts(9, (("all", 9),), inputs="(1, 8, 8) float32"))
       (1, 8, 8)
     """
-    found = re.match(r"\(((?:\d{1,9}, ?)*(?:\d{1,9})?)\) \w+\Z", facts.inputs)
-    shape = None if found is None else tuple(int(size) for size in re.findall(r"\d+", found.group(1)))
+    match = re.match(r"\(((?:\d{1,9}, ?)*(?:\d{1,9})?)\) \w+\Z", facts.inputs)
+    shape = None if match is None else tuple(int(size) for size in re.findall(r"\d+", match.group(1)))
     if shape is not None and math.prod(shape) > LARGEST:
         raise UsageError(f"A record of shape {shape} has more than {LARGEST} numbers: no built-in model takes that.")
     return shape
 
 
 def declared_type(facts: Facts) -> torch.dtype:
-    """The type of the inputs, if they have one shape.
+    """Return the type of the inputs, if they have one shape.
 
     Examples:
       >>> declared_type(Facts(9, (("all", 9),), inputs="(20,) int64"))
@@ -158,7 +158,7 @@ def declared_type(facts: Facts) -> torch.dtype:
 
 
 def _takes_facts(factory: Any) -> bool:
-    """Whether one argument is required, or the first one is called ``facts``."""
+    """Return whether one argument is required, or the first one is called ``facts``."""
     arguments = list(inspect.signature(factory).parameters.values())
     first = arguments[0] if arguments else None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -39,7 +39,7 @@ CACHED = 8 * 28 * 28
 
 
 def scattering(pictures: Tensor) -> Tensor:
-    """81 maps for each channel of pictures (B, C, H, W), normalised within the record in 27 groups of maps.
+    """Return 81 maps for each channel of pictures (B, C, H, W), normalised within the record in 27 groups of maps.
 
     A map has an average for every fourth pixel in both directions: 28 x 28 gives 7 x 7. A record's features depend on
     that record only.
@@ -59,7 +59,7 @@ def scattering(pictures: Tensor) -> Tensor:
 
 
 def coefficients(pictures: Tensor) -> Tensor:
-    """The coefficients themselves, (B, C, 81, H / 4, W / 4): the average, 16 of first order, 64 of second order.
+    """Return the raw coefficients, (B, C, 81, H / 4, W / 4): the average, 16 of first order, 64 of second order.
 
     The order is that of scales, then of angles; in the second order the first wavelet's angle comes first.
     """
@@ -73,13 +73,13 @@ def coefficients(pictures: Tensor) -> Tensor:
 
 
 def padded(pictures: Tensor) -> Tensor:
-    """Mirrored by one step on every side, and on to a whole number of steps."""
+    """Pad pictures by reflection: one step on every side, and further to a whole number of steps."""
     height, width = pictures.shape[-2:]
     return functional.pad(pictures, (STEP, STEP + -width % STEP, STEP, STEP + -height % STEP), mode="reflect")
 
 
 def _modulus(spectrum: Tensor, scale: int) -> Tensor:
-    """Length of a signal's answers to the eight wavelets of a scale, at every ``2**scale``-th pixel.
+    """Return the modulus of a signal's response to the eight wavelets of a scale, at every ``2**scale``-th pixel.
 
     To take every second pixel is to fold the spectrum: its quarters are added.
     """
@@ -93,29 +93,29 @@ def _modulus(spectrum: Tensor, scale: int) -> Tensor:
 
 
 def _folds(spectrum: Tensor, scale: int) -> list[Tensor]:
-    """The parts (..., H / 2**scale, W / 2**scale, 2) of a spectrum (..., H, W, 2) that fall on each other."""
+    """Return the parts (..., H / 2**scale, W / 2**scale, 2) of a spectrum (..., H, W, 2) that are added in folding."""
     rows = spectrum.chunk(2**scale, dim=-3)
     return [part for row in rows for part in row.chunk(2**scale, dim=-2)]
 
 
 @cache
 def _doubled(scale: int, height: int, width: int) -> Tensor:
-    """The wavelets' transforms, once for the real and once for the imaginary part of what they are multiplied with."""
+    """Return the wavelets' transforms twice: for the real and for the imaginary part of a spectrum."""
     return morlets(scale, height, width).unsqueeze(-1).repeat(1, 1, 1, 2)
 
 
 def morlets(scale: int, height: int, width: int) -> Tensor:
-    """The wavelets' transforms, real, (8, height, width): a Gaussian around the frequency, less one around zero.
+    """Return the wavelets' transforms, real, (8, height, width): a Gaussian around the frequency, less one around zero.
 
     What is taken away makes the mean of the wavelet zero. Frequencies beyond the grid are folded into it, which is the
     same as sampling the wavelet at the pixels.
     """
-    made = []
+    wavelets = []
     for turn in range(ANGLES):
         angle = math.pi * turn / ANGLES
         wave, envelope = (_bump(f, scale, angle, height, width) for f in (FREQUENCY / 2**scale, 0.0))
-        made.append(wave - envelope * (wave[0, 0] / envelope[0, 0]))
-    return torch.stack(made).float()
+        wavelets.append(wave - envelope * (wave[0, 0] / envelope[0, 0]))
+    return torch.stack(wavelets).float()
 
 
 def _bump(frequency: float, scale: int, angle: float, height: int, width: int) -> Tensor:
@@ -131,14 +131,14 @@ def _bump(frequency: float, scale: int, angle: float, height: int, width: int) -
 
 
 def _averages(maps: Tensor, coarseness: int, height: int, width: int) -> Tensor:
-    """Gaussian averages around every fourth pixel of the picture, from maps of every ``2**coarseness``-th."""
+    """Return Gaussian averages around every fourth pixel of the picture, from maps of every ``2**coarseness``-th."""
     rows, columns = averaging(coarseness, height), averaging(coarseness, width)
     return rows @ maps @ columns.T
 
 
 @cache
 def averaging(coarseness: int, size: int) -> Tensor:
-    """The matrix that averages a padded side: the Gaussian is a product, so each side is averaged alone."""
+    """Return the matrix that averages one padded side; the Gaussian is a product, so each side is averaged alone."""
     long = size + 2 * STEP + -size % STEP
     pixels = torch.arange(0, long, 2**coarseness, dtype=torch.float64)
     centres = torch.arange(STEP, STEP + size, STEP, dtype=torch.float64).unsqueeze(1)
@@ -148,20 +148,20 @@ def averaging(coarseness: int, size: int) -> Tensor:
 
 
 def _frequencies(size: int) -> Tensor:
-    found: Tensor = 2 * math.pi * torch.fft.fftfreq(size, dtype=torch.float64)
-    return found
+    frequencies: Tensor = 2 * math.pi * torch.fft.fftfreq(size, dtype=torch.float64)
+    return frequencies
 
 
 _FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"scattering": scattering}
 
 
 def names() -> tuple[str, ...]:
-    """Names that `extract` takes, besides ``file.py:factory``."""
+    """Return the names that `extract` takes, besides ``file.py:factory``."""
     return tuple(_FEATURES)
 
 
 def extract(name: str, inputs: Tensor, batch: int = 512) -> Tensor:
-    """The features of every record, in the order of the records.
+    """Return the features of every record, in the order of the records.
 
     A record's features depend on nothing but the record and on what is frozen, so training on them promises the same as
     training on the records. The promise does not cover the data that a frozen network was trained on.
@@ -200,26 +200,26 @@ MIXED = (
 
 
 def parts(features: str) -> tuple[Path, str]:
-    """File and factory of ``file.py:factory``."""
+    """Return file and factory of ``file.py:factory``."""
     return _user_code.parts(features, "--features", "nets.py:body")
 
 
 def load(features: str) -> nn.Module:
-    """Execute the file and call its factory; the module is frozen and in eval mode."""
+    """Execute the file and return the module of its factory, frozen and in eval mode."""
     path, name = parts(features)
     what = f"{path.name}:{name}"
     factory = _attribute(path, name)
     try:
-        made = factory()
+        module = factory()
     except Exception as error:
         raise UsageError(f"{what} failed with {described(error)}. Nothing was spent.") from error
-    if not isinstance(made, nn.Module):
-        raise UsageError(f"{what} returned {type(made).__name__}: it must return a torch.nn.Module with its weights.")
-    return made.eval().requires_grad_(False)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{what} returned {type(module).__name__}: it must return a torch.nn.Module with its weights.")
+    return module.eval().requires_grad_(False)
 
 
 def check(module: Callable[[Tensor], Tensor], records: Tensor, what: str) -> None:
-    """Refuse a module that gives a record other features in other company, or that changes while it computes.
+    """Refuse a module whose features of a record depend on other records, or that changes while it computes.
 
     A few records are computed in company, and then each alone. This can refute that records are independent. It cannot
     prove it.
@@ -264,5 +264,5 @@ def _attribute(path: Path, name: str) -> Callable[[], object]:
     factory = getattr(_user_code.executed(path, "features"), name, None)
     if not callable(factory):
         raise UsageError(f"{path.name} has no function {name!r}: write `def {name}(): return ...` with the weights.")
-    found: Callable[[], object] = factory
-    return found
+    function: Callable[[], object] = factory
+    return function

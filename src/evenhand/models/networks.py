@@ -13,17 +13,17 @@ HIDDEN = 128
 
 
 def linear(shape: Shape, classes: int) -> nn.Module:
-    """Multinomial logistic regression."""
+    """Return multinomial logistic regression."""
     return nn.Sequential(nn.Flatten(), head(math.prod(shape), classes))
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """One hidden layer with tanh: bounded activations bear clipping better than ReLU (Papernot et al. 2021)."""
+    """Return one hidden layer with tanh: bounded activations suffer less from clipping (Papernot et al. 2021)."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), HIDDEN), nn.Tanh(), head(HIDDEN, classes))
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """Two convolutions and one hidden layer, with tanh (Papernot et al. 2021), for pictures of at least 8 x 8."""
+    """Return two convolutions and one hidden layer, with tanh (Papernot et al. 2021), for pictures from 8 x 8."""
     channels, *sides = pictures(shape, "cnn", 8)
     return nn.Sequential(
         nn.Conv2d(channels, 16, 5, padding=2),
@@ -40,7 +40,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def mnist_cnn_f(shape: Shape, classes: int) -> nn.Module:
-    """Two convolutions and two linear layers: DPSGD-F (Xu et al. 2021), and the balanced MNIST of Global-Adapt-V2.
+    """Return two convolutions and two linear layers: DPSGD-F (Xu et al. 2021), balanced MNIST of Global-Adapt-V2.
 
     The sizes are those that the second paper gives: 20 and 50 channels, 5 x 5, 500 hidden units, ReLU. The first gives
     none.
@@ -63,7 +63,7 @@ def mnist_cnn_f(shape: Shape, classes: int) -> nn.Module:
 
 
 def mnist_cnn_v2(shape: Shape, classes: int) -> nn.Module:
-    """Two convolutions and one linear layer: the unbalanced MNIST of Global-Adapt-V2 (Chilukoti et al. 2023).
+    """Return two convolutions and one linear layer: unbalanced MNIST of Global-Adapt-V2 (Chilukoti et al. 2023).
 
     16 and 32 channels, 3 x 3, each with instance normalisation, SELU and a maximum over 2 x 2. That the convolutions
     keep the size of the picture, and that the normalisation has no parameters, is our choice.
@@ -87,14 +87,14 @@ LARGE = 32
 
 
 def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
-    """The network for MNIST, or for colour pictures of at least 32 x 32 the one for CIFAR."""
+    """Return the network for MNIST, or for colour pictures of at least 32 x 32 the one for CIFAR."""
     channels, *sides = pictures(shape, "tanh_cnn", 16)
     network = _cifar if channels > 1 and min(sides) >= LARGE else _mnist
     return network(channels, sides, classes)
 
 
 def _mnist(channels: int, sides: list[int], classes: int) -> nn.Module:
-    """Two convolutions and one hidden layer: 26,010 parameters for MNIST."""
+    """Return two convolutions and one hidden layer: 26,010 parameters for MNIST."""
     reached = slid(slid(slid(slid(tuple(sides), 8, 2, 3), 2), 4, 2), 2)
     return nn.Sequential(
         nn.Conv2d(channels, 16, 8, 2, padding=3),
@@ -111,7 +111,7 @@ def _mnist(channels: int, sides: list[int], classes: int) -> nn.Module:
 
 
 def _cifar(channels: int, sides: list[int], classes: int) -> nn.Module:
-    """Six convolutions and one hidden layer."""
+    """Return six convolutions and one hidden layer."""
     layers: list[nn.Module] = []
     width = channels
     for wide in (32, 64, 128):
@@ -127,7 +127,7 @@ Shape = tuple[int, ...]
 
 
 def head(features: int, classes: int) -> nn.Linear:
-    """A last layer that starts at zero: no budget goes into unlearning a random guess."""
+    """Return a last layer that starts at zero: no budget is spent to unlearn a random guess."""
     layer = nn.Linear(features, classes)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -135,7 +135,7 @@ def head(features: int, classes: int) -> nn.Linear:
 
 
 def pictures(shape: Shape, model: str, least: int) -> tuple[int, int, int]:
-    """Channels, height and width, or an error if these are no pictures or too small ones."""
+    """Return channels, height and width; raise UsageError if these are no pictures or too small ones."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise UsageError(
             f"The {model} needs pictures shaped (channels, height, width) of at least {least} x {least} pixels, and "
@@ -146,7 +146,7 @@ def pictures(shape: Shape, model: str, least: int) -> tuple[int, int, int]:
 
 
 def slid(sides: Shape, kernel: int, stride: int = 1, padding: int = 0) -> Shape:
-    """Height and width after a convolution or a pooling.
+    """Return height and width after a convolution or a pooling.
 
     Examples:
       >>> slid(slid((28, 28), 8, 2, 3), 2)
@@ -178,13 +178,13 @@ class Block(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Both ways, added."""
+        """Return the ReLU of the convolutions' output plus the shortcut's."""
         added: Tensor = self.relu(self.inner(maps) + self.around(maps))
         return added
 
 
 def resnet18(shape: Shape, classes: int) -> nn.Module:
-    """Eight blocks of 64 to 512 channels, the mean over all places, and one linear layer."""
+    """Return eight blocks of 64 to 512 channels, the mean over all places, and one linear layer."""
     channels = pictures(shape, "resnet18", 8)[0]
     layers: list[nn.Module] = [
         nn.Conv2d(channels, 64, 3, padding=1, bias=False),
@@ -214,13 +214,13 @@ class Unit(nn.Module):
         self.inner = nn.Sequential(*_mixed(width, half), *_spread(half, stride), *_mixed(half, half))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Both halves, their channels taken in turn."""
+        """Interleave the channels of both halves."""
         left, right = maps.chunk(2, dim=1) if self.split else (maps, maps)
         return torch.stack([self.around(left), self.inner(right)], dim=2).flatten(1, 2)
 
 
 def shufflenet(shape: Shape, classes: int) -> nn.Module:
-    """Convolution, four units, the mean over all places, and one linear layer."""
+    """Return a convolution, four units, the mean over all places, and one linear layer."""
     channels = pictures(shape, "shufflenet", 8)[0]
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1, bias=False),
@@ -238,12 +238,12 @@ def shufflenet(shape: Shape, classes: int) -> nn.Module:
 
 
 def _mixed(width: int, wide: int) -> tuple[nn.Module, ...]:
-    """A convolution of one pixel, over all channels."""
+    """Return a convolution of one pixel, over all channels."""
     return nn.Conv2d(width, wide, 1, bias=False), nn.GroupNorm(SHUFFLENET_GROUPS, wide), nn.SELU()
 
 
 def _spread(width: int, stride: int) -> tuple[nn.Module, ...]:
-    """A convolution of 3 x 3 pixels, for each channel alone."""
+    """Return a convolution of 3 x 3 pixels, for each channel alone."""
     return nn.Conv2d(width, width, 3, stride, padding=1, groups=width, bias=False), nn.GroupNorm(
         SHUFFLENET_GROUPS, width
     )
@@ -257,7 +257,7 @@ LSTM_HIDDEN = 128
 
 
 class CharLSTM(nn.Module):
-    """Reads the characters of each record one after the other and answers after the last.
+    """An LSTM that reads the characters of each record in order and returns class scores after the last.
 
     Token 0 is padding, wherever it stands: padded positions change nothing.
 
@@ -277,7 +277,7 @@ class CharLSTM(nn.Module):
         self.head = head(LSTM_HIDDEN, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the classes, for tokens (B, T)."""
+        """Return the scores of the classes, for tokens (B, T)."""
         empty = (tokens == PADDING).long()
         tokens = tokens.gather(1, empty.argsort(dim=1, stable=True)).long()
         last = ((1 - empty).sum(1) - 1).clamp(min=0)
@@ -287,7 +287,7 @@ class CharLSTM(nn.Module):
 
 
 def char_lstm(shape: Shape, classes: int) -> nn.Module:
-    """For records that are one row of tokens, 0 to 255."""
+    """Return a CharLSTM for records that are one row of tokens, 0 to 255."""
     if len(shape) != 1 or shape[0] < 1:
         raise UsageError(
             f"The char_lstm needs one row of tokens per record, and these inputs have shape {shape}: give whole "

@@ -152,8 +152,8 @@ def facts_and_commands(facts: Mapping[str, str], commands: str) -> list[Section]
         >>> [part.heading for part in facts_and_commands({}, "evenhand verify .")]
         ['How to reproduce']
     """
-    made = [Section("How this was made", [Facts(facts)])] if facts else []
-    return made + ([Section("How to reproduce", [Commands(commands)])] if commands.strip() else [])
+    sections = [Section("How this was made", [Facts(facts)])] if facts else []
+    return sections + ([Section("How to reproduce", [Commands(commands)])] if commands.strip() else [])
 
 
 def document(template: str, title: str, *, style: str = "report.css", script: str = "report.js", **values: Any) -> str:
@@ -204,7 +204,7 @@ def _environment() -> Environment:
     """Return the one environment; jinja2 is imported here, so that commands without a page do without it."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("evenhand.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -212,9 +212,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_cleaned,
     )
-    made.filters["label"] = label
-    made.globals["policy"] = policy
-    return made
+    environment.filters["label"] = label
+    environment.globals["policy"] = policy
+    return environment
 
 
 def _cleaned(value: Any) -> Any:

@@ -33,7 +33,7 @@ from evenhand.types import Event, State, Stats
 
 
 def _outputs(loss: Array, q: float, m: float, direction: Direction) -> Array:
-    """Output ``t`` (in units of noise) at which the remove or replace loss takes each value; infinite outside."""
+    """Return the output ``t`` (in units of noise) at which the remove or replace loss takes each value, or infinity."""
     if direction == "replace":
         with np.errstate(divide="ignore"):
             log_b = np.log(np.abs(np.sinh(np.minimum(np.abs(loss), 300.0) / 2)))
@@ -46,7 +46,7 @@ def _outputs(loss: Array, q: float, m: float, direction: Direction) -> Array:
 
 
 def _masses(q: float, noise: float, direction: Direction, grid: Grid) -> tuple[int, Array, float]:
-    """Merged masses on the grid, their first index, and the common offset (<= 0) of the points they sit on."""
+    """Return merged masses on the grid, their first index, and the common offset (<= 0) of the points they sit on."""
     m, h = 1 / noise, grid.width
     shift = 0.0 if direction == "add" else m
     ends = sorted((loss_at(-grid.reach, q, noise, direction), loss_at(grid.reach + shift, q, noise, direction)))
@@ -78,7 +78,7 @@ def _masses(q: float, noise: float, direction: Direction, grid: Grid) -> tuple[i
 
 
 def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_remove", rel: float = 4e-6) -> float:
-    """Lower bound on the exact epsilon of a composition of at most a few dozen levels.
+    """Compute a lower bound on the exact epsilon of a composition of at most a few dozen levels.
 
     Example:
         >>> 1.826 < epsilon([(0.01, 1.0, 1000)], 1e-5) < 1.8284
@@ -141,24 +141,24 @@ class Neighbours:
     signs: tuple[float, ...]
 
     def case(self, present: bool) -> Case:
-        """The batch with the record, or without it."""
+        """Return the batch with the record, or without it."""
         rows = tuple(row for i, row in enumerate(self.whole.rows) if present or i != self.removed)
         return replace(self.whole, rows=rows)
 
     def gradients(self, present: bool) -> Tensor:
-        """All along one axis."""
-        kept = [i for i in range(len(self.whole.rows)) if present or i != self.removed]
-        found = torch.zeros(len(kept), 5, dtype=torch.float64)
-        found[:, 0] = torch.tensor([self.signs[i] * self.whole.rows[i].norm for i in kept], dtype=torch.float64)
-        return found
+        """Return the gradients, all along one axis."""
+        rows = [i for i in range(len(self.whole.rows)) if present or i != self.removed]
+        gradients = torch.zeros(len(rows), 5, dtype=torch.float64)
+        gradients[:, 0] = torch.tensor([self.signs[i] * self.whole.rows[i].norm for i in rows], dtype=torch.float64)
+        return gradients
 
 
 def audit(subject: Subject) -> tuple[bool, str]:
-    """A likelihood-ratio attack on worst-case gradients stays below the epsilon that one step is accounted for."""
+    """Check that a likelihood-ratio attack on worst-case gradients stays below the epsilon accounted for one step."""
     pair = _worst(subject)
-    made = subject.plan()
+    plan = subject.plan()
     owner = pair.whole.rows[pair.removed].owner
-    z = made.noise_seen(made.level_at(0), owner)
+    z = plan.noise_seen(plan.level_at(0), owner)
     claimed = accountant.epsilon([(1.0, z, 1)], _DELTA)
     losses = {present: _losses(subject, pair, present) for present in (True, False)}
     lowest = max(
@@ -175,8 +175,8 @@ def audit(subject: Subject) -> tuple[bool, str]:
 
 
 def _worst(subject: Subject) -> Neighbours:
-    """The pair, among batches of one to six rows, whose sums differ most."""
-    best, found = -1.0, None
+    """Return the pair, among batches of one to six rows, whose sums differ most."""
+    best, pair = -1.0, None
     for count in range(1, len(_NORMS) + 1):
         rows = tuple(Row(_NORMS[i], _LOSSES[i], i % 3, i % 3) for i in range(count))
         case = Case(rows)
@@ -184,13 +184,16 @@ def _worst(subject: Subject) -> Neighbours:
         moved = movements(subject.rule, case, state) / subject.rule.sensitivity(state)[case.stats().owner]
         if float(moved.max()) > best:
             best, removed = float(moved.max()), int(moved.argmax())
-            found = Neighbours(case, removed, _signs(subject, case, state, removed))
-    assert found is not None
-    return found
+            pair = Neighbours(case, removed, _signs(subject, case, state, removed))
+    assert pair is not None
+    return pair
 
 
 def _signs(subject: Subject, case: Case, state: State, removed: int) -> tuple[float, ...]:
-    """The removed record pulls one way; others pull with it if their weight falls when it leaves, else against it."""
+    """Return the sign of each gradient, which puts the two sums furthest apart.
+
+    The removed record pulls one way; others pull with it if their weight falls when it leaves, else against it.
+    """
     here = weights(subject.rule, case.stats(), state).tolist()
     there = weights(subject.rule, case.stats(without=removed), state).tolist()
     there.insert(removed, 0.0)
@@ -198,28 +201,28 @@ def _signs(subject: Subject, case: Case, state: State, removed: int) -> tuple[fl
 
 
 def _losses(subject: Subject, pair: Neighbours, present: bool) -> Vector:
-    """The log-likelihood ratio of "present" over "absent", by the recorded noise, in many trials."""
-    made = subject.plan()
-    case, memory = pair.case(present), subject.rule.initial(made.facts)
+    """Compute the log-likelihood ratio of "present" over "absent", by the recorded noise, in many trials."""
+    plan = subject.plan()
+    case, memory = pair.case(present), subject.rule.initial(plan.facts)
     result, batch = as_pass(case, gradients=pair.gradients(present)), batch_of(case, 0)
-    start = State(0, case.bounds * made.level_at(0).bound, {}, memory, public(made))
+    start = State(0, case.bounds * plan.level_at(0).bound, {}, memory, public(plan))
     stats = pair.case(True).stats(), pair.case(False).stats()
     asked = [(_asked(query, stats[0], start), _asked(query, stats[1], start)) for query in subject.queries]
-    found = np.empty(TRIALS // 2 if subject.queries else TRIALS)
-    for trial in range(found.size):
-        mechanism = subject.mechanism(made, seed=2 * trial + int(present))
+    losses = np.empty(TRIALS // 2 if subject.queries else TRIALS)
+    for trial in range(losses.size):
+        mechanism = subject.mechanism(plan, seed=2 * trial + int(present))
         released = subject.step(mechanism, result, batch, memory)
         answers = answers_of(subject, mechanism, result, batch, memory)
         if answers or not trial:
             state = replace(start, answers=answers)
             means = _sum(subject, pair, True, state), _sum(subject, pair, False, state)
-        seen = float(released.gradient["weight"][0]) * made.expected_batch
+        seen = float(released.gradient["weight"][0]) * plan.expected_batch
         ratio = _ratio(seen, *means, released.commit.std)
         for query, sides, (_, std) in zip(subject.queries, asked, released.commit.queries, strict=True):
             values = answers[query.name].tolist()
             ratio += sum(_ratio(*each, std) for each in zip(values, *sides, strict=True))
-        found[trial] = ratio
-    return found
+        losses[trial] = ratio
+    return losses
 
 
 def _ratio(seen: float, with_it: float, without: float, std: float) -> float:
@@ -230,8 +233,8 @@ def _ratio(seen: float, with_it: float, without: float, std: float) -> float:
 
 def _sum(subject: Subject, pair: Neighbours, present: bool, state: State) -> float:
     stats = pair.case(present).stats()
-    found = bounded(weights(subject.rule, stats, state), stats, subject.rule.sensitivity(state))
-    return float((found * pair.gradients(present)[:, 0]).sum())
+    row_weights = bounded(weights(subject.rule, stats, state), stats, subject.rule.sensitivity(state))
+    return float((row_weights * pair.gradients(present)[:, 0]).sum())
 
 
 def _asked(query: Any, stats: Stats, state: State) -> Sequence[float]:
@@ -241,7 +244,7 @@ def _asked(query: Any, stats: Stats, state: State) -> Sequence[float]:
 
 
 def _lower(hits: Any, alarms: Any) -> float:
-    """Clopper-Pearson: a lower bound on the epsilon that these counts are possible with."""
+    """Return a lower bound on the epsilon with which these counts are possible (Clopper-Pearson)."""
     from scipy import stats
 
     low = stats.beta.ppf(MISS, hits.sum(), hits.size - hits.sum() + 1) if hits.any() else 0.0

@@ -1,4 +1,4 @@
-"""``check``: everything the kit tries on a rule, a query or a whole mechanism, and what each check found."""
+"""``check``: every check that the kit has for a rule, a query or a whole mechanism, and the findings of each."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Findings:
     """Every check of one subject.
 
     Examples:
-      >>> found = Findings("my_rule", (Finding("form", True, "200 cases"), Finding("purity", False, "changes norm")))
-      >>> found.ok, [finding.check for finding in found.failed]
+      >>> table = Findings("my_rule", (Finding("form", True, "200 cases"), Finding("purity", False, "changes norm")))
+      >>> table.ok, [finding.check for finding in table.failed]
       (False, ['purity'])
-      >>> print(found)
+      >>> print(table)
       my_rule: 1 of 2 checks failed
         ok      form         200 cases
         FAILED  purity       changes norm
@@ -43,7 +43,7 @@ class Findings:
 
     @property
     def ok(self) -> bool:
-        """Whether every check passed."""
+        """Return whether every check passed."""
         return not self.failed
 
     @property
@@ -61,7 +61,7 @@ class Findings:
         return "\n".join([f"{self.subject}: {head}", *lines])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for ``evenhand check --json``."""
+        """Return plain data for ``evenhand check --json``."""
         rows = [{"check": f.check, "ok": f.ok, "message": f.message} for f in self.findings]
         return {"subject": self.subject, "ok": self.ok, "checks": rows}
 
@@ -111,15 +111,15 @@ def check(part: Subject | Rule | Query, *, only: Sequence[str] = ()) -> Findings
 
 
 def assert_conforms(part: Subject | Rule | Query, *, only: Sequence[str] = ()) -> None:
-    """``check`` for a test: raises AssertionError with the whole table if anything failed.
+    """Raise AssertionError with the whole table of ``check`` if anything failed.
 
     Examples:
       >>> from evenhand.methods.rules import Clip
       >>> assert_conforms(Clip(), only=["round_trip"])
     """
-    found = check(part, only=only)
-    if not found.ok:
-        raise AssertionError(str(found))
+    findings = check(part, only=only)
+    if not findings.ok:
+        raise AssertionError(str(findings))
 
 
 def _finding(subject: Subject, name: str) -> Finding:

@@ -30,7 +30,7 @@ BIAS = 4_000
 
 
 def noise(subject: Subject) -> tuple[bool, str]:
-    """Gradient and answers carry independent Gaussian noise of exactly the recorded standard deviation."""
+    """Check that gradient and answers carry independent Gaussian noise of exactly the recorded standard deviation."""
     drawn = [_noise(subject, position, segment=0) for position in range(STEPS)]
     problem = next(filter(None, _problems(subject, drawn)), "")
     return not problem, problem or f"{STEPS * SIZE} values of the gradient, {STEPS * Wide.size} of an answer"
@@ -59,28 +59,31 @@ def _problems(subject: Subject, drawn: list[Vector]) -> Iterator[str]:
 
 
 def _noise(subject: Subject, position: int, segment: int) -> Vector:
-    """The gradient's noise in units of the recorded standard deviation; odd positions have rows, all of norm zero."""
-    made = subject.plan(scales=SCALES[1])
+    """Return the gradient's noise in units of the recorded standard deviation.
+
+    Odd positions have rows, all of norm zero.
+    """
+    plan = subject.plan(scales=SCALES[1])
     case = Case((Row(0.0, 1.0, 0, 0), Row(0.0, 2.0, 1, 1)) if position % 2 else ())
     stats = case.stats()
     result = pass_over(torch.zeros(len(case.rows), SIZE), stats.norm, stats.loss, weight=SIZE - BIAS)
-    mechanism = subject.mechanism(made, seed=1, segment=segment)
-    found = subject.step(mechanism, result, batch_of(case, position), subject.rule.initial(FACTS))
-    flat = torch.cat([value.reshape(-1).double() for value in found.gradient.values()]).numpy()
-    return np.asarray(flat * made.expected_batch / found.commit.std)
+    mechanism = subject.mechanism(plan, seed=1, segment=segment)
+    released = subject.step(mechanism, result, batch_of(case, position), subject.rule.initial(FACTS))
+    flat = torch.cat([value.reshape(-1).double() for value in released.gradient.values()]).numpy()
+    return np.asarray(flat * plan.expected_batch / released.commit.std)
 
 
 def _answer_noise(subject: Subject, position: int) -> Vector:
     asked = replace(subject, rule=Recorder(), queries=(Wide(noise=2.0),))
-    made = asked.plan()
+    plan = asked.plan()
     case = Case((Row(1.0, 1.0, 0, 0),) if position % 2 else ())
-    found = asked.step(asked.mechanism(made, seed=1), as_pass(case), batch_of(case, position), {})
-    answer: Any = found.memory["answers"][Wide.name]
-    return np.asarray(answer.numpy() / found.commit.queries[0][1])
+    released = asked.step(asked.mechanism(plan, seed=1), as_pass(case), batch_of(case, position), {})
+    answer: Any = released.memory["answers"][Wide.name]
+    return np.asarray(answer.numpy() / released.commit.queries[0][1])
 
 
 def _gaussian(values: Vector, what: str) -> str:
-    """Whether values are standard normal: mean, variance, distribution, tails."""
+    """Return how values differ from standard normal ones (mean, variance, distribution, tails), or ""."""
     from scipy import special, stats
 
     count = values.size
@@ -117,7 +120,7 @@ def _related(left: Vector, right: Vector, what: str) -> str:
 
 
 def sampling(subject: Subject) -> tuple[bool, str]:
-    """Records enter independently of each other and of other steps, with the rate of their owner class."""
+    """Check that records enter independently of each other and of other steps, at the rate of their owner class."""
     problem = _drawn(subject.sampler)
     return not problem, problem or f"{2 * _DRAWS} draws of {3 * _EACH} records"
 
@@ -128,7 +131,7 @@ _TINY, _MANY, _TIMES = 1e-9, 1_000_000, 100
 
 @cache
 def _drawn(make: Any) -> str:
-    """Owners alike first, then each with its own rate, then a rate that coins of few bits cannot meet."""
+    """Return a problem of the sampler, or "": equal rates first, then one per owner, then a very small rate."""
     for rates in ((0.25, 0.25, 0.25), (0.1, 0.25, 0.4)):
         problem = _dependent(make, rates)
         if problem:

@@ -19,14 +19,14 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known, so that strict markers accept it."""
+    """Declare the marker, so that strict markers accept it."""
     config.addinivalue_line(
         "markers", "conformance(*parts): rules, queries or subjects that `conformance` is run on, one test per check"
     )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per marked part and check."""
+    """Create one test per marked part and check."""
     if "conformance" not in metafunc.fixturenames:
         return
     marked = [part for mark in metafunc.definition.iter_markers("conformance") for part in mark.args]
@@ -42,7 +42,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def conforms() -> Callable[..., None]:
-    """``evenhand.testing.assert_conforms``."""
+    """Return ``evenhand.testing.assert_conforms``."""
     from evenhand.testing.conformance import assert_conforms
 
     return assert_conforms

@@ -1,4 +1,4 @@
-"""The private step once more, slow and plain: one row after another, nothing shared with the fast one but its noise.
+"""A slow and plain implementation of the private step: row by row, sharing nothing with the fast one but its noise.
 
 The kit holds every step to it. Each piece is a method, so that the zoo can get exactly one of them wrong.
 """
@@ -31,7 +31,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ReferenceStep:
-    """Callable like ``private_gradient``, and equal to it up to rounding.
+    """Step that is called like ``private_gradient`` and equals it up to rounding.
 
     Examples:
       >>> from evenhand.testing import Subject, check
@@ -41,7 +41,7 @@ class ReferenceStep:
     """
 
     def __call__(self, mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Released:
-        """One step."""
+        """Run one step and return its release."""
         plan, level = mechanism.plan, mechanism.plan.level_at(batch.position)
         used = self.used(result)
         stats = Stats(result.norm.double(), result.loss.double(), batch.group, batch.owner, batch.record)
@@ -77,11 +77,11 @@ class ReferenceStep:
         )
 
     def used(self, result: Pass) -> Tensor:
-        """Numbers of the rows that are finite."""
+        """Return the numbers of the rows that are finite."""
         return torch.nonzero(torch.isfinite(result.norm) & torch.isfinite(result.loss)).flatten()
 
     def asked(self, query: Query, stats: Stats, state: State) -> Vector:
-        """A query's sum of values, each held to the declared norm."""
+        """Return a query's sum of values, each scaled down to the declared norm."""
         values = by_row(query.value, stats, state).double().numpy()
         total = np.zeros(values.shape[1])
         for value in values:
@@ -89,54 +89,54 @@ class ReferenceStep:
         return total
 
     def weights(self, rule: Rule, stats: Stats, used: Tensor, state: State, sensitivity: Tensor) -> Tensor:
-        """The rule's weights, each held to ``0 <= w n <= S`` of its owner class; 0 for rows that are not used."""
-        found = torch.zeros(stats.norm.shape[0], dtype=torch.float64)
+        """Return the rule's weights, limited to ``0 <= w n <= S`` of the owner class; 0 for rows that are not used."""
+        row_weights = torch.zeros(stats.norm.shape[0], dtype=torch.float64)
         for i, weight in zip(used.tolist(), weights(rule, taken(stats, used), state).tolist(), strict=True):
             norm, most = float(stats.norm[i]), float(sensitivity[stats.owner[i]])
             if norm > 0 and np.isfinite(weight):
-                found[i] = min(max(weight, 0.0), most / norm, 1e30)
-        return found
+                row_weights[i] = min(max(weight, 0.0), most / norm, 1e30)
+        return row_weights
 
-    def total(self, result: Pass, found: Tensor, sensitivity: Tensor) -> tuple[Vector, dict[str, torch.Size]]:
-        """The weighted sum as one vector, and the shapes to take it apart again."""
-        parts = result.weighted_sum(found)
+    def total(self, result: Pass, row_weights: Tensor, sensitivity: Tensor) -> tuple[Vector, dict[str, torch.Size]]:
+        """Return the weighted sum as one vector, and the shapes to split it again."""
+        parts = result.weighted_sum(row_weights)
         flat = torch.cat([part.reshape(-1).double() for part in parts.values()]).numpy()
         return flat, {name: part.shape for name, part in parts.items()}
 
     def covered(self, sensitivity: Tensor, spacing: float, size: int, mechanism: Mechanism) -> tuple[float, ...]:
-        """The sensitivity per class that goes on the ledger: the rule's, and what rounding can add."""
+        """Return the sensitivity per class that the ledger records: the rule's, plus what rounding can add."""
         plan, whole = mechanism.plan, isinstance(mechanism.rule, BatchRule)
         summation = Summation(plan.expected_batch, 1.0 if whole else max(plan.scales) / min(plan.scales))
         charged = noise.charged_sum(sensitivity.numpy(), plan.scales, spacing, size, summation, whole)
         return tuple(charged.tolist())
 
     def std(self, level: PlannedLevel, covered: tuple[float, ...], plan: Plan) -> float:
-        """Enough noise for the class that needs most."""
+        """Return the standard deviation that is enough for the class that needs most noise."""
         return level.noise * max(value / scale for value, scale in zip(covered, plan.scales, strict=True))
 
     def rounded(self, total: Vector, spacing: float) -> Vector:
-        """The sum on the grid, so that low-order bits carry no trace of the datum."""
+        """Return the sum on the grid, so that low-order bits reveal nothing about the data."""
         return on_grid(total, spacing)
 
     def noise(self, stream: Stream, commit: Commit, size: int, used: int, spacing: float) -> Vector:
-        """The gradient's noise."""
+        """Return the gradient's noise."""
         return on_grid(commit.std * self.normals(stream, "gradient", commit.first, size), spacing)
 
     def answer_noise(self, stream: Stream, step: int, size: int, offset: int, std: float) -> Vector:
-        """A query's noise."""
+        """Return a query's noise."""
         return std * self.normals(stream, "queries", step, size, offset)
 
     def normals(self, stream: Stream, domain: Domain, step: int, size: int, offset: int = 0) -> Vector:
-        """Standard normals that nobody can predict and that are used once."""
+        """Return standard normals that nobody can predict and that are used once."""
         return stream.normals(domain, step, size, offset)
 
     def divisor(self, plan: Plan, used: int) -> float:
-        """What the noisy sum is divided by: never a count of records."""
+        """Return the divisor of the noisy sum: never a count of records."""
         return plan.expected_batch
 
 
 def on_grid(values: Vector, spacing: float) -> Vector:
-    """The nearest multiples of ``spacing``."""
+    """Return the nearest multiples of ``spacing``."""
     return np.asarray(np.rint(values / spacing) * spacing)
 
 
@@ -151,7 +151,7 @@ class Recorder(Clip):
     name = "recorder"
 
     def advance(self, state: State) -> Mapping[str, Any]:
-        """The answers themselves."""
+        """Return the answers as memory."""
         return {"answers": dict(state.answers)}
 
 
@@ -163,52 +163,55 @@ class Wide(Query):
     size: int = 4000
 
     def width(self, facts: Facts) -> int:
-        """Always ``size``."""
+        """Return ``size``."""
         return self.size
 
     def value(self, rows: Stats, state: State) -> Tensor:
-        """Zeros."""
+        """Return zeros."""
         return rows.norm.new_zeros(self.size)
 
 
 def directions(count: int, size: int) -> Tensor:
-    """Unit vectors, a different one for every row."""
+    """Return unit vectors, a different one for every row."""
     angles = torch.arange(1, count * size + 1, dtype=torch.float64).reshape(count, size)
     return torch.nn.functional.normalize(torch.sin(angles**1.7), dim=1)
 
 
 def pass_over(gradients: Tensor, norm: Tensor, loss: Tensor, weight: int = WEIGHT) -> Pass:
-    """What an engine would return for these gradients. A row of weight 0 is not touched, so NaN shows if it is used."""
+    """Return the Pass that an engine would return for these gradients.
 
-    def weighted_sum(found: Tensor) -> dict[str, Tensor]:
-        used = found != 0
-        total = (gradients[used] * found[used].double().unsqueeze(1)).sum(0)
+    A row of weight 0 is not touched, so NaN shows if it is used.
+    """
+
+    def weighted_sum(row_weights: Tensor) -> dict[str, Tensor]:
+        used = row_weights != 0
+        total = (gradients[used] * row_weights[used].double().unsqueeze(1)).sum(0)
         return {"weight": total[:weight], "bias": total[weight:]}
 
     return Pass(loss=loss, norm=norm, weighted_sum=weighted_sum)
 
 
 def batch_of(case: Case, position: int) -> Batch:
-    """The case's rows as a drawn batch."""
+    """Return the case's rows as a drawn batch."""
     stats = case.stats()
     return Batch(None, None, stats.group, stats.owner, stats.record, position, 0)
 
 
 def as_pass(case: Case, size: int = 5, gradients: Tensor | None = None) -> Pass:
-    """The case's rows as gradients of their norms; a spoilt row has NaN in its gradient, or an infinite loss."""
+    """Return the case's rows as gradients of their norms; a spoilt row has NaN in its gradient, or an infinite loss."""
     stats = case.stats()
     norm, loss = stats.norm.clone(), stats.loss.clone()
-    found = directions(len(case.rows), size) * norm.unsqueeze(1) if gradients is None else gradients
+    vectors = directions(len(case.rows), size) * norm.unsqueeze(1) if gradients is None else gradients
     for i, row in enumerate(case.rows):
         if row.spoilt and i % 2:
             loss[i] = math.inf
         elif row.spoilt:
-            norm[i], found[i] = math.nan, math.nan
-    return pass_over(found, norm, loss)
+            norm[i], vectors[i] = math.nan, math.nan
+    return pass_over(vectors, norm, loss)
 
 
 def answers_of(subject: Subject, mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Any:
-    """The noisy answers of this very step: run once more with the recorder in the rule's place."""
+    """Return the noisy answers of this step: it is run again with the recorder in place of the rule."""
     if not subject.queries:
         return {}
     return subject.step(replace(mechanism, rule=Recorder()), result, batch, memory).memory["answers"]

@@ -28,7 +28,7 @@ _RAISES = "raises"
 
 
 def search(draw: Callable[[random.Random], T], broken: Callable[[T], str], count: int) -> str:
-    """Try ``count`` drawn inputs; say what is broken, and by the smallest input found, or nothing.
+    """Try ``count`` drawn inputs; return the fault with the smallest input that shows it, or "".
 
     The draws are the same at every run. An exception of the code under test counts as broken.
 
@@ -57,7 +57,7 @@ def search(draw: Callable[[random.Random], T], broken: Callable[[T], str], count
 
 
 def _smallest(case: T, words: str, said: Callable[[T], str]) -> tuple[T, str]:
-    """Take the first simpler case that is still broken, until none is; a crash is not traded for another fault."""
+    """Take the first simpler case that is still broken, until none is; a crash is not replaced by another fault."""
     tries = 0
     while tries < _PATIENCE:
         for other in _simpler(case):
@@ -88,17 +88,17 @@ Reading = Callable[[Stats, State], Tensor]
 
 
 def columns(stats: Stats) -> tuple[Tensor, ...]:
-    """The columns in the order in which Stats takes them."""
+    """Return the columns in the order in which Stats takes them."""
     return (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
 
 
 def taken(stats: Stats, index: Tensor) -> Stats:
-    """The rows with these numbers, in this order."""
+    """Return the rows with these numbers, in this order."""
     return Stats(*(column[index] for column in columns(stats)))
 
 
 def by_row(function: Reading, stats: Stats, state: State) -> Tensor:
-    """``function`` on each row alone: what a sample rule and a query mean, whatever the step does for speed."""
+    """Apply ``function`` to each row alone: so a sample rule and a query are defined, however the step computes it."""
     rows = columns(stats)
     if not stats.norm.numel():  # vmap cannot run on no rows: the shape is that of a made-up row, taken zero times
         return by_row(
@@ -108,7 +108,7 @@ def by_row(function: Reading, stats: Stats, state: State) -> Tensor:
 
 
 def weights(rule: Rule, stats: Stats, state: State) -> Tensor:
-    """What the rule returns, before the step holds it to its bound."""
+    """Return the rule's weights, before the step limits them to the bound."""
     if isinstance(rule, SampleRule):
         return by_row(rule.weight, stats, state)
     if isinstance(rule, BatchRule):
@@ -117,7 +117,7 @@ def weights(rule: Rule, stats: Stats, state: State) -> Tensor:
 
 
 def movements(rule: Rule, case: Case, state: State) -> Tensor:
-    """For each row, how far removing it moves the weighted sum when gradients point where that hurts most.
+    """Compute for each row how far removing it moves the weighted sum when gradients have the worst directions.
 
     Exact: ``w_r n_r + sum_j |w_j(with) - w_j(without)| n_j``, reached by gradients that are all parallel. For a sample
     rule other rows cannot move, and its weight counts as returned; a batch rule is held to its bound by the step first.
@@ -137,7 +137,7 @@ def movements(rule: Rule, case: Case, state: State) -> Tensor:
 
 
 def same(left: Any, right: Any, tolerance: float = 0.0) -> bool:
-    """Equality of tensors, numbers, and mappings and sequences of them; NaN equals NaN."""
+    """Return whether tensors, numbers, and mappings and sequences of them are equal; NaN equals NaN."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         if left.shape != right.shape or left.dtype != right.dtype:
             return False
@@ -157,14 +157,14 @@ TRIED = 200
 
 
 def form(subject: Subject) -> tuple[bool, str]:
-    """One finite weight of at least 0 per row, a usable S, queries inside their declared norm; also without rows."""
+    """Check for one finite weight >= 0 per row, a usable S, queries inside their declared norm; also on no rows."""
 
     def broken(case: Case) -> str:
         stats, state = case.stats(), case.state(subject)
-        found = weights(subject.rule, stats, state)
-        if found.shape != stats.norm.shape or not found.is_floating_point():
+        row_weights = weights(subject.rule, stats, state)
+        if row_weights.shape != stats.norm.shape or not row_weights.is_floating_point():
             return "does not give one floating-point weight per row"
-        if not bool(torch.isfinite(found).all()) or bool((found < 0).any()):
+        if not bool(torch.isfinite(row_weights).all()) or bool((row_weights < 0).any()):
             return "gives a weight that is negative or not finite"
         declared = subject.rule.sensitivity(state)
         if declared.shape != state.bound.shape or not bool((declared > 0).all()):
@@ -190,7 +190,7 @@ def _query_form(subject: Subject, stats: Stats, state: State) -> str:
 
 
 def sensitivity(subject: Subject) -> tuple[bool, str]:
-    """Removing any one record moves the weighted sum by at most the S of its owner class."""
+    """Check that removing any one record moves the weighted sum by at most the S of its owner class."""
     worst = 0.0
 
     def broken(case: Case) -> str:
@@ -209,7 +209,10 @@ def sensitivity(subject: Subject) -> tuple[bool, str]:
 
 
 def isolation(subject: Subject) -> tuple[bool, str]:
-    """A sample rule's weight and a query's value come from their own row: alone, in a batch, and on whole columns."""
+    """Check that a sample rule's weight and a query's value depend on their own row only.
+
+    Rows are tried alone, in a batch, and as whole columns.
+    """
     rule = subject.rule
     readings: list[tuple[str, Reading, int | None]] = [(q.name, q.value, q.width(FACTS)) for q in subject.queries]
     if isinstance(rule, SampleRule):
@@ -228,7 +231,7 @@ def isolation(subject: Subject) -> tuple[bool, str]:
 
 
 def _coupled(name: str, function: Reading, width: int | None, stats: Stats, state: State) -> str:
-    """Compare four ways of asking: each row under vmap, the whole columns, a batch of one, and among other rows."""
+    """Compare four ways to evaluate: each row under vmap, whole columns, a batch of one, and among other rows."""
     count = stats.norm.shape[0]
     alone = by_row(function, stats, state)
     whole = function(stats, state)
@@ -256,7 +259,7 @@ def _coupled(name: str, function: Reading, width: int | None, stats: Stats, stat
 
 
 def _changed(stats: Stats) -> Stats:
-    """Other rows of the same number: every column differs from the given one."""
+    """Return as many other rows: every column differs from the given one."""
     return Stats(
         norm=stats.norm.flip(0) * 3 + 1.7,
         loss=1.0 - stats.loss.flip(0),
@@ -278,7 +281,7 @@ def _random(count: int) -> Stats:
 
 
 def order(subject: Subject) -> tuple[bool, str]:
-    """Weights belong to rows, not to places: a batch in another order gives the same weight to the same record."""
+    """Check that weights belong to rows, not to places: another order gives equal weights to equal records."""
 
     def broken(case: Case) -> str:
         stats, state = case.stats(), case.state(subject)
@@ -294,13 +297,16 @@ def order(subject: Subject) -> tuple[bool, str]:
 
 
 def _moved(here: Tensor, there: Tensor, stats: Stats) -> bool:
-    """A difference counts when it moves the sum by more than rounding."""
+    """Return whether a difference moves the sum by more than rounding."""
     most = torch.maximum(here.abs(), there.abs()) * stats.norm
     return bool(((here - there).abs() * stats.norm > _SLACK * most.sum()).any()) or here.shape != there.shape
 
 
 def purity(subject: Subject) -> tuple[bool, str]:
-    """Same input, same output, whatever was asked in between; inputs and random generators stay as they were."""
+    """Check that equal inputs give equal outputs, whatever was asked in between.
+
+    Inputs and random generators must stay as they were.
+    """
     for part in _parts(subject):
         settings = getattr(part, "__dataclass_params__", None)
         if settings is None or not settings.frozen:
@@ -309,14 +315,14 @@ def purity(subject: Subject) -> tuple[bool, str]:
     def broken(drawn: tuple[Case, Case]) -> str:
         case, other = drawn
         stats, state = case.stats(), case.state(subject)
-        kept = copy.deepcopy((columns(stats), state.bound, dict(state.answers), dict(state.memory)))
+        inputs = copy.deepcopy((columns(stats), state.bound, dict(state.answers), dict(state.memory)))
         before = _generators()
         first = _results(subject, stats, state)
         if not all(same(a, b) for a, b in zip(before, _generators(), strict=True)):
             return "draws from a global random generator"
         if not same(first, _results(subject, stats, state)):
             return "gives different results for the same input"
-        if not same(kept, (columns(stats), state.bound, dict(state.answers), dict(state.memory))):
+        if not same(inputs, (columns(stats), state.bound, dict(state.answers), dict(state.memory))):
             return "changes its input"
         _results(subject, other.stats(), other.state(subject))
         if not same(first, _results(subject, stats, state)):
@@ -328,7 +334,7 @@ def purity(subject: Subject) -> tuple[bool, str]:
 
 
 def memory(subject: Subject) -> tuple[bool, str]:
-    """Memory and sensitivity follow from public constants and noisy answers: other rows leave them as they are."""
+    """Check that memory and sensitivity depend on public constants and noisy answers only, not on rows."""
     rule = subject.rule
 
     def broken(drawn: tuple[Case, Case]) -> str:
@@ -349,7 +355,7 @@ def memory(subject: Subject) -> tuple[bool, str]:
 
 
 def round_trip(subject: Subject) -> tuple[bool, str]:
-    """Settings survive the plan's JSON: what is resumed and verified is what was trained."""
+    """Check that settings survive the plan's JSON, so that a resumed or verified part equals the trained one."""
     for part in _parts(subject):
         written = registry.spec(part)
         try:
@@ -367,7 +373,7 @@ def _parts(subject: Subject) -> tuple[Any, ...]:
 
 
 def _built(part: Any, written: dict[str, Any]) -> Any:
-    """By name if the part is registered, as a plan does it; else by its class."""
+    """Build the part by name if it is registered, as a plan does; else by its class."""
     known = part.name in registry.names(part.kind) and registry.part(part.kind, part.name) is type(part)
     return registry.build(part.kind, **written) if known else type(part)(**written["settings"])
 

@@ -30,59 +30,65 @@ _CLOSE = 1e-6
 
 
 def step(subject: Subject) -> tuple[bool, str]:
-    """The released gradient is the reference's on the same noise: rows that are not finite and no rows included."""
+    """Check that the released gradient equals the reference's on the same noise.
+
+    Rows that are not finite and batches without rows are included.
+    """
     reference = ReferenceStep()
     plans = {(b, s): subject.plan(bound=b, scales=s) for b in BOUNDS for s in SCALES}
 
     def broken(case: Case) -> str:
-        made = plans[case.bound, case.scales]
+        plan = plans[case.bound, case.scales]
         memory, batch = case.state(subject).memory, batch_of(case, case.step)
-        mechanism = subject.mechanism(made)
-        found = subject.step(mechanism, as_pass(case), batch, memory)
+        mechanism = subject.mechanism(plan)
+        released = subject.step(mechanism, as_pass(case), batch, memory)
         expected = reference(mechanism, as_pass(case), batch, memory)
         scale = expected.commit.std + max(expected.commit.sensitivity)
-        different = _different(found, expected, _CLOSE * scale / made.expected_batch)
-        return different or _off_grid(found, made.expected_batch)
+        different = _different(released, expected, _CLOSE * scale / plan.expected_batch)
+        return different or _off_grid(released, plan.expected_batch)
 
     problem = search(cases(spoilt=True), broken, TRIED)
     return not problem, problem or f"{TRIED} cases, equal to the slow reference"
 
 
-def _different(found: Released, expected: Released, allowed: float) -> str:
-    if found.gradient.keys() != expected.gradient.keys():
+def _different(released: Released, expected: Released, allowed: float) -> str:
+    if released.gradient.keys() != expected.gradient.keys():
         return "releases other parameters than the gradient has"
     for name, value in expected.gradient.items():
-        gap = (found.gradient[name].double() - value).abs().max() if value.numel() else torch.tensor(0.0)
+        gap = (released.gradient[name].double() - value).abs().max() if value.numel() else torch.tensor(0.0)
         if not float(gap) <= allowed:
             return f"releases another {name!r} than the slow reference: off by {float(gap) / allowed * _CLOSE:.3g}"
-    if not same(dict(found.memory), dict(expected.memory), _CLOSE):
+    if not same(dict(released.memory), dict(expected.memory), _CLOSE):
         return "hands on another memory than the slow reference"
-    return "" if found.left_out == expected.left_out else "counts other rows as left out than the slow reference"
+    return "" if released.left_out == expected.left_out else "counts other rows as left out than the slow reference"
 
 
-def _off_grid(found: Released, batch: float) -> str:
-    """Low-order bits that are not rounded away can tell the datum: releases lie on the grid of the sensitivity."""
-    spacing = noise_grid.grid(max(found.commit.sensitivity)) / 2  # what is recorded may lie in the next power of two
-    units = torch.cat([value.reshape(-1).double() for value in found.gradient.values()]) * batch / spacing
+def _off_grid(released: Released, batch: float) -> str:
+    """Return a problem if releases lie off the grid of the sensitivity, or "".
+
+    Low-order bits that are not rounded away can reveal the data.
+    """
+    spacing = noise_grid.grid(max(released.commit.sensitivity)) / 2  # what is recorded may lie in the next power of two
+    units = torch.cat([value.reshape(-1).double() for value in released.gradient.values()]) * batch / spacing
     return "releases values off the grid" if bool(((units - units.round()).abs() > 1e-3).any()) else ""
 
 
 def ledger(subject: Subject) -> tuple[bool, str]:
-    """What goes on the ledger covers the declared sensitivity and is at least the planned noise, for every class."""
+    """Check that the ledger records at least the declared sensitivity and the planned noise, for every class."""
     plans = {(b, s): subject.plan(bound=b, scales=s) for b in BOUNDS for s in SCALES}
 
     def broken(case: Case) -> str:
-        made = plans[case.bound, case.scales]
-        mechanism, batch, memory = subject.mechanism(made), batch_of(case, case.step), case.state(subject).memory
+        plan = plans[case.bound, case.scales]
+        mechanism, batch, memory = subject.mechanism(plan), batch_of(case, case.step), case.state(subject).memory
         commit = subject.step(mechanism, as_pass(case), batch, memory).commit
         answers = answers_of(subject, mechanism, as_pass(case), batch, memory)
-        level = made.level_at(case.step)
-        bound = torch.tensor([level.bound * scale for scale in made.scales], dtype=torch.float64)
-        declared = subject.rule.sensitivity(State(case.step, bound, answers, memory, public(made)))
+        level = plan.level_at(case.step)
+        bound = torch.tensor([level.bound * scale for scale in plan.scales], dtype=torch.float64)
+        declared = subject.rule.sensitivity(State(case.step, bound, answers, memory, public(plan)))
         if (commit.first, commit.count) != (case.step, 1):
             return "records another step than the one that ran"
-        for covered, own, scale in zip(commit.sensitivity, declared.tolist(), made.scales, strict=True):
-            if covered < own:
+        for covered, sensitivity, scale in zip(commit.sensitivity, declared.tolist(), plan.scales, strict=True):
+            if covered < sensitivity:
                 return "records a sensitivity below the declared one"
             if commit.std < covered * level.noise / scale * (1 - _SLACK):
                 return "records less noise for a class than the plan says"
@@ -96,21 +102,21 @@ def ledger(subject: Subject) -> tuple[bool, str]:
 
 
 def accounting(subject: Subject) -> tuple[bool, str]:
-    """The events that are accounted cost at least what the steps cost that the ledger records."""
-    made = subject.plan(scales=SCALES[1])
-    empty, memory = Case(()), subject.rule.initial(made.facts)
-    found: dict[int, list[tuple[float, float, int]]] = {}
-    for owner in range(len(made.scales)):
-        for level, position in zip(made.levels, (0, LAST), strict=True):
-            commit = subject.step(subject.mechanism(made), as_pass(empty), batch_of(empty, position), memory).commit
+    """Check that the accounted events cost at least as much as the steps that the ledger records."""
+    plan = subject.plan(scales=SCALES[1])
+    empty, memory = Case(()), subject.rule.initial(plan.facts)
+    events: dict[int, list[tuple[float, float, int]]] = {}
+    for owner in range(len(plan.scales)):
+        for level, position in zip(plan.levels, (0, LAST), strict=True):
+            commit = subject.step(subject.mechanism(plan), as_pass(empty), batch_of(empty, position), memory).commit
             parts = [covered / std for covered, std in commit.queries]
             cost = (commit.sensitivity[owner] / commit.std) ** 2 + sum(part**2 for part in parts)
-            found.setdefault(owner, []).append((made.rates[owner], 1 / math.sqrt(cost), level.count))
-    for owner, truth in found.items():
-        claimed, least = accountant.epsilon(subject.events(made, owner), DELTA), _lower(tuple(truth))
+            events.setdefault(owner, []).append((plan.rates[owner], 1 / math.sqrt(cost), level.count))
+    for owner, truth in events.items():
+        claimed, least = accountant.epsilon(subject.events(plan, owner), DELTA), _lower(tuple(truth))
         if claimed < least * (1 - 1e-4):
             return False, f"claims epsilon {claimed:.4g} for owner {owner}, but the steps spend at least {least:.4g}"
-    return True, f"{len(found)} owner classes, both levels of noise"
+    return True, f"{len(events)} owner classes, both levels of noise"
 
 
 @cache
@@ -129,7 +135,7 @@ class _Alone(nn.Module):
         self.inner, self._twice = inner, twice
 
     def forward(self, x: Tensor) -> Tensor:
-        """Call it, with the input twice if it takes two."""
+        """Call the inner module, with the input twice if it takes two."""
         out: Tensor = self.inner(x, x) if self._twice else self.inner(x)
         return out
 
@@ -154,7 +160,7 @@ _WAYS = {
 
 
 def large(subject: Subject) -> tuple[bool, str]:
-    """One of 16,384 records moves the released sum by at most what the step records, on every way of the engine.
+    """Check that one of 16,384 records moves the released sum by at most the recorded sensitivity, on every way.
 
     Where records are differentiated one by one, which adds up in float64, a quarter of them must do.
 
@@ -176,14 +182,14 @@ def large(subject: Subject) -> tuple[bool, str]:
 def _moved(subject: Subject, way: _Way) -> tuple[float, float]:
     """Return how far the released sum moves with one of the large records, and the sensitivity on the ledger."""
     torch.manual_seed(0)
-    made = subject.plan()
-    mechanism = subject.mechanism(made)
-    model, times = way.build(), _times(way.records, made.level_at(0).bound)
+    plan = subject.plan()
+    mechanism = subject.mechanism(plan)
+    model, times = way.build(), _times(way.records, plan.level_at(0).bound)
     keys = np.sort(np.random.default_rng(0).integers(0, 2**KEY_BITS, way.records, dtype=np.uint64))
     rest = np.delete(np.arange(way.records), way.records // 3)
     gradient, covered = _release(subject, mechanism, way, model, times, keys)
     without, _ = _release(subject, mechanism, way, model, times[torch.from_numpy(rest)], keys[rest])
-    return float((gradient - without).norm()) * made.expected_batch, covered
+    return float((gradient - without).norm()) * plan.expected_batch, covered
 
 
 def _times(records: int, bound: float) -> Tensor:

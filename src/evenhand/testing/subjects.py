@@ -1,4 +1,4 @@
-"""A user's file: run it, and take what it registers."""
+"""Subjects of the conformance kit, from the registry or a user's file, and the made-up cases they are tried on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from evenhand.types import Batch, Event, Facts, Pass, Public, State, Stats
 
 
 def subjects_in(path: Path) -> tuple[Subject, ...]:
-    """Every rule and query that the file registers, with default settings. The file is executed: use your own only."""
+    """Return every rule and query that the file registers, with default settings.
+
+    The file is executed: use your own only.
+    """
     module = _user_code.executed(path, "rule")
     rules, queries = (_registered(kind, module.__name__) for kind in ("rule", "query"))
     if not rules and not queries:
@@ -37,14 +40,14 @@ def subjects_in(path: Path) -> tuple[Subject, ...]:
             f"{path.name} registers no rule and no query: derive a frozen dataclass from SampleRule, BatchRule or "
             "Query and write @register above it."
         )
-    subjects = [Subject.of(made(cls)) for cls in rules]
+    subjects = [Subject.of(build_default(cls)) for cls in rules]
     seen = {query.name for subject in subjects for query in subject.queries}
-    return (*subjects, *(Subject.of(made(cls)) for cls in queries if cls.name not in seen))
+    return (*subjects, *(Subject.of(build_default(cls)) for cls in queries if cls.name not in seen))
 
 
 def _registered(kind: str, module: str) -> list[Any]:
-    found = [registry.part(kind, name) for name in registry.names(kind)]
-    return [cls for cls in found if cls.__module__ == module]
+    classes = [registry.part(kind, name) for name in registry.names(kind)]
+    return [cls for cls in classes if cls.__module__ == module]
 
 
 Step: TypeAlias = Callable[[Mechanism, Pass, Batch, Mapping[str, Any]], Released]
@@ -58,10 +61,10 @@ _QUERY_NOISE = 2.0
 
 
 class Sampler(Protocol):
-    """Draws the rows of each step."""
+    """Protocol of a sampler, which draws the rows of each step."""
 
     def rows(self, step: int) -> Tensor:
-        """Numbers of the rows that this step uses."""
+        """Return the numbers of the rows that this step uses."""
         ...
 
 
@@ -86,7 +89,7 @@ class Subject:
 
     @classmethod
     def of(cls, part: Subject | Rule | Query) -> Subject:
-        """A rule with the queries that it needs; a query with a rule that needs it, else with clipping."""
+        """Return a rule with the queries that it needs; a query with a rule that needs it, else with clipping."""
         if isinstance(part, Subject):
             return part
         if isinstance(part, Query):
@@ -102,51 +105,51 @@ class Subject:
 
     @property
     def private(self) -> bool:
-        """Whether the rule claims anything that could be wrong."""
+        """Return whether the rule claims to be private, so that its claims can be tested."""
         return self.rule.guarantee != "not private"
 
     def plan(self, *, noise: float = 1.0, scales: Sequence[float] = (1.0, 1.0, 1.0), bound: float = 1.0) -> Plan:
-        """A short plan with two levels of noise and bound, so that a step that forgets its level shows."""
+        """Return a short plan with two levels of noise and bound, so that a step that ignores its level is caught."""
         method = Method(self.rule, self.queries, Phases(n=2, noise=0.8, length=1.0, growth=1.2, bound=bound))
         promise = FixedNoise(noise, DELTA) if self.private else None
-        made = plan(
+        short_plan = plan(
             method, promise, data=FACTS, epochs=STEPS * BATCH / FACTS.records, batch_size=BATCH, allow_unproven=True
         )
-        return replace(made, scales=tuple(scales))
+        return replace(short_plan, scales=tuple(scales))
 
-    def mechanism(self, made: Plan, seed: int = 0, segment: int = 0) -> Mechanism:
-        """The mechanism under this plan."""
-        return Mechanism(made, self.rule, self.queries, self.stream(seed, segment))
+    def mechanism(self, plan: Plan, seed: int = 0, segment: int = 0) -> Mechanism:
+        """Return the mechanism under this plan."""
+        return Mechanism(plan, self.rule, self.queries, self.stream(seed, segment))
 
 
-def public(made: Plan) -> Public:
-    """The constants of a plan as rules see them."""
-    rate = torch.tensor(made.rates, dtype=torch.float64)
-    sizes = torch.tensor([count for _, count in made.facts.owners], dtype=torch.float64)
+def public(plan: Plan) -> Public:
+    """Return the constants of a plan as rules see them."""
+    rate = torch.tensor(plan.rates, dtype=torch.float64)
+    sizes = torch.tensor([count for _, count in plan.facts.owners], dtype=torch.float64)
     return Public(
-        batch=made.expected_batch,
-        steps_per_epoch=made.facts.records / made.expected_batch,
-        groups=len(made.facts.groups),
+        batch=plan.expected_batch,
+        steps_per_epoch=plan.facts.records / plan.expected_batch,
+        groups=len(plan.facts.groups),
         rate=rate,
         expected=rate * sizes,
     )
 
 
 def registered() -> tuple[Subject, ...]:
-    """Every registered rule and query, as its own subject.
+    """Return every registered rule and query, each as a subject.
 
     Examples:
       >>> "clip" in [subject.name for subject in registered()]
       True
     """
-    rules = [Subject.of(made(registry.part("rule", name))) for name in registry.names("rule")]
+    rules = [Subject.of(build_default(registry.part("rule", name))) for name in registry.names("rule")]
     seen = {query.name for subject in rules for query in subject.queries}
     others = [name for name in registry.names("query") if name not in seen]
-    return (*rules, *(Subject.of(made(registry.part("query", name))) for name in others))
+    return (*rules, *(Subject.of(build_default(registry.part("query", name))) for name in others))
 
 
-def made(cls: Any) -> Any:
-    """An instance with the default settings; a setting without a default is an error that says so."""
+def build_default(cls: Any) -> Any:
+    """Return an instance with the default settings; raise UsageError for a setting without a default."""
     missing = _required(cls)
     if missing:
         raise UsageError(
@@ -156,16 +159,16 @@ def made(cls: Any) -> Any:
 
 
 def _queries(rule: Rule) -> tuple[Query, ...]:
-    """The queries that the rule needs: as a recipe of the catalogue asks them, else by name."""
+    """Return the queries that the rule needs: as a recipe of the catalogue has them, else by name."""
     for recipe in RECIPES.values() if rule.needs else ():
         method = recipe.make(**recipe.defaults)
         if method.rule.name == rule.name and {query.name for query in method.queries} == set(rule.needs):
             return method.queries
-    return tuple(made(registry.part("query", name)) for name in rule.needs)
+    return tuple(build_default(registry.part("query", name)) for name in rule.needs)
 
 
 def _asking(query: Query) -> Subject:
-    """A registered rule that needs the query, asked with it; clipping if there is none."""
+    """Return a registered rule that needs the query, together with it; clipping if there is none."""
     for name in registry.names("rule"):
         cls = registry.part("rule", name)
         if not _required(cls) and query.name in cls().needs:
@@ -243,28 +246,28 @@ class Case:
         return Public(self.batch, FACTS.records / self.batch, len(FACTS.groups), rate, rate * sizes)
 
     def stats(self, without: int | None = None) -> Stats:
-        """The columns, if asked without one row. Record ids stay with their rows and are not in their order."""
-        kept = [i for i in range(len(self.rows)) if i != without]
-        rows = [self.rows[i] for i in kept]
+        """Return the columns, without one row if asked. Record ids stay with their rows and are not in their order."""
+        numbers = [i for i in range(len(self.rows)) if i != without]
+        rows = [self.rows[i] for i in numbers]
         return Stats(
             norm=torch.tensor([row.norm for row in rows], dtype=torch.float64),
             loss=torch.tensor([row.loss for row in rows], dtype=torch.float64),
             group=torch.tensor([row.group for row in rows], dtype=torch.long),
             owner=torch.tensor([row.owner for row in rows], dtype=torch.long),
-            record=torch.tensor([_RECORDS[i] for i in kept], dtype=torch.long),
+            record=torch.tensor([_RECORDS[i] for i in numbers], dtype=torch.long),
         )
 
     def noisy(self, subject: Subject) -> dict[str, Tensor]:
-        """Made-up answers of the subject's queries: noise makes any value possible, so any may be tried."""
-        found = {}
+        """Return made-up answers of the subject's queries: noise makes any value possible, so any may be tried."""
+        answers = {}
         for place, query in enumerate(subject.queries):
             width = query.width(FACTS)
             values = [self.answers[(place + i) % len(self.answers)] for i in range(width)]
-            found[query.name] = torch.tensor(values, dtype=torch.float64)
-        return found
+            answers[query.name] = torch.tensor(values, dtype=torch.float64)
+        return answers
 
     def state(self, subject: Subject) -> State:
-        """What the rule may use besides its rows, with a memory of ``age`` steps with these answers."""
+        """Return the state that the rule may use, with a memory of ``age`` steps with these answers."""
         state = State(0, self.bounds, self.noisy(subject), subject.rule.initial(FACTS), self.public)
         for step in range(self.age):
             state = replace(state, step=step, memory=subject.rule.advance(state))
@@ -272,7 +275,9 @@ class Case:
 
 
 def cases(*, spoilt: bool = False, least: int = 0) -> Callable[[random.Random], Case]:
-    """How to draw a case of at most seven rows. Half of the rows come from one or two losses, so that ties are usual.
+    """Return a function that draws a case of at most seven rows.
+
+    Many rows share a loss, so that ties are frequent.
 
     Examples:
       >>> len(cases(least=2)(random.Random(0)).rows) >= 2
@@ -305,7 +310,7 @@ def cases(*, spoilt: bool = False, least: int = 0) -> Callable[[random.Random], 
 
 
 def simpler(case: Case) -> Iterator[Case]:
-    """Cases with one thing less: a row dropped, or a value nearer to the front of its list."""
+    """Yield simpler cases: a row dropped, or a value nearer to the front of its list."""
     for i in range(len(case.rows)):
         yield replace(case, rows=case.rows[:i] + case.rows[i + 1 :])
     if case.age:

@@ -50,7 +50,7 @@ SHARED = tuple(field.name for field in dataclasses.fields(Shape))
 
 
 def is_source(name: str) -> bool:
-    """Whether ``name`` is a built-in source; a file of your own has a suffix, a path, or exists.
+    """Return whether ``name`` is a built-in source; a file of your own has a suffix, a path, or exists.
 
     Examples:
       >>> is_source("digits"), is_source("digit"), is_source("people.csv")
@@ -60,17 +60,17 @@ def is_source(name: str) -> bool:
 
 
 def source(name: str) -> Source:
-    """The source called ``name``; an unknown name is an error that gives the nearest one."""
+    """Return the source called ``name``; an unknown name is an error that gives the nearest one."""
     return SOURCES[_validate.known(name, SOURCES, "data source")]
 
 
-def place(found: Source, data_dir: str | Path | None = None) -> Place:
-    """The folder of a source."""
-    return Place(data_folder(data_dir) / (found.folder or found.name))
+def place(data_source: Source, data_dir: str | Path | None = None) -> Place:
+    """Return the folder of a source."""
+    return Place(data_folder(data_dir) / (data_source.folder or data_source.name))
 
 
 def load(name: str, *, data_dir: str | Path | None = None, options: Mapping[str, Any] | None = None) -> Loaded:
-    """Training and held-out data of the source called ``name``.
+    """Return training and held-out data of the source called ``name``.
 
     Whatever the options make of its records, runs add up as runs on the same data: the fingerprint is that of the
     source's folder, which ``mnist`` and ``unbalanced-mnist`` share. Other files put there count as the same data too.
@@ -85,16 +85,16 @@ def load(name: str, *, data_dir: str | Path | None = None, options: Mapping[str,
       >>> train.facts.owners
       (('0-4', 266), ('5-9', 234))
     """
-    found = source(name)
+    data_source = source(name)
     asked = dict(options or {})
     for key in asked:
-        _validate.known(key, (*found.options, *SHARED), f"option of the source {name}")
-    where = place(found, data_dir)
-    if not found.present(where):
-        raise found.absent(where)
+        _validate.known(key, (*data_source.options, *SHARED), f"option of the source {name}")
+    where = place(data_source, data_dir)
+    if not data_source.present(where):
+        raise data_source.absent(where)
     shape = Shape(**{key: asked.pop(key) for key in SHARED if key in asked})
-    train, test = found.read(where, **asked)
-    made, held = shape(train, test)
-    origin = of_source(found.folder or found.name)
-    told = None if held is None else dataclasses.replace(held, origin=origin)
-    return dataclasses.replace(made, origin=origin), told
+    train, test = data_source.read(where, **asked)
+    train, test = shape(train, test)
+    origin = of_source(data_source.folder or data_source.name)
+    told = None if test is None else dataclasses.replace(test, origin=origin)
+    return dataclasses.replace(train, origin=origin), told

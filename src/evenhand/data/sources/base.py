@@ -1,4 +1,4 @@
-"""Where the files of named data lie: one folder per source, files under their official names, gzipped or not."""
+"""Finds and fetches the files of named data: one folder per source, files under official names, gzipped or not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VARIABLE = "EVENHAND_DATA"
 
 
 def cache_folder() -> Path:
-    """The user's cache of evenhand, as the platform has it."""
+    """Return the user's cache folder of evenhand, as the platform has it."""
     given = os.environ.get("XDG_CACHE_HOME")
     if given:
         return Path(given) / "evenhand"
@@ -42,7 +42,7 @@ def cache_folder() -> Path:
 
 
 def data_folder(given: str | Path | None = None) -> Path:
-    """The folder of all sources: what was given, EVENHAND_DATA, or ``data`` in the user's cache.
+    """Return the folder of all sources: the given one, EVENHAND_DATA, or ``data`` in the user's cache.
 
     Examples:
       >>> data_folder("mine")
@@ -68,36 +68,36 @@ class Place:
     folder: Path
 
     def find(self, name: str) -> Path | None:
-        """The file or folder of this name, or the file with ``.gz`` behind it."""
+        """Return the path of the file or folder of this name, or of the file with ``.gz`` appended; None if absent."""
         for path in (self.folder / name, self.folder / f"{name}.gz"):
             if os.path.exists(path):
                 return path
         return None
 
     def path(self, name: str) -> Path:
-        """Return the path of a file that must be there, gzipped or not; raises if there is none."""
-        found = self.find(name)
-        if found is None:
+        """Return the path of a file, gzipped or not; raise UsageError if there is none."""
+        path = self.find(name)
+        if path is None:
             raise UsageError(f"There is no file {self.folder / name}, gzipped or not.")
-        return found
+        return path
 
     def content(self, name: str) -> bytes:
-        """The content of a file, unpacked; a file that unpacks to more than the limit is refused."""
+        """Return the content of a file, unpacked; refuse one that unpacks to more than the limit."""
         path = self.path(name)
         try:
             packed = path.suffix == ".gz" and not name.endswith(".gz")
             with gzip.open(path, "rb") if packed else path.open("rb") as file:
-                found = file.read(LIMIT + 1)
+                content = file.read(LIMIT + 1)
         except (gzip.BadGzipFile, EOFError, zlib.error):
             raise DataError(f"{path} is damaged: it cannot be unpacked. Delete it and fetch it again.") from None
         except OSError as error:
             raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
-        if len(found) > LIMIT:
+        if len(content) > LIMIT:
             raise DataError(f"{path} unpacks to more than {LIMIT / 2**30:.3g} GiB: it is not the official file.")
-        return found
+        return content
 
     def text(self, name: str) -> str:
-        """The content of a UTF-8 text file."""
+        """Return the content of a UTF-8 text file."""
         try:
             return self.content(name).decode("utf-8-sig")
         except UnicodeDecodeError:
@@ -105,7 +105,7 @@ class Place:
 
 
 def damaged(path: Path, what: str) -> DataError:
-    """A file that is there but is not what its name says; nothing of its content is shown.
+    """Return the error for a file that is not what its name says; nothing of its content is shown.
 
     Examples:
       >>> print(damaged(Path("mnist/t10k-labels-idx1-ubyte"), "an IDX file"))
@@ -164,15 +164,15 @@ class Source:
 
     @property
     def fetchable(self) -> bool:
-        """Whether every file of the first set can be downloaded and checked."""
+        """Return whether every file of the first set can be downloaded and checked."""
         return bool(self.files) and all(file.url and file.digest for file in self.files[0])
 
     def present(self, place: Place) -> bool:
-        """Whether one whole set of files is there."""
+        """Return whether one whole set of files is there."""
         return not self.files or any(all(place.find(file.name) for file in files) for files in self.files)
 
     def absent(self, place: Place) -> UsageError:
-        """What to say when no set of files is there: which files, where, and the command that gets them."""
+        """Return the error for a source without files: which files, where, and the command that gets them."""
         sets = [", ".join(file.name for file in files) for files in self.files]
         told = f"The files of {self.name} are not in {place.folder}. Put there (gzipped or not): {'; or '.join(sets)}."
         get = f" {self.hint}" if self.hint else ""
@@ -181,7 +181,7 @@ class Source:
 
 
 def pixels(values: NDArray[np.uint8], *, low: float = -1.0) -> Tensor:
-    """Bytes as numbers from ``low`` to 1: a public range, so no other record has a say in it.
+    """Return bytes as numbers from ``low`` to 1: a public range, so it depends on no other record.
 
     Examples:
       >>> grey = np.array([[0, 255]], dtype=np.uint8)
@@ -193,7 +193,7 @@ def pixels(values: NDArray[np.uint8], *, low: float = -1.0) -> Tensor:
 
 
 def classified(inputs: Tensor, codes: NDArray[Any], names: Sequence[str], groups: Sequence[str] | None = None) -> Data:
-    """Records with a class each, the classes being the groups too.
+    """Return records with a class each; the classes are the groups too.
 
     Examples:
       >>> classified(torch.zeros(2, 1), np.array([1, 0]), ["a", "b"]).group_names()
@@ -210,7 +210,7 @@ def classified(inputs: Tensor, codes: NDArray[Any], names: Sequence[str], groups
 
 
 def held_out(keys: Sequence[str], share: float, seed: int) -> NDArray[np.bool_]:
-    """Which records are held out, by a hash of a key of their own: equal keys are on the same side.
+    """Return a mask of the held-out records, by a hash of each record's key: equal keys are on the same side.
 
     Examples:
       >>> side = held_out(["a", "b", "a"], 0.5, seed=0)
@@ -222,13 +222,13 @@ def held_out(keys: Sequence[str], share: float, seed: int) -> NDArray[np.bool_]:
     return np.array([sides[key] for key in keys])
 
 
-def divided(data: Data, held: NDArray[np.bool_]) -> tuple[Data, Data]:
-    """Training and held-out records."""
-    return data.take(torch.from_numpy(np.flatnonzero(~held))), data.take(torch.from_numpy(np.flatnonzero(held)))
+def divided(data: Data, mask: NDArray[np.bool_]) -> tuple[Data, Data]:
+    """Divide records into training and held-out ones."""
+    return data.take(torch.from_numpy(np.flatnonzero(~mask))), data.take(torch.from_numpy(np.flatnonzero(mask)))
 
 
 def choice(value: Any, allowed: Mapping[str, Any] | Sequence[str], option: str) -> str:
-    """An option that takes one of a few words."""
+    """Return the value of an option, or raise UsageError if it is not one of the allowed words."""
     if value not in tuple(allowed):
         raise UsageError(f"The option {option} of the source takes one of: {', '.join(allowed)}.")
     return str(value)
@@ -241,7 +241,7 @@ Watch = Callable[[str, int, int | None], None]
 
 
 def fetch(source: Source, place: Place, watch: Watch = lambda name, done, total: None) -> list[Path]:
-    """Download what is missing; returns the files that were written.
+    """Download the missing files of a source and return the paths that were written.
 
     A file gets its name only when it is complete and its checksum is the published one. Data whose licence asks for
     more than a download, or whose checksum is not known, are not downloaded.
@@ -261,7 +261,7 @@ def fetch(source: Source, place: Place, watch: Watch = lambda name, done, total:
 
 
 def _download(file: File, source: Source, place: Place, watch: Watch) -> Path:
-    """One file, written aside and renamed."""
+    """Download one file: it is written under another name, checked, then renamed."""
     name = file.url.rpartition("/")[2]
     target = place.folder / name
     kind, _, wanted = file.digest.partition(":")

@@ -52,7 +52,7 @@ _DUTCH_MORE: dict[str, Column] = {
 
 
 def adult(place: Place, attributes: str = "paper", split_seed: int = 0) -> Loaded:
-    """Whether a person earns more than 50,000 dollars: the 45,222 records without a missing value, a fifth held out.
+    """Read Adult (does a person earn more than 50,000 dollars?): 45,222 complete records, a fifth held out.
 
     Args:
       place: the folder.
@@ -83,7 +83,7 @@ def _adult_rows(place: Place, name: str) -> list[list[str]]:
 
 
 def dutch(place: Place, attributes: str = "paper", split_seed: int = 0) -> Loaded:
-    """Whether a person has a high occupation: 60,420 records, a fifth held out.
+    """Read the Dutch census (has a person a high occupation?): 60,420 records, a fifth held out.
 
     Paper 003 prints M 30,273 and F 30,147; in the published file 30,273 records are female.
 

@@ -24,7 +24,7 @@ SEXES = ("Female", "Male", "Unknown")
 
 
 def chexpert(place: Place, size: int = 64, findings: Sequence[str] = FIVE, uncertain: str = "zeros") -> Loaded:
-    """Frontal pictures, (1, size, size), grey from -1 to 1, with a 0 or 1 for every finding; groups are the sexes.
+    """Read frontal pictures, (1, size, size), grey from -1 to 1, with a 0 or 1 per finding; groups are the sexes.
 
     Targets are real numbers, so train with the loss "binary" and a model of your own (--model file.py:factory). With
     one finding it is a class instead, absent or present, and everything works as with other data. Pictures are opened
@@ -68,15 +68,15 @@ def _part(place: Place, part: str, declared: Image, findings: tuple[str, ...], o
 
 def _with_pictures(data: Data, paths: Sequence[Path], declared: Image) -> Data:
     def fetch(rows: Tensor) -> tuple[Tensor, Tensor]:
-        found = [own_data.picture(paths[row], declared, f"Picture {row + 1}") for row in rows.tolist()]
-        stacked = np.stack(found) if found else np.empty((0, *declared.shape), dtype=np.uint8)
+        pictures = [own_data.picture(paths[row], declared, f"Picture {row + 1}") for row in rows.tolist()]
+        stacked = np.stack(pictures) if pictures else np.empty((0, *declared.shape), dtype=np.uint8)
         return pixels(stacked), data.fetch(rows)[1]
 
     return replace(data, facts=replace(data.facts, inputs=f"{declared.shape} float32"), fetch=Quiet(fetch))
 
 
 def _path(place: Place, part: str, written: str | None, table: Path) -> Path:
-    """The picture that a row names, as in ``CheXpert-v1.0-small/train/patient00001/...``: never outside the folder."""
+    """Return the picture that a row names (``CheXpert-v1.0-small/train/patient00001/...``), always in the folder."""
     parts = PurePosixPath(written or "").parts
     if part not in parts or ".." in parts:
         raise damaged(table, f"a list of pictures below {part}")

@@ -31,7 +31,7 @@ _PYTHON100, _BINARY100 = "cifar-100-python.tar.gz", "cifar-100-binary.tar.gz"
 
 
 def cifar10(place: Place) -> Loaded:
-    """50,000 and 10,000 colour pictures, (3, 32, 32), from -1 to 1; groups are the ten classes.
+    """Read 50,000 and 10,000 colour pictures, (3, 32, 32), from -1 to 1; groups are the ten classes.
 
     Preprocessing: every byte scaled by the range 0-255. The archive of the python version holds pickles: they are read
     by an unpickler that makes arrays, numbers and text only, so nothing in them is executed.
@@ -39,8 +39,8 @@ def cifar10(place: Place) -> Loaded:
     parts: list[list[Batch]]
     if place.find(_PYTHON10):
         with _intact(place, _PYTHON10) as path:
-            found = _pickled(path, ("data_batch_", "test_batch"))
-            parts = [[_arrays(found[name], b"labels") for name in part] for part in (_BATCHES, ["test_batch"])]
+            files = _pickled(path, ("data_batch_", "test_batch"))
+            parts = [[_arrays(files[name], b"labels") for name in part] for part in (_BATCHES, ["test_batch"])]
             return _both(parts, NAMES)
     with _intact(place, _BINARY10) as path:
         raw = _members(path, ".bin")
@@ -49,7 +49,7 @@ def cifar10(place: Place) -> Loaded:
 
 
 def cifar100(place: Place, classes: str = "fine") -> Loaded:
-    """50,000 and 10,000 colour pictures of 100 classes in 20 categories, encoded as CIFAR-10.
+    """Read 50,000 and 10,000 colour pictures of 100 classes in 20 categories, encoded as CIFAR-10.
 
     Args:
       place: the folder.
@@ -59,9 +59,9 @@ def cifar100(place: Place, classes: str = "fine") -> Loaded:
     key = "coarse_label" if coarse else "fine_label"
     if place.find(_PYTHON100):
         with _intact(place, _PYTHON100) as path:
-            found = _pickled(path, ("train", "test", "meta"))
-            names = [name.decode() for name in found["meta"][f"{key}_names".encode()]]
-            return _both([[_arrays(found[part], f"{key}s".encode())] for part in ("train", "test")], names)
+            files = _pickled(path, ("train", "test", "meta"))
+            names = [name.decode() for name in files["meta"][f"{key}_names".encode()]]
+            return _both([[_arrays(files[part], f"{key}s".encode())] for part in ("train", "test")], names)
     with _intact(place, _BINARY100) as path:
         raw = _members(path, ".bin", ".txt")
         names = raw[f"{key}_names.txt"].decode().split()
@@ -69,7 +69,7 @@ def cifar100(place: Place, classes: str = "fine") -> Loaded:
 
 
 def subset(place: Place) -> Loaded:
-    """The first 1,000 training and 200 test pictures of every class of CIFAR-10, in the original order."""
+    """Read the first 1,000 training and 200 test pictures of every class of CIFAR-10, in the original order."""
     cells = read_files.arrays(place.path(SUBSET))
     wanted = ("x_train", "y_train", "x_test", "y_test")
     if not set(wanted) <= set(cells) or any(cells[name].dtype.kind not in "iu" for name in wanted):
@@ -96,14 +96,14 @@ def _arrays(batch: dict[bytes, Any], key: bytes) -> Batch:
 
 
 def _records(content: bytes, labels: int, place: int) -> Batch:
-    """The binary version: ``labels`` bytes of labels and 3,072 of pixels a record."""
+    """Read the binary version: each record has ``labels`` bytes of labels and 3,072 of pixels."""
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, labels + SIZE)
     return rows[:, labels:], rows[:, place].astype(np.int64)
 
 
 @contextmanager
 def _intact(place: Place, archive: str) -> Iterator[Path]:
-    """The path of an archive; whatever goes wrong with its content is said in one way."""
+    """Yield the path of an archive; any problem with its content becomes the same DataError."""
     path = place.path(archive)
     try:
         yield path
@@ -116,17 +116,17 @@ def _intact(place: Place, archive: str) -> Iterator[Path]:
 
 
 def _members(path: Path, *endings: str) -> dict[str, bytes]:
-    """The ordinary files of the archive whose names end so, by their names without folders."""
+    """Return the ordinary files of the archive whose names have one of the endings, by name without folders."""
     with tarfile.open(path) as tar:
-        kept = [member for member in tar if member.isfile() and member.name.endswith(endings or ("",))]
-        read_files.limited(sum(member.size for member in kept), path)
-        opened = {member.name.rpartition("/")[2]: tar.extractfile(member) for member in kept}
+        members = [member for member in tar if member.isfile() and member.name.endswith(endings or ("",))]
+        read_files.limited(sum(member.size for member in members), path)
+        opened = {member.name.rpartition("/")[2]: tar.extractfile(member) for member in members}
         return {name: stream.read() for name, stream in opened.items() if stream is not None}
 
 
 def _pickled(path: Path, starts: tuple[str, ...]) -> dict[str, Any]:
-    found = _members(path).items()
-    return {name: _Plain(io.BytesIO(raw)).load() for name, raw in found if name.startswith(starts)}
+    members = _members(path).items()
+    return {name: _Plain(io.BytesIO(raw)).load() for name, raw in members if name.startswith(starts)}
 
 
 class _Plain(pickle.Unpickler):
@@ -136,19 +136,19 @@ class _Plain(pickle.Unpickler):
         super().__init__(file, encoding="bytes")
 
     def find_class(self, module: str, name: str) -> Any:
-        """Only what an array is made of."""
-        made = {"ndarray": np.ndarray, "dtype": np.dtype}
+        """Return one of the few functions and classes that an array is pickled with; refuse all others."""
+        classes = {"ndarray": np.ndarray, "dtype": np.dtype}
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
             return np.empty(0).__reduce__()[0]
-        if module == "numpy" and name in made:
-            return made[name]
+        if module == "numpy" and name in classes:
+            return classes[name]
         if (module, name) == ("_codecs", "encode"):
             return _encode
         raise pickle.UnpicklingError("not an array")
 
 
 def _encode(text: str | bytes, encoding: str | bytes) -> bytes:
-    """How Python 3 pickles bytes in protocol 2."""
+    """Encode text as Latin-1: so Python 3 pickles bytes in protocol 2."""
     return text if isinstance(text, bytes) else text.encode("latin-1")
 
 

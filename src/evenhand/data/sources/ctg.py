@@ -36,7 +36,7 @@ RANGES = {
 
 
 def ctg(place: Place, split_seed: int = 0) -> Loaded:
-    """21 features scaled to [-1, 1] by declared bounds; groups are the three classes; a fifth held out.
+    """Read 21 features scaled to [-1, 1] by declared bounds; groups are the three classes; a fifth held out.
 
     Preprocessing: clipping to ``RANGES`` and scaling, record by record.
     """

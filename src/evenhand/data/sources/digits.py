@@ -14,7 +14,7 @@ LENGTH = 3.0
 
 
 def digits() -> tuple[Data, Data]:
-    """Training and held-out data; groups are the classes, so the report shows who pays.
+    """Return training and held-out data; groups are the classes, so the report shows which class is served worse.
 
     A fixed 75/25 split, then class 8 of the TRAINING part thinned to 40 records. Every image is centred and scaled to
     length 3 by itself: no record's value depends on another, so the preprocessing costs no privacy.
@@ -43,5 +43,5 @@ def digits() -> tuple[Data, Data]:
 
 
 def _part(pixels: np.ndarray, label: np.ndarray, names: list[str]) -> Data:
-    made = wrap(pixels, label, labels=range(10), groups=[names[digit] for digit in label], group_names=names)
-    return replace(made, origin=of_source("digits"))
+    data = wrap(pixels, label, labels=range(10), groups=[names[digit] for digit in label], group_names=names)
+    return replace(data, origin=of_source("digits"))

@@ -51,7 +51,7 @@ FEMALE = ("A92", "A95")
 
 
 def german(place: Place, split_seed: int = 0) -> Loaded:
-    """19 of the 20 attributes: names one-hot, numbers scaled to [-1, 1] by bounds that we declare; a fifth held out.
+    """Read 19 of 20 attributes: names one-hot, numbers scaled to [-1, 1] by declared bounds; a fifth held out.
 
     Attribute 9 holds marital status and sex together: it gives the group and is not a feature.
     """

@@ -27,7 +27,7 @@ SEXES = ("female", "male", "unknown")
 
 
 def ham10000(place: Place, groups: str = "diagnosis", split_seed: int = 0) -> Loaded:
-    """(3, 28, 28) pictures, colours from -1 to 1; about a fifth held out, whole lesions at a time.
+    """Read (3, 28, 28) pictures, colours from -1 to 1; about a fifth held out, whole lesions at a time.
 
     Several pictures show the same lesion. The side of a lesion follows from its id and the public seed, so no lesion is
     on both sides. The unit of privacy stays the record, that is one picture.

@@ -20,7 +20,7 @@ CLOTHES = (*("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "S
 
 
 def mnist(place: Place) -> Loaded:
-    """60,000 and 10,000 handwritten digits, (1, 28, 28), ink from 0 to 1; groups are the classes.
+    """Read 60,000 and 10,000 handwritten digits, (1, 28, 28), ink from 0 to 1; groups are the classes.
 
     Preprocessing: every pixel divided by 255, nothing else. The usual mean and standard deviation of MNIST are not
     used, because they were taken from the records.
@@ -29,7 +29,7 @@ def mnist(place: Place) -> Loaded:
 
 
 def unbalanced(place: Place, minority: int = 8, kept: int | None = None, share: float | None = None) -> Loaded:
-    """MNIST with one class of the training part cut down; the held-out part stays whole.
+    """Read MNIST with one class of the training part cut down; the held-out part stays whole.
 
     Runs on it add up with runs on MNIST, whose records it has.
 
@@ -48,14 +48,15 @@ def unbalanced(place: Place, minority: int = 8, kept: int | None = None, share: 
     others = int((~mine).sum())
     if share is not None:
         part = _validate.number(share, "share", low=0, high=1)
-        kept = math.floor(others * part / (1 - part))
-    count = 500 if kept is None else _validate.whole(kept, "kept", low=0)
+        count = math.floor(others * part / (1 - part))
+    else:
+        count = 500 if kept is None else _validate.whole(kept, "kept", low=0)
     surplus = mine & (mine.cumsum(0) > count)
     return train.take((~surplus).nonzero().squeeze(1)), test
 
 
 def fashion(place: Place) -> Loaded:
-    """60,000 and 10,000 pictures of clothes in the format of MNIST, encoded alike."""
+    """Read 60,000 and 10,000 pictures of clothes in the format of MNIST, encoded alike."""
     return _pair(place, CLOTHES, CLOTHES)
 
 
@@ -72,7 +73,7 @@ def _part(place: Place, part: str, names: tuple[str, ...], groups: Any) -> Data:
 
 
 def idx(place: Place, name: str) -> NDArray[np.uint8]:
-    """An array in the IDX format: 0, 0, type, dimensions, then one big-endian size per dimension."""
+    """Parse an array in the IDX format: 0, 0, type, dimensions, then one big-endian size per dimension."""
     content = place.content(name)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise damaged(place.path(name), "an IDX file of bytes")

@@ -40,20 +40,20 @@ COUNTRIES = tuple(DIGESTS)
 
 
 def names(place: Place, split_seed: int = 0) -> Loaded:
-    """About 20,050 surnames as 20 ASCII codes each, padded with 0 at the end; groups are the 18 languages.
+    """Read about 20,050 surnames as 20 ASCII codes each, padded with 0 at the end; groups are the 18 languages.
 
     Preprocessing, name by name: accents dropped, other characters that are not ASCII dropped, cut at 20. Equal names of
     one language are on the same side of the split, so none is both learned and tested.
     """
-    found = _pairs(place)
-    inputs = torch.from_numpy(np.stack([encoded(name) for _, name in found]))
-    data = classified(inputs, np.array([COUNTRIES.index(country) for country, _ in found]), COUNTRIES)
-    keys = [f"{country} {name}" for country, name in found]
+    pairs = _pairs(place)
+    inputs = torch.from_numpy(np.stack([encoded(name) for _, name in pairs]))
+    data = classified(inputs, np.array([COUNTRIES.index(country) for country, _ in pairs]), COUNTRIES)
+    keys = [f"{country} {name}" for country, name in pairs]
     return divided(data, held_out(keys, HELD_OUT, _validate.whole(split_seed, "split_seed", low=0)))
 
 
 def encoded(name: str) -> NDArray[np.int64]:
-    """A name as codes.
+    """Return a name as codes.
 
     Examples:
       >>> encoded("Ünal")[:6].tolist()

@@ -17,7 +17,7 @@ KINDS = {"two": ("normal", "pneumonia"), "three": ("normal", "bacterial", "viral
 
 
 def pneumonia(place: Place, size: int = 64, classes: str = "two") -> Loaded:
-    """Grey pictures, (1, size, size), from -1 to 1, split as published; groups are the classes.
+    """Read grey pictures, (1, size, size), from -1 to 1, split as published; groups are the classes.
 
     Preprocessing, picture by picture: grey, resized to a square (bilinear), bytes scaled by the range 0-255.
 

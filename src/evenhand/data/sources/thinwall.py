@@ -23,7 +23,7 @@ CLASSES = ("healthy", "porous")
 
 
 def thinwall(place: Place, size: int = 200, low: float = 0.0, high: float = 3000.0, split_seed: int = 0) -> Loaded:
-    """(1, size, size) frames, temperatures from -1 to 1; groups are healthy and porous; about a quarter held out.
+    """Read (1, size, size) frames, temperatures from -1 to 1; groups are healthy and porous; about a quarter held out.
 
     Preprocessing, frame by frame: a square around its hottest pixel (ours: the paper says centred on the melt pool),
     clipped to the declared temperatures and scaled.

@@ -1,4 +1,4 @@
-"""What every named source can be asked for besides: fewer records, owners, noisy labels.
+"""Options that every named source has: fewer records, owners, noisy labels.
 
 Who owns a record and whose label is changed follow from public seeds, the record's number and its own class: from no
 other record. Of a number of records to keep, one record more or less moves at most one other in or out. All of it is
@@ -59,7 +59,10 @@ class Shape:
             raise UsageError("Give owners (by class) or owner_shares (at random): with both a record has two owners.")
 
     def __call__(self, train: Data, test: Data | None) -> tuple[Data, Data | None]:
-        """The data as asked for; held-out records get owners too, so that each owner's recall can be told."""
+        """Return the data with these options applied.
+
+        Held-out records get owners too, so that recall can be reported per owner.
+        """
         if self.owners is not None or self.owner_shares is not None:
             train = owned(train, self._owners(train, 1))
             test = test if test is None else owned(test, self._owners(test, 2))
@@ -84,33 +87,35 @@ class Shape:
         return [names[code] for code in codes.tolist()]
 
     def _classes(self, known: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-        """The place of the owner of every class, and the owners."""
+        """Return the index of every class's owner, and the names of the owners."""
         if self.owners == "class":
             return {label: place for place, label in enumerate(known)}, list(known)
         if self.owners == RANDOM:
             order = np.random.default_rng([self.owner_seed, 0, 31]).permutation(len(known)).tolist()
             return {known[at]: place for place, at in enumerate(order)}, [f"owner {i + 1}" for i in range(len(known))]
         sets = _sets(self.owners, known)
-        of_class = {label: place for place, held in enumerate(sets.values()) for label in held}
+        of_class = {label: place for place, classes in enumerate(sets.values()) for label in classes}
         if sorted(of_class) != sorted(known) or sum(map(len, sets.values())) != len(known):
             raise UsageError("owners must give every class of the data to one owner: none left out, none twice.")
         return of_class, list(sets)
 
 
 def _sets(owners: Any, known: Sequence[str]) -> dict[str, list[str]]:
-    """Classes by owner; the last owner may hold ``"rest"``."""
+    """Return the classes of each owner; ``"rest"`` stands for the classes that no other owner has."""
     if isinstance(owners, Mapping):
-        sets = {name: [held] if isinstance(held, str | int) else list(held) for name, held in owners.items()}
+        sets = {
+            name: [classes] if isinstance(classes, str | int) else list(classes) for name, classes in owners.items()
+        }
     elif isinstance(owners, str) and owners:
         parts = SETS.get(owners, owners).split("/")
         sets = {part: [label for entry in part.split(",") for label in _range(entry.strip())] for part in parts}
     else:
         raise UsageError('owners takes "class", "random class", sets such as "0-4/5-9", or a table of lists.')
-    named = {name: [str(label) for label in held] for name, held in sets.items()}
-    taken = {label for held in named.values() for label in held}
+    named = {name: [str(label) for label in classes] for name, classes in sets.items()}
+    taken = {label for classes in named.values() for label in classes}
     rest = [label for label in known if label not in taken]
-    named = {name: rest if held == ["rest"] else held for name, held in named.items()}
-    for label in (label for held in named.values() for label in held):
+    named = {name: rest if classes == ["rest"] else classes for name, classes in named.items()}
+    for label in (label for classes in named.values() for label in classes):
         _validate.known(label, known, "class of these data")
     return named
 
@@ -123,31 +128,31 @@ def _range(entry: str) -> list[str]:
 def _shares(shares: Any) -> tuple[list[str], NDArray[np.float64]]:
     if not isinstance(shares, Mapping) or not shares:
         raise UsageError("owner_shares takes a table of names with a share each, such as {strict = 0.3, open = 0.7}.")
-    found = np.array([_validate.number(share, "owner_shares", low=0) for share in shares.values()])
-    if abs(found.sum() - 1) > 1e-6:
+    fractions = np.array([_validate.number(share, "owner_shares", low=0) for share in shares.values()])
+    if abs(fractions.sum() - 1) > 1e-6:
         raise UsageError("owner_shares must add up to 1.")
-    return list(shares), found / found.sum()
+    return list(shares), fractions / fractions.sum()
 
 
-def _drawn(count: int, kept: int) -> Tensor:
-    if kept > count:
-        raise UsageError(f"records={kept} cannot be used: there are {count} training records.")
-    return torch.from_numpy(np.sort(np.argsort(_coins(count, 1, [32])[:, 0])[:kept]))
+def _drawn(count: int, records: int) -> Tensor:
+    if records > count:
+        raise UsageError(f"records={records} cannot be used: there are {count} training records.")
+    return torch.from_numpy(np.sort(np.argsort(_coins(count, 1, [32])[:, 0])[:records]))
 
 
 def _coins(count: int, each: int, seed: Sequence[int]) -> NDArray[np.float64]:
-    """So many numbers below 1 for each record, by its own place: how many records follow changes none of them."""
+    """Draw ``each`` numbers below 1 for every record; they do not change when further records follow."""
     return np.random.default_rng(seed).random((count, each))
 
 
 def _moves(count: int, kinds: int, share: Any, seed: Sequence[int]) -> NDArray[np.int64]:
-    """0 for records that stay what they are; for a share of them the way to another of so many kinds."""
+    """Return 0 for records that stay as they are, and for a share of them a shift to another of ``kinds`` kinds."""
     coins = _coins(count, 2, seed)
     return np.where(coins[:, 0] < share, 1 + (coins[:, 1] * (kinds - 1)).astype(np.int64), 0)
 
 
 def _noisy(data: Data, noise: float | Mapping[str, Any]) -> Data:
-    """Some labels changed to another class, each of the others as likely; groups and owners stay."""
+    """Change a share of the labels to another class, all others equally likely; groups and owners stay."""
     count = len(data.facts.labels)
     if count < 2:
         raise UsageError("label_noise needs named classes: these data have none.")

@@ -41,11 +41,11 @@ class AutoS(SampleRule):
         _validate.number(self.gamma, "gamma", low=0)
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        """C / (n + gamma)."""
+        """Return C / (n + gamma)."""
         return state.bound[row.owner] / (row.norm + self.gamma)
 
     def sensitivity(self, state: State) -> Tensor:
-        """The clip bound of each owner class."""
+        """Return the clip bound of each owner class."""
         return state.bound
 
 

@@ -1,4 +1,4 @@
-"""What a rule is: scalars in, one weight per record out, and how far one record can move the weighted sum."""
+"""The interface of a rule: scalars in, one weight per record out, and how far one record can move the weighted sum."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Rule(ABC):
 
     @abstractmethod
     def sensitivity(self, state: State) -> Tensor:
-        """Largest change of the weighted sum by one record, per owner class: a column like ``state.bound``."""
+        """Return the largest change of the weighted sum by one record, per owner class, as ``state.bound``."""
 
     def initial(self, facts: Facts) -> Mapping[str, Any]:
-        """Memory before the first step, from public facts only."""
+        """Return the memory before the first step, from public facts only."""
         return {}
 
     def advance(self, state: State) -> Mapping[str, Any]:
-        """Memory for the next step, from this step's noisy answers only."""
+        """Return the memory for the next step, from this step's noisy answers only."""
         return state.memory
 
 
@@ -51,7 +51,7 @@ class SampleRule(Rule):
 
     @abstractmethod
     def weight(self, row: Stats, state: State) -> Tensor:
-        """Weight of one record. Use torch.where and arithmetic only: no ``if``, no ``.item()``."""
+        """Return the weight of one record. Use torch.where and arithmetic only: no ``if``, no ``.item()``."""
 
 
 class BatchRule(Rule):
@@ -59,4 +59,4 @@ class BatchRule(Rule):
 
     @abstractmethod
     def weights(self, stats: Stats, state: State) -> Tensor:
-        """One weight per row of ``stats``."""
+        """Return one weight per row of ``stats``."""

@@ -35,9 +35,9 @@ class Clip(SampleRule):
     reference = references.ABADI.text
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        """min(1, C / n); 1 for a zero gradient."""
+        """Return min(1, C / n); 1 for a zero gradient."""
         return (state.bound[row.owner] / row.norm).clamp(max=1.0)
 
     def sensitivity(self, state: State) -> Tensor:
-        """The clip bound of each owner class."""
+        """Return the clip bound of each owner class."""
         return state.bound

@@ -51,24 +51,24 @@ class GlobalAdapt(SampleRule):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The count of norms above a fraction of the threshold."""
+        """Names of the queries: the count of norms above a fraction of the threshold."""
         return ("exceedance",)
 
     def initial(self, facts: Facts) -> Mapping[str, Any]:
-        """The first threshold, a public setting."""
+        """Return the first threshold, a public setting."""
         return {"threshold": self.threshold}
 
     def advance(self, state: State) -> Mapping[str, Any]:
-        """The next threshold, from the noisy count and the expected batch size; kept inside what floats can carry."""
+        """Return the next threshold, from the noisy count and the expected batch size, within the range of floats."""
         power = float(state.answers["exceedance"][0]) / state.public.batch - self.rate
         low, high = _RANGE
         moved = math.log(state.memory["threshold"]) + power
         return {"threshold": math.exp(min(max(moved, math.log(low)), math.log(high)))}
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        """C / Z if n <= Z, else C / n."""
+        """Return C / Z if n <= Z, else C / n."""
         return state.bound[row.owner] / row.norm.clamp(min=state.memory["threshold"])
 
     def sensitivity(self, state: State) -> Tensor:
-        """The clip bound of each owner class."""
+        """Return the clip bound of each owner class."""
         return state.bound

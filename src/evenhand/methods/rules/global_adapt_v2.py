@@ -61,15 +61,15 @@ class GlobalAdaptV2(SampleRule):
             _validate.number(value, name, low=0)
 
     def z(self, state: State) -> float:
-        """The threshold in this step's epoch."""
+        """Return the threshold in this step's epoch."""
         return max(self.floor, self.threshold * _SHAPES[self.shape](self.rate, state.epoch, self.every))
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        """C / z if n <= z, else C / (n + r / (n + r))."""
+        """Return C / z if n <= z, else C / (n + r / (n + r))."""
         bound, z = state.bound[row.owner], self.z(state)
         beyond = bound / (row.norm + self.r / (row.norm + self.r))
         return beyond.where(row.norm > z, bound / z)
 
     def sensitivity(self, state: State) -> Tensor:
-        """The clip bound of each owner class."""
+        """Return the clip bound of each owner class."""
         return state.bound

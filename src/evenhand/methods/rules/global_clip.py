@@ -41,9 +41,9 @@ class Global(SampleRule):
         _validate.number(self.threshold, "threshold", low=0)
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        """C / Z if n <= Z, else 0."""
+        """Return C / Z if n <= Z, else 0."""
         return (row.norm <= self.threshold) * (state.bound[row.owner] / self.threshold)
 
     def sensitivity(self, state: State) -> Tensor:
-        """The clip bound of each owner class."""
+        """Return the clip bound of each owner class."""
         return state.bound

@@ -48,30 +48,30 @@ class GroupClip(SampleRule):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """How many records of each group lie above and below the base bound."""
+        """Names of the queries: how many records of each group lie above and below the base bound."""
         return ("group_counts",)
 
     def initial(self, facts: Facts) -> Mapping[str, Any]:
-        """Nothing to remember; data with a single group is refused."""
+        """Return an empty memory; refuse data with a single group."""
         several(facts, self.name)
         return {}
 
     def factors(self, state: State) -> Tensor:
-        """C_k / C0 for every group, from the noisy counts alone."""
+        """Return C_k / C0 for every group, from the noisy counts alone."""
         counts, groups = state.answers["group_counts"], state.public.groups
         noisy = counts.tolist()  # so few numbers are handled with less ado outside torch
         sizes = [max(1.0, over + under) for over, under in zip(noisy[:groups], noisy[groups:], strict=True)]
         clipped = [max(0.0, min(over, size)) for over, size in zip(noisy, sizes, strict=False)]
         share = max(1.0, sum(clipped)) / state.public.batch
-        found = [min(1.0 + over / size / share, self.most) for over, size in zip(clipped, sizes, strict=True)]
-        return counts.new_tensor(found)
+        factors = [min(1.0 + over / size / share, self.most) for over, size in zip(clipped, sizes, strict=True)]
+        return counts.new_tensor(factors)
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        """min(1, C_k / n) with the bound of the record's group."""
+        """Return min(1, C_k / n) with the bound of the record's group."""
         return (state.bound[row.owner] * self.factors(state)[row.group] / row.norm).clamp(max=1.0)
 
     def sensitivity(self, state: State) -> Tensor:
-        """The largest bound of any group."""
+        """Return the largest bound of any group."""
         return state.bound * self.factors(state).max()
 
 

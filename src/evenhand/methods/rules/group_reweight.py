@@ -47,24 +47,24 @@ class GroupReweight(SampleRule):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """How many records of each group were sampled."""
+        """Names of the queries: how many records of each group were sampled."""
         return ("group_sizes",)
 
     def initial(self, facts: Facts) -> Mapping[str, Any]:
-        """Nothing to remember; data with a single group is refused."""
+        """Return an empty memory; refuse data with a single group."""
         several(facts, self.name)
         return {}
 
     def factors(self, state: State) -> Tensor:
-        """theta_k for every group, from the noisy sizes alone."""
+        """Return theta_k for every group, from the noisy sizes alone."""
         usual, sizes = state.public.batch / state.public.groups, state.answers["group_sizes"]
-        found = [min(max(usual / max(1.0, size), 1.0 / self.most), self.most) for size in sizes.tolist()]
-        return sizes.new_tensor(found)  # so few numbers are handled with less ado outside torch
+        factors = [min(max(usual / max(1.0, size), 1.0 / self.most), self.most) for size in sizes.tolist()]
+        return sizes.new_tensor(factors)  # so few numbers are handled with less ado outside torch
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        """theta_k min(1, C / n)."""
+        """Return theta_k min(1, C / n)."""
         return self.factors(state)[row.group] * (state.bound[row.owner] / row.norm).clamp(max=1.0)
 
     def sensitivity(self, state: State) -> Tensor:
-        """The clip bound times the largest factor of any group."""
+        """Return the clip bound times the largest factor of any group."""
         return state.bound * self.factors(state).max()

@@ -27,9 +27,9 @@ class Identity(SampleRule):
     guarantee: ClassVar[Guarantee] = "not private"
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        """1 for every record."""
+        """Return 1 for every record."""
         return row.norm.new_ones(row.norm.shape)
 
     def sensitivity(self, state: State) -> Tensor:
-        """Unbounded for every owner class."""
+        """Return infinity for every owner class."""
         return state.bound.new_full(state.bound.shape, float("inf"))

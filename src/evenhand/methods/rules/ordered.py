@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def scores(masses: Column | Sequence[float], length: float, tail: Tail) -> Column:
-    """Mean importance of each record; ``masses`` are clip bounds, from the least important record on.
+    """Compute the mean importance of each record; ``masses`` are clip bounds, least important record first.
 
     Guarantee:
       Inserting a record of mass C anywhere raises the scores of those after it and leaves the others, and
@@ -44,13 +44,13 @@ def scores(masses: Column | Sequence[float], length: float, tail: Tail) -> Colum
     knots /= length
     inside = np.minimum(knots, 1.0)
     area = tail.integral(inside) + (knots - inside)
-    found = (area[1:] - area[:-1]) * length / masses
-    found[knots[:-1] >= 1.0] = 1.0
-    return np.minimum(np.maximum(found, 0.0), 1.0)
+    importance = (area[1:] - area[:-1]) * length / masses
+    importance[knots[:-1] >= 1.0] = 1.0
+    return np.minimum(np.maximum(importance, 0.0), 1.0)
 
 
 def shuffled(record: NDArray[np.int64], step: int) -> NDArray[np.uint64]:
-    """A place for every record id, another one at every step, without ties: no data value enters it.
+    """Return a sort key for every record id, without ties and new at every step; it depends on no data value.
 
     Examples:
       >>> [int(np.argmin(shuffled(np.arange(10), step))) for step in range(4)]
@@ -60,7 +60,7 @@ def shuffled(record: NDArray[np.int64], step: int) -> NDArray[np.uint64]:
 
 
 def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: a bijection of 64 bits."""
+    """Apply the finaliser of splitmix64: a bijection of 64 bits."""
     bits = bits + np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -70,7 +70,7 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def ordered_sum(
     vectors: Tensor, order: Tensor, bounds: Tensor | float, length: float, tail: Tail | None = None
 ) -> Tensor:
-    """The ordered mechanism outside training (INO-SGM): a sum of bounded vectors in which low ``order`` counts less.
+    """Apply the ordered mechanism outside training (INO-SGM): sum bounded vectors; low ``order`` counts less.
 
     Rows are clipped to ``bounds`` (one, or one per row). ``length`` is in the same units and, like the bounds, must not
     depend on the rows. Ties keep their order. A row with a value that is not finite is left out.
@@ -85,11 +85,11 @@ def ordered_sum(
     """
     import torch
 
-    kept = torch.isfinite(vectors).all(1) & torch.isfinite(order)
-    clip = torch.as_tensor(bounds, dtype=torch.float64).expand(vectors.shape[0])[kept]
+    finite = torch.isfinite(vectors).all(1) & torch.isfinite(order)
+    clip = torch.as_tensor(bounds, dtype=torch.float64).expand(vectors.shape[0])[finite]
     if not bool(((clip > 0) & torch.isfinite(clip)).all()):
         raise UsageError("Every bound must be finite and greater than 0: it is how far its row may move the sum.")
-    rows, place = vectors[kept].to(torch.float64), torch.argsort(order[kept], stable=True)
+    rows, place = vectors[finite].to(torch.float64), torch.argsort(order[finite], stable=True)
     score = torch.from_numpy(scores(clip[place].numpy(), _validate.number(length, "length", low=0), tail or Beta()))
     norms = torch.linalg.vector_norm(rows[place], dim=1)
     total: Tensor = ((score * (clip[place] / norms).clamp(max=1.0))[:, None] * rows[place]).sum(0)
@@ -167,23 +167,23 @@ class Ordered(BatchRule):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the inner rule reads."""
+        """Names of the queries that the inner rule reads."""
         return tuple(self.inner.needs)
 
     def initial(self, facts: Facts) -> Mapping[str, Any]:
-        """Memory of the inner rule."""
+        """Return the initial memory of the inner rule."""
         return self.inner.initial(facts)  # type: ignore[no-any-return]
 
     def advance(self, state: State) -> Mapping[str, Any]:
-        """Memory of the inner rule."""
+        """Return the next memory of the inner rule."""
         return self.inner.advance(state)  # type: ignore[no-any-return]
 
     def sensitivity(self, state: State) -> Tensor:
-        """That of the inner rule, per owner class."""
+        """Return the sensitivity of the inner rule, per owner class."""
         return self.inner.sensitivity(state)  # type: ignore[no-any-return]
 
     def weights(self, stats: Stats, state: State) -> Tensor:
-        """Importance times the inner rule's weight, which is held to its own bound first."""
+        """Return importance times the inner rule's weight, which is limited to its own bound first."""
         import torch
 
         bound = self.sensitivity(state).numpy(force=True).astype(np.float64)
@@ -195,7 +195,7 @@ class Ordered(BatchRule):
         return torch.from_numpy(weights).to(stats.norm.device)
 
     def _keys(self, stats: Stats, state: State) -> tuple[NDArray[Any], ...]:
-        """Sort keys, the last one first; the least important record sorts first."""
+        """Return sort keys, the last one first; the least important record sorts first."""
         loss, record = stats.loss.numpy(force=True), stats.record.numpy(force=True)
         if self.order == "random":
             return record, shuffled(record, state.step)
@@ -208,7 +208,7 @@ class Ordered(BatchRule):
 
 
 def _spec(over: Any) -> dict[str, Any]:
-    """The JSON form of the inner rule, so that a plan can name it."""
+    """Return the JSON form of the inner rule, so that a plan can name it."""
     if isinstance(over, str):
         over = registry.build("rule", over)
     if not isinstance(over, Rule | Mapping):
@@ -217,7 +217,7 @@ def _spec(over: Any) -> dict[str, Any]:
 
 
 def _held(rule: SampleRule, stats: Stats, state: State, bound: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The inner rule on each row alone, projected onto ``0 <= w n <= bound``: the proof needs it before the scores.
+    """Apply the inner rule to each row alone and project onto ``0 <= w n <= bound``, as the proof of the scores needs.
 
     As in the step, our own rules are applied to whole columns, and a user's row by row under vmap.
     """
@@ -230,5 +230,5 @@ def _held(rule: SampleRule, stats: Stats, state: State, bound: NDArray[np.float6
         weights = vmap(lambda *row: rule.weight(Stats(*row), state))(*columns)
     given = weights.double().numpy(force=True)
     with np.errstate(divide="ignore", over="ignore"):
-        held = np.minimum(np.maximum(given, 0.0), bound / stats.norm.numpy(force=True))
-    return np.where(np.isfinite(given), held, 0.0)
+        projection = np.minimum(np.maximum(given, 0.0), bound / stats.norm.numpy(force=True))
+    return np.where(np.isfinite(given), projection, 0.0)

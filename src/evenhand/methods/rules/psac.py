@@ -41,9 +41,9 @@ class Psac(SampleRule):
         _validate.number(self.r, "r", low=0)
 
     def weight(self, row: Stats, state: State) -> Tensor:
-        """C / (n + r / (n + r))."""
+        """Return C / (n + r / (n + r))."""
         return state.bound[row.owner] / (row.norm + self.r / (row.norm + self.r))
 
     def sensitivity(self, state: State) -> Tensor:
-        """The clip bound of each owner class."""
+        """Return the clip bound of each owner class."""
         return state.bound

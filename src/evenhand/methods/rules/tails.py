@@ -19,7 +19,7 @@ class Tail(Protocol):
     """A tail importance function f on [0, 1], non-increasing into [0, 1], by the integral of ``g(t) = f(1 - t)``."""
 
     def integral(self, u: Column) -> Column:
-        """``int_0^u g(t) dt`` for u in [0, 1], exactly (no grid)."""
+        """Return ``int_0^u g(t) dt`` for u in [0, 1], exactly (no grid)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Beta:
         _validate.number(self.b, "b", low=0)
 
     def integral(self, u: Column) -> Column:
-        """``u I_u(a, b) - a / (a + b) I_u(a + 1, b)``."""
+        """Return ``u I_u(a, b) - a / (a + b) I_u(a + 1, b)``."""
         if self.a == self.b == 1.0:
             return u * u / 2.0
         from scipy.special import betainc
@@ -68,13 +68,13 @@ class Heights:
             )
 
     def integral(self, u: Column) -> Column:
-        """Piecewise linear, so interpolation is exact."""
+        """Interpolate the integral, which is exact since it is piecewise linear."""
         rising = np.concatenate([[0.0], np.cumsum(self.values[::-1])]) / len(self.values)
         return np.interp(u, np.linspace(0.0, 1.0, len(self.values) + 1), rising)
 
 
 def heights(function: Callable[[float], float], count: int = 64) -> tuple[float, ...]:
-    """``count`` steps of a tail of your own: ``function`` maps the place in the tail (0 to 1) to importance.
+    """Return ``count`` steps of a tail of your own: ``function`` maps the place in the tail (0 to 1) to importance.
 
     The step function itself is what is integrated, exactly, so the bound holds for it whatever it approximates.
 
