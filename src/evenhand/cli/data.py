@@ -44,7 +44,7 @@ def run(
 
 
 def listed(data_dir: str | None = None) -> list[dict[str, Any]]:
-    """What there is to know about every source."""
+    """Return the facts of every source, and whether its files are there."""
     from evenhand.data import sources
 
     places = {name: sources.place(found, data_dir) for name, found in sources.SOURCES.items()}
@@ -71,7 +71,7 @@ def _line(row: dict[str, Any]) -> str:
 
 @contextmanager
 def _bar() -> Iterator[Watch]:
-    """A progress bar on stderr, in a terminal only."""
+    """Yield a callback that moves a progress bar on stderr, in a terminal only."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 

@@ -39,7 +39,7 @@ def run(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Epsilon of Poisson-subsampled Gaussian steps: per record, add/remove. Exit code 2 if it is infinite."""
+    """Compute epsilon of Poisson-subsampled Gaussian steps: per record, add/remove. Exit code 2 if it is infinite."""
     from evenhand import _validate
     from evenhand._numbers import rounded_up
     from evenhand.accounting import accountant
@@ -74,7 +74,7 @@ def run(
 def _training(
     rate: float | None, steps: int | None, records: int | None, batch: float | None, epochs: float | None
 ) -> tuple[float, int, float]:
-    """Rate, steps and steps per epoch, from either way of saying it."""
+    """Return rate, steps and steps per epoch, from either way of giving them."""
     from evenhand import _validate
     from evenhand.comparison.paper_claims import Setting
 

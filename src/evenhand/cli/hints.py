@@ -1,4 +1,4 @@
-"""What to try after a poor run, and what to mind when reading its figures.
+"""Hints on what to try after a poor run, and what to mind when reading its figures.
 
 Both from facts: the plan, the size of the model, the released evaluations.
 """
@@ -19,7 +19,7 @@ FALL, RISE, GAP, TINY = 0.02, 0.01, 0.15, 30
 
 
 def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """At most four sentences, the most telling first; none after a good run. Each run that is tried spends anew.
+    """Return at most four hints, the most telling first; none after a good run. Each run that is tried spends anew.
 
     Examples:
       >>> from evenhand.mechanism.make_plan import plan
@@ -61,7 +61,7 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
 
 
 def cautions(plan: Plan, charged: int, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What could mislead a reader of this run: a chosen stop, tiny groups. None if nothing does.
+    """Return what could mislead a reader of this run: a chosen stop, tiny groups. Empty if nothing does.
 
     Args:
       plan: the plan of the run.
@@ -95,7 +95,7 @@ def _fallen(metrics: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _loudness(plan: Plan, parameters: int) -> float:
-    """Length of the noise in the mean gradient, in units of the bound: z sqrt(parameters) / batch."""
+    """Return the length of the noise in the mean gradient, in units of the bound: z sqrt(parameters) / batch."""
     noise = max(level.noise for level in plan.levels)
     return float(noise * parameters**0.5 / plan.expected_batch)
 

@@ -21,7 +21,7 @@ EXAMPLE = "evenhand init people.csv --label ill --labels no,yes --number age=0:1
 
 @dataclass(frozen=True)
 class Answers:
-    """What was declared, by flags or by answering."""
+    """Declarations, made by flags or by answering."""
 
     label: str | None = None
     labels: tuple[str, ...] = ()
@@ -160,13 +160,16 @@ _YES = ("y", "yes")
 
 
 def _declared(answers: Answers) -> list[str]:
-    """Every column that was named."""
+    """Return every column that was named."""
     named = [answers.label, answers.groups, answers.owners, *answers.dropped, *answers.missing]
     return [name for name in [*named, *answers.numbers, *answers.categories] if name is not None]
 
 
 def _check(answers: Answers, found: Sequence[str], known: bool) -> None:
-    """Every column that was named exists. The names of others are said only where they are ``known`` to be names."""
+    """Raise if a column that was named does not exist.
+
+    The message names the other columns only where they are ``known`` to be names.
+    """
     from evenhand.data.tables import no_column
 
     for name in _declared(answers):

@@ -24,7 +24,7 @@ def run(
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every method that takes gradient steps, then every density; settings are what ``--set`` may change."""
+    """Return every method that takes gradient steps, then every density; settings are what ``--set`` may change."""
     from evenhand import density
     from evenhand.methods.catalogue import DENSITIES, catalogue
 
@@ -54,12 +54,12 @@ def rows() -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The methods and the densities as Markdown tables."""
+    """Return the methods and the densities as Markdown tables."""
     return _two(rows, _table)
 
 
 def _two(rows: Sequence[dict[str, Any]], shown: Callable[[Sequence[dict[str, Any]]], str]) -> str:
-    """The methods that take steps, then the densities under a line that says what they are."""
+    """Return the methods that take steps, then the densities under a line that says what they are."""
     steps, once = ([row for row in rows if row["kind"] == kind] for kind in ("steps", "density"))
     return f"{shown(steps)}\n\n{ONCE}\n\n{shown(once)}"
 

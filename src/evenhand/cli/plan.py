@@ -81,7 +81,7 @@ def _planner(
     epochs: float,
     batch_size: float | None,
 ) -> Callable[[Facts, Promise | None], Plan]:
-    """What plans the method called ``name``; names are checked here, before data are loaded."""
+    """Return a function that plans the method called ``name``; names are checked here, before data are loaded."""
     from evenhand.mechanism.make_plan import plan
     from evenhand.methods import catalogue
     from evenhand.methods.catalogue import DENSITIES
@@ -100,7 +100,7 @@ def _planner(
 
 
 def _unproven(found: Density, facts: Facts, json: bool) -> None:
-    """That nothing can be promised, and why: there is no noise to plan and no epsilon to print."""
+    """Print that nothing can be promised, and why: there is no noise to plan and no epsilon to print."""
     from evenhand.density.published_smoothing import WHY
 
     nothing = [None] * len(facts.owners)

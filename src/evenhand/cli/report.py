@@ -20,7 +20,7 @@ def run(
     card: Annotated[Path | None, typer.Option("--card", help="Also write the model card, as Markdown.")] = None,
     json: options.Json = False,
 ) -> None:
-    """One self-contained HTML page: accuracy per group, learning curves, spent epsilon, the statement in words.
+    """Write one self-contained HTML page: accuracy per group, learning curves, spent epsilon, the statement in words.
 
     In the run folder its digest goes into the ledger, so that `verify` covers it. A model card that a full disk kept
     out of the folder is written too.

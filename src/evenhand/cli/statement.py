@@ -86,7 +86,10 @@ def _check(folder: Folder, wanted: list[tuple[Path, str]]) -> None:
 
 
 def _to_sign(folder: Folder) -> dict[str, Any]:
-    """The statement in the folder if it is up to date, so that its digest is the printed one; else a new one."""
+    """Return the statement in the folder if it is up to date, so that its digest is the printed one; else a new one.
+
+    The folder is verified first; VerificationError is raised if it does not verify.
+    """
     from evenhand import untrusted
     from evenhand.runs.folder import head_in
     from evenhand.runs.statement import unpacked

@@ -32,7 +32,7 @@ EXECUTORS: dict[str, Callable[..., dict[str, executors.Failure]]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found: entries by method and promise, every run, where the files are, what was reused."""
+    """Result of a comparison: entries by method and promise, every run, paths of the files, number of reused runs."""
 
     entries: tuple[Entry, ...]
     results: tuple[summary.Result, ...]
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def failed(self) -> list[str]:
-        """Why runs failed."""
+        """Return why runs failed."""
         return [reason for entry in self.entries for reason in entry.failures]
 
 
@@ -91,7 +91,7 @@ def compare(
 
 
 def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[tuning_results.Tried], Chosen]:
-    """Run the trials that are missing, and choose."""
+    """Run the trials that are missing; return all trials and the winners."""
     trials, tune = sweep.trials(), sweep.tune
     if tune is None:
         return [], {}
@@ -106,14 +106,14 @@ def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[tuning_results
 
 @dataclass(frozen=True)
 class _Crew:
-    """Who runs the tasks: worker processes here, or a Ray cluster."""
+    """The executor of the tasks: worker processes here, or a Ray cluster."""
 
     executor: str
     jobs: int | None
     progress: bool | None
 
     def run(self, tasks: Sequence[Task]) -> tuple[dict[str, executors.Failure], int]:
-        """Run what is not finished; returns what failed, by name, and how many were finished before."""
+        """Run the tasks that are not finished; return the failures by name, and how many were finished before."""
         missing = {found.path.name: found for found in tasks if not finished(found)}
         before, cores = len(tasks) - len(missing), _cores()
         workers = max(1, min(cores, len(missing))) if self.jobs is None else self.jobs
@@ -129,7 +129,7 @@ def _cores() -> int:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Two comparisons in one folder would run the same cells twice."""
+    """Hold the folder's lock: two comparisons in one folder would run the same cells twice."""
     from filelock import Timeout
 
     try:
@@ -151,7 +151,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible(before: int, total: int) -> Iterator[None]:
-    """A signal stops the workers after their checkpoints and says how to go on."""
+    """Stop the workers after their checkpoints when a signal comes, and raise an error that says how to go on."""
     received: list[int] = []
 
     def stop(number: int, _frame: Any) -> None:
@@ -177,7 +177,7 @@ def _interruptible(before: int, total: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator[Watch]:
-    """One bar over all runs; a run counts by its evaluations, so that it moves within a run too."""
+    """Yield a callback that moves one bar over all runs; a run counts by its evaluations, so it moves meanwhile."""
     if not (sys.stderr.isatty() if progress is None else progress) or not missing:
         yield lambda busy, done: None
         return
@@ -207,7 +207,7 @@ def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator
 
 
 def _share(found: Task) -> float:
-    """How far a run is, by the evaluations it has written."""
+    """Return how far a run is, by the evaluations it has written."""
     try:
         lines = sum(1 for _ in untrusted.lines(found.folder.metrics_file))
     except VerificationError:
@@ -216,7 +216,7 @@ def _share(found: Task) -> float:
 
 
 def _note(folder: Path, failed: dict[str, executors.Failure]) -> None:
-    """Details of failures may hold data values, so they stay in the private folder."""
+    """Append failures to the private folder, since their details may hold data values."""
     if failed:
         texts = [f"{name}: {why.reason}\n{why.details}" for name, why in failed.items()]
         durable.append(folder / "private" / "failures.txt", "\n\n".join([*texts, ""]).encode("utf-8", "replace"))

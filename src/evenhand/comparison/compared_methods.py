@@ -36,26 +36,26 @@ class Line:
 
     @property
     def steps(self) -> bool:
-        """Whether the method trains by gradient steps; a density releases once, whatever the rate or the batch."""
+        """Return whether the method trains by gradient steps; a density releases once, without rate or batch."""
         return self.method not in density.METHODS
 
     @property
     def private(self) -> bool:
-        """Whether the method keeps a promise."""
+        """Return whether the method keeps a promise."""
         if not self.steps:
             return True
         return catalogue.method(self.method, self.settings).rule.guarantee != "not private"
 
     @property
     def known(self) -> Mapping[str, Any]:
-        """The settings that the method has, with their defaults."""
+        """Return the settings that the method has, with their defaults."""
         if not self.steps:
             return density.settings(self.method)
         return {recipe.name: recipe.defaults for recipe in catalogue.catalogue()}.get(self.method, {})
 
 
 def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], own: Mapping[str, Any]) -> Line:
-    """The line called ``name``: a variant if one is declared, else the method of that name.
+    """Return the line called ``name``: a variant if one is declared, else the method of that name.
 
     Args:
       name: as it stands in ``methods``.
@@ -89,7 +89,7 @@ def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], own:
 
 
 def kept(budgets: Mapping[str, Any], promised: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The budgets of a line, refused if they promise an owner less privacy than the comparison does.
+    """Return the budgets of a line; refuse those that promise an owner less privacy than the comparison does.
 
     Examples:
       >>> kept({"open": 4.0}, {"strict": 1.0, "open": 8.0}, "lowered")

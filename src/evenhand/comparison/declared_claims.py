@@ -31,7 +31,7 @@ class Claim:
     margin: float = 0.0
 
     def judged(self, rows: Mapping[str, Rows], reference: Rows) -> tuple[str, Estimate]:
-        """The verdict, and the difference in points that it rests on, over the seeds that both sides have.
+        """Return the verdict, and the difference in points that it rests on, over the seeds that both sides have.
 
         Examples:
           >>> rows = {name: {seed: {"accuracy": share + seed / 100} for seed in range(3)}
@@ -58,7 +58,7 @@ class Claim:
 
 
 def claims(tables: Sequence[Any], names: Sequence[str]) -> tuple[Claim, ...]:
-    """The ``[[claim]]`` tables of an experiment over the lines called ``names``; mistakes are named.
+    """Return the claims in the ``[[claim]]`` tables of an experiment with lines ``names``; mistakes raise UsageError.
 
     Examples:
       >>> claims([{"text": "A is better", "left": "a", "right": "b"}], ["a", "b"])[0].direction
@@ -105,7 +105,7 @@ MEASURES = (*_PLAIN, "cost", "cost_gap", "group:NAME", "owner:NAME", "cost:NAME"
 
 
 def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int, float]:
-    """A measure of every training in points, by seed; seeds in which it is not defined are left out.
+    """Return a measure of every training in points, by seed, without seeds in which it is not defined.
 
     Args:
       measure: accuracy, balanced, auc, worst (group), gap (between groups), worst_owner, group:NAME, owner:NAME; and
@@ -129,7 +129,7 @@ def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int,
 
 
 def difference(left: Mapping[int, float], right: Mapping[int, float], factor: float = 1.0) -> Estimate:
-    """Mean of left - factor * right over the seeds that both have, with its 95 % t-interval.
+    """Return the mean of left - factor * right over the seeds that both have, with its 95 % t-interval.
 
     Examples:
       >>> round(difference({0: 90.0, 1: 92.0}, {0: 80.0, 1: 82.5, 2: 0.0}).value, 2)
@@ -139,7 +139,7 @@ def difference(left: Mapping[int, float], right: Mapping[int, float], factor: fl
 
 
 def against(rows: Rows, baseline: Rows) -> dict[str, Estimate]:
-    """How a method differs from the baseline in points: all records, worst group, gap, and each owner.
+    """Return how a method differs from the baseline in points: all records, worst group, gap, and each owner.
 
     Examples:
       >>> mine, other = ({0: {"accuracy": share, "groups": {"a": share}}} for share in (0.75, 0.5))
@@ -167,7 +167,7 @@ def _cost(kind: str, name: str, rows: Rows, reference: Rows) -> dict[int, float]
 
 
 def payers(rows: Rows, reference: Rows) -> tuple[str, str]:
-    """Who pays least and who pays most for privacy on average; empty names where that is not known."""
+    """Return the group that pays least and the one that pays most for privacy on average; empty names if not known."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row.get("groups", {})))
     costs = {name: over_seeds(list(_cost("cost", name, rows, reference).values())) for name in names}
     ranked = sorted((name for name in costs if costs[name].measured), key=lambda name: costs[name].value)

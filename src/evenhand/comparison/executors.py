@@ -1,4 +1,4 @@
-"""Worker processes that may die: each runs many tasks, a death costs one retry, the others go on.
+"""Run tasks in worker processes that may die: each runs many tasks, a death costs one retry, the others go on.
 
 Workers are spawned, so they inherit no threads; each has its own share of the cores. They leave the terminal's process
 group: Ctrl-C reaches the parent only, which asks them to stop after a checkpoint. When the parent is gone they end.
@@ -29,7 +29,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a task did not finish. ``details`` may contain data values: it belongs into a private file."""
+    """Reason why a task did not finish. ``details`` may contain data values: it belongs into a private file."""
 
     reason: str
     details: str = ""
@@ -50,7 +50,7 @@ def run_in_processes(
     threads: int,
     watch: Callable[[Iterable[str], int], None] = lambda busy, done: None,
 ) -> dict[str, Failure]:
-    """Run ``work(task)`` for every task in ``jobs`` processes; returns those that failed, by key.
+    """Run ``work(task)`` for every task in ``jobs`` processes; return those that failed, by key.
 
     Args:
         tasks: what to run, by name; must be picklable, like ``work``, a function at the top of a module.
@@ -115,7 +115,7 @@ def _send(worker: _Worker, task: Any) -> None:
 
 
 def _stop(workers: Iterable[_Worker]) -> None:
-    """Ask for a checkpoint and an end; workers without a task end at once."""
+    """Ask the workers to write a checkpoint and end; workers without a task end at once."""
     for worker in workers:
         if worker.process.is_alive():
             worker.process.terminate()
@@ -133,7 +133,7 @@ def _death(code: int | None) -> str:
 
 
 def _serve(pipe: Any, work: Callable[[Any], None], threads: int) -> None:
-    """The worker: one task after the other until the pipe closes."""
+    """Do one task after the other in a worker process until the pipe closes."""
     os.setpgrp()
     for name in THREADS:
         os.environ[name] = str(threads)
@@ -147,7 +147,7 @@ def _serve(pipe: Any, work: Callable[[Any], None], threads: int) -> None:
 
 
 def outcome(work: Callable[[Any], None], task: Any) -> Failure | None:
-    """Do one task; what it raises becomes a failure, whose details may contain data values."""
+    """Do one task; return what it raises as a failure, whose details may contain data values."""
     try:
         work(task)
     except EvenhandError as error:
@@ -175,10 +175,10 @@ def run_on_ray(
     threads: int,
     watch: Callable[[Iterable[str], int], None] = lambda busy, done: None,
 ) -> dict[str, Failure]:
-    """Run ``work(task)`` for every task on the cluster; returns those that failed, by key. As ``run_in_processes``.
+    """Run ``work(task)`` for every task on a Ray cluster, with the arguments of ``run_in_processes``.
 
-    The cluster is the one that ``RAY_ADDRESS`` names, or one on this machine with ``jobs`` tasks at once. Each task
-    reserves ``threads`` processors; a task whose machine dies is tried once more.
+    Return the tasks that failed, by key. The cluster is the one that ``RAY_ADDRESS`` names, or one on this machine with
+    ``jobs`` tasks at once. Each task reserves ``threads`` processors; a task whose machine dies is tried once more.
 
     Raises:
         UsageError: Ray is not installed.
@@ -214,7 +214,7 @@ def run_on_ray(
 
 
 def _perform(work: Callable[[Any], None], task: Any, threads: int) -> Failure | None:
-    """One task on a machine of the cluster."""
+    """Do one task on a machine of the cluster."""
     for name in THREADS:
         os.environ[name] = str(threads)
     return outcome(work, task)

@@ -1,4 +1,4 @@
-"""One cell of a comparison: recognised when finished, continued when cut short, else run from the start."""
+"""Run one cell of a comparison: skip it when finished, continue it when cut short, else start it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs: the cell, where it goes, and the plan that it must follow.
+    """One cell for a worker: its config, its folder, and the plan that it must follow.
 
     ``tuned`` says that its settings won trials on the same training records; its statement will say so.
     """
@@ -54,14 +54,14 @@ class Task:
 
     @property
     def folder(self) -> Folder:
-        """The run folder."""
+        """Return the run folder."""
         return Folder(self.path)
 
 
 def task(
     cell: Cell, out: Path, *, research: bool = False, validation: Validation | None = None, tuned: bool = False
 ) -> Task:
-    """Plan a cell and name its folder after plan and config, so that another question never meets an old answer.
+    """Plan a cell and name its folder after plan and config, so that a changed cell never reuses an old run.
 
     What is not private goes below ``private/``; so do trials, whose metrics are about training records.
     """
@@ -74,7 +74,7 @@ def task(
 
 @lru_cache(maxsize=4096)
 def _planned(same: _Same, epsilon: float | None, validation: Validation | None) -> Plan:
-    """The plan of a config: seeds and learning rates share it."""
+    """Return the plan of a config, cached: seeds and learning rates share it."""
     from evenhand.accounting.budgets import Privacy
     from evenhand.training.from_config import planned, promised
 
@@ -85,7 +85,10 @@ def _planned(same: _Same, epsilon: float | None, validation: Validation | None) 
 
 
 def finished(found: Task) -> bool:
-    """Whether the folder holds this cell's run to its end: same plan, same config, model and statement written."""
+    """Return whether the folder holds the finished run of this cell: same plan, same config, model and statement.
+
+    The ledger's hashes are checked. The model's bytes are not: ``summary.result`` verifies the folder.
+    """
     folder = found.folder
     config = found.path / "config.toml"
     if not (folder.statement_file.exists() and folder.model_file.exists() and config.exists()):
@@ -98,7 +101,10 @@ def finished(found: Task) -> bool:
 
 
 def perform(found: Task) -> None:
-    """Run the cell in this process, from wherever it stands."""
+    """Run the cell in this process, from wherever it stands; its files are durable on return.
+
+    The plan that the run followed is checked against the task's.
+    """
     import torch
 
     from evenhand.training.fit import resume
@@ -136,7 +142,7 @@ def perform(found: Task) -> None:
 
 
 def _told(found: Task) -> bool:
-    """Whether the run's count of runs says that trials chose its settings; a run that is not counted says nothing."""
+    """Return whether the run's files say that trials chose its settings; True for a run that is not counted."""
     counted = found.folder.composition()
     if not found.tuned or counted is None or counted["runs"] is None:
         return True
@@ -146,25 +152,26 @@ def _told(found: Task) -> bool:
 
 
 def _said_tuned(statement: Path) -> bool:
+    """Return whether a written statement says that trials chose the settings."""
     written = untrusted.read_json(statement, {"accounting": {"tuning_counted": bool}})
     return not written["accounting"]["tuning_counted"]
 
 
 def _tell(found: Task) -> None:
-    """A run from before the trials that now chose the same settings: page and card are made again."""
+    """Mark a run from before the trials that chose the same settings; remove its page and card, to be made again."""
     write_json(found.folder.composition_file, {**(found.folder.composition() or {}), "tuned": True})
     for name in ("report.html", "model-card.md"):
         (found.path / name).unlink(missing_ok=True)
 
 
 def seconds(found: Task) -> float:
-    """Processor seconds that the run took, over all starts that ended by themselves."""
+    """Return the processor seconds that the run took, over all starts that ended by themselves."""
     file = found.folder.private / "processor_seconds.txt"
     return untrusted.parse_json(untrusted.read_bytes(file, largest=64), file.name, float) if file.exists() else 0.0
 
 
 def loaded(cell: Cell, validation: Validation | None = None) -> tuple[Any, Any]:
-    """Training and held-out data, kept for the next cell: it asks for the same.
+    """Return training and held-out data, cached for the next cell, which needs the same.
 
     With ``validation`` both are parts of the training data.
     """
@@ -185,13 +192,14 @@ class _Same:
 
 
 def _data(config: Config) -> _Same:
-    """The same config with everything that decides about training only at its default."""
+    """Return the config with every key that does not change which data are loaded at its default."""
     plain = Config()
     return _Same(dataclasses.replace(config, **{name: getattr(plain, name) for name in _TRAINING}))
 
 
 @lru_cache(maxsize=2)
 def _loaded(same: _Same, validation: Validation | None) -> tuple[Any, Any]:
+    """Load the data of a config, and split its training part for a trial."""
     if validation is None:
         return same.config.load_data()
     from evenhand.data.tables import split
@@ -200,5 +208,5 @@ def _loaded(same: _Same, validation: Validation | None) -> tuple[Any, Any]:
 
 
 def _plain(name: str) -> str:
-    """A line's name as a folder's: letters, digits, dots, dashes."""
+    """Return a line's name as a folder's name: letters, digits, dots, dashes."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)

@@ -1,4 +1,4 @@
-"""What the runs of a comparison say together: read from their folders, averaged over seeds."""
+"""Read the run folders of a comparison and average their results over seeds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHARES = ("accuracy", "balanced_accuracy", "roc_auc", "accuracy_group_min", "ac
 
 @dataclass(frozen=True)
 class Result:
-    """One run: what it promised, what its ledger charges, and its last evaluation; or why there is none."""
+    """One run: its promised epsilon, the steps its ledger charges, its last evaluation; or why there is none."""
 
     task: Task
     epsilon: float | None = None
@@ -43,7 +43,7 @@ class Result:
 
 
 def result(task: Task, failure: Failure | None) -> Result:
-    """Read a run folder; one that does not verify is a failure, whatever it says."""
+    """Read and verify a run folder; one that does not verify is a failure, whatever it says."""
     if failure is not None:
         return Result(task, failure=failure.reason)
     checked = verify(task.path)
@@ -59,7 +59,7 @@ def entries(
     baseline: str | None = None,
     efforts: Mapping[tuple[str, float | None], Effort] | None = None,
 ) -> list[Entry]:
-    """One entry per method and promise, in the order given; costs where a reference finished.
+    """Return one entry per method and promise, in the order given, with costs where a reference finished.
 
     Differences are taken to the line called ``baseline`` at the same promise; ``efforts`` says what tuning took.
     """
@@ -82,7 +82,7 @@ def entries(
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Every metric of one evaluation by fairlearn's names; what is undefined is left out.
+    """Return every metric of one evaluation by fairlearn's names, without those that are undefined.
 
     Examples:
       >>> found = metrics_of({"accuracy": 0.75, "mcc": None, "groups": {"a": 1.0, "b": 0.5}})
@@ -95,7 +95,7 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def together(results: Iterable[Result]) -> float | None:
-    """Epsilon of all private runs together, for whoever sees them all; None if there is none."""
+    """Return the epsilon of all private runs together, for whoever sees them all; None if there is no such run."""
     runs = [found.task.plan for found in results if found.task.plan.certified and found.failure is None]
     if not runs:
         return None
@@ -142,7 +142,7 @@ def _entry(
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """What every training of an entry was made with, but for the defaults; a file of the user's own is not named."""
+    """Return the settings of an entry's trainings that are not defaults; a file of the user's own is not named."""
     plain = Config()
     always = ("method", "model", "epochs", "lr")
     named = {name: getattr(config, name) for name in SETTINGS}
@@ -152,7 +152,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _budgets(runs: Sequence[Result]) -> dict[str, tuple[float, float]]:
-    """What each owner was promised, and the most that a run spent of it; nothing where all were promised the same."""
+    """Return each owner's budget and the most that a run spent of it; nothing where all have the same promise."""
     done = [run for run in runs if run.failure is None and run.task.cell.config.budgets]
     if not done:
         return {}
@@ -176,7 +176,7 @@ def _training(inside: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, 
 
 
 def _with_costs(entry: Entry, rows: Mapping[int, Any], reference: Mapping[int, Any]) -> Entry:
-    """Points lost against the reference, paired by seed: the same start, the same split."""
+    """Add the points lost against the reference, paired by seed: the same start, the same split."""
 
     def cost(name: str | None) -> Estimate:
         before, after = ({seed: _value(row, name) for seed, row in table.items()} for table in (reference, rows))
@@ -228,7 +228,7 @@ def tried(trials: Sequence[Trial], tasks: Sequence[Task], failed: Mapping[str, F
 
 
 def chosen(found: Sequence[Tried]) -> dict[Key, tuning.Choice]:
-    """What won for each line and promise; one whose trials all failed has nothing."""
+    """Return the winning choice of each line and promise; none for one whose trials all failed."""
     winners = {}
     for key in dict.fromkeys(one.trial.key for one in found):
         own = [one for one in found if one.trial.key == key]
@@ -242,7 +242,7 @@ def chosen(found: Sequence[Tried]) -> dict[Key, tuning.Choice]:
 
 
 def efforts(found: Sequence[Tried], winners: Chosen) -> dict[Key, Effort]:
-    """How much was tried for each line and promise, and what was chosen."""
+    """Return how much was tried for each line and promise, and what was chosen."""
     made = {}
     for key in dict.fromkeys(one.trial.key for one in found):
         own = [one for one in found if one.trial.key == key]
@@ -257,7 +257,10 @@ def efforts(found: Sequence[Tried], winners: Chosen) -> dict[Key, Effort]:
 
 
 def write(folder: Path, tune: tuning.Tune, found: Sequence[Tried], public: bool) -> Path:
-    """Keep every score; on data that are not public among the private files, since they are about training records."""
+    """Write every score to ``tuning.json``, durable on return, and return its path.
+
+    It goes among the private files unless the data are public, since scores are about training records.
+    """
     body: dict[str, Any] = {
         "score": tune.score,
         "share": tune.share,

@@ -1,6 +1,6 @@
-"""What a comparison runs: methods x promises x seeds, each cell one ordinary run with its own config.
+"""Runs of a comparison: methods x promises x seeds, each cell one ordinary run with its own config.
 
-With a ``[tune]`` table, trials are run first, and the final cells take what won.
+With a ``[tune]`` table, trials are run first, and the final cells take the winning settings.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Cell:
 
     @property
     def private(self) -> bool:
-        """Whether the run keeps a promise; the others are kept out of what may be shared."""
+        """Return whether the run keeps a promise; other runs are kept out of what may be shared."""
         return self.epsilon is not None
 
     @property
     def name(self) -> str:
-        """What the run is called on screen and in its folder's name."""
+        """Return the name of the run on screen and in its folder's name."""
         promise = "" if self.epsilon is None else "-budgets" if self.config.budgets else f"-eps{self.epsilon:g}"
         return f"{self.method}{promise}-seed{self.seed}"
 
@@ -70,7 +70,7 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, float | None]:
-        """What is tuned: a line at a promise."""
+        """Return the pair that is tuned: a line at a promise."""
         return self.line, self.epsilon
 
 
@@ -138,17 +138,17 @@ class Sweep:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The lines to run: methods, then variants not named among them, the reference last, none twice."""
+        """Return the lines to run: methods, then variants not named among them, the reference last, none twice."""
         return tuple(dict.fromkeys([*self.methods, *self.variants, *([REFERENCE] if self.reference else [])]))
 
     @property
     def research(self) -> bool:
-        """Whether a non-private method was asked for, and with it what only research may see."""
+        """Return whether a non-private method was asked for, and with it values that only research may see."""
         return any(not self._line(name).private for name in self.names)
 
     @property
     def public(self) -> bool:
-        """Whether everything about the data may be shown: published research data, told by their name.
+        """Return whether everything about the data may be shown: published research data, known by their name.
 
         What lies in ``data_dir`` is not compared with the published files, many of which have no known checksum.
         Whoever puts private records there under a public name deceives himself: they are shown like public ones.
@@ -158,7 +158,7 @@ class Sweep:
         return self.base.data in sources.PUBLIC
 
     def cells(self, chosen: Chosen | None = None) -> list[Cell]:
-        """Every final run, with what won in tuning. Names and settings are checked here, before anything is spent."""
+        """Return every final run, with what won in tuning; check names and settings before anything is spent."""
         seeds = range(self.base.seed, self.base.seed + self.seeds)
         return [
             Cell(line.name, epsilon, seed, self._config(line, epsilon, seed, (chosen or {}).get((line.name, epsilon))))
@@ -167,7 +167,7 @@ class Sweep:
         ]
 
     def trials(self) -> list[Trial]:
-        """Every trial of the grid; none without one."""
+        """Return every trial of the grid; none if there is no grid."""
         tune = self.tune
         if tune is None:
             return []
@@ -186,7 +186,7 @@ class Sweep:
         ]
 
     def _rows(self) -> list[tuple[compared_methods.Line, float | None]]:
-        """Lines by promises, checked."""
+        """Return every line with every promise it is run at; refuse a setting that no method has."""
         common = self._settings()[0]
         found = [self._line(name) for name in self.names]
         for setting in sorted(set(common) - {key for line in found for key in line.known}):
@@ -194,13 +194,16 @@ class Sweep:
         return [(line, epsilon) for line in found for epsilon in (self._promises() if line.private else [None])]
 
     def _promises(self) -> list[float]:
-        """Every epsilon, or the largest of the budgets, which stands for all of them."""
+        """Return every epsilon, or the largest of the budgets, which stands for all of them."""
         return [max(map(float, self.base.budgets.values()))] if self.base.budgets else sorted(set(self.epsilons))
 
     def _config(
         self, line: compared_methods.Line, epsilon: float | None, seed: int, choice: tuning.Choice | None
     ) -> Config:
-        """One split for all: who trains in one run must not be held out, and so unprotected, in another."""
+        """Return the config of one run.
+
+        All runs have one split: who trains in one run must not be held out, and so unprotected, in another.
+        """
         base, choice = self.base, choice or tuning.Choice()
         drawn = {"owner_seed": seed} if base.source.get("owner_seed") == EACH_RUN else {}
         promised = compared_methods.kept(line.budgets, base.budgets, line.name)
@@ -217,7 +220,7 @@ class Sweep:
         )
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Settings for all methods, and those under one method's name."""
+        """Return the settings for all methods, and those under one method's name."""
         common: dict[str, Any] = {}
         own: dict[str, dict[str, Any]] = {}
         for key, value in self.base.settings.items():
@@ -236,17 +239,17 @@ class Sweep:
 
 
 def from_toml(path: Path, flags: Mapping[str, Any]) -> Sweep:
-    """A sweep from a TOML file: the keys of ``evenhand train`` beside methods, epsilons, seeds, tune and so on."""
+    """Return a sweep from a TOML file: keys of ``evenhand train`` beside methods, epsilons, seeds, tune and so on."""
     return sweep({**table(path), **flags}, path.parent, path.name)
 
 
 def table(path: Path) -> dict[str, Any]:
-    """What an experiment's file says, unchecked."""
+    """Return the keys of an experiment's file, unchecked."""
     return settings(path)
 
 
 def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> Sweep:
-    """A sweep from plain values; an unknown key or a wrong type is an error that says what to write.
+    """Return a sweep from plain values; an unknown key or a wrong type is an error that says what to write.
 
     Paths are relative to ``folder``.
 

@@ -1,4 +1,4 @@
-"""The table of a comparison for spreadsheets, people and programs: the same figures as CSV, Markdown and JSON."""
+"""Write the table of a comparison for spreadsheets, people and programs: equal figures as CSV, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ UNIT, ADJACENCY = "one record", "add/remove"
 
 
 def rows(data: ComparisonData) -> list[dict[str, Any]]:
-    """The table: one row per method and promise, plain values."""
+    """Return the table: one row per method and promise, plain values."""
     return [_row(data, entry) for entry in data.entries]
 
 
 def as_csv(data: ComparisonData) -> str:
-    """The table for spreadsheets; a name that a spreadsheet would run as a formula gets an apostrophe."""
+    """Return the table for spreadsheets; a name that a spreadsheet would run as a formula gets an apostrophe."""
     found = rows(data)
     columns = list(dict.fromkeys(key for row in found for key in row))
     text = io.StringIO()
@@ -51,7 +51,7 @@ def as_csv(data: ComparisonData) -> str:
 
 
 def as_markdown(data: ComparisonData) -> str:
-    """The table for people, with what every epsilon means and the findings in words."""
+    """Return the table for people, with what every epsilon means and the findings in words."""
     head = ["method", "promise", "spent epsilon", "seeds", "all records, %", "worst group, %", "lowest group"]
     head += ["cost, points", "gap, points"] if data.costed else []
     lines = [f"# {unmarked(data.title)}", "", lead(data), "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
@@ -81,7 +81,7 @@ def as_markdown(data: ComparisonData) -> str:
 
 
 def _compared(data: ComparisonData) -> list[str]:
-    """Claims, differences to the baseline and the effort of tuning, where there are any."""
+    """Return lines on claims, differences to the baseline and the effort of tuning, where there are any."""
     lines = [f"- claim: {unmarked(verdict_line(verdict))}" for verdict in data.verdicts]
     names = difference_names(data.entries)
     if names:
@@ -100,7 +100,7 @@ def _compared(data: ComparisonData) -> list[str]:
 
 
 def as_json(data: ComparisonData) -> str:
-    """The table for programs: every estimate with its interval; what is not measured is null."""
+    """Return the table for programs: every estimate with its interval; what is not measured is null."""
     body = {
         "schema": 1,
         "unit": UNIT,
@@ -167,7 +167,7 @@ def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _owners(entry: Entry) -> dict[str, Any]:
-    """Per owner: promised and spent epsilon where budgets differ, and accuracy where held-out owners are known."""
+    """Return per owner: promised and spent epsilon where budgets differ, accuracy where held-out owners are known."""
     names = dict.fromkeys([*entry.budgets, *entry.owners])
     found = {
         name: {
@@ -244,7 +244,7 @@ Go on after an interruption: the same command with the same --out.
 
 
 def write(out: Path, sweep: Sweep, found: Sequence[Entry], results: Sequence[Result]) -> dict[str, Path]:
-    """Write every file; returns where by name.
+    """Write every file, durable on return; return their paths by name.
 
     The files in ``out`` may be shared: they hold private runs only, unless the data are public. With a non-private
     method on other data the full form goes into ``out/private``.
@@ -318,7 +318,7 @@ def _tuning(sweep: Sweep) -> str:
 
 
 def _verdicts(sweep: Sweep, found: Sequence[Entry]) -> list[Verdict]:
-    """Every declared claim at every promise at which its methods were run."""
+    """Return the verdict on every declared claim at every promise at which its methods were run."""
     reference = next((entry.rows for entry in found if not entry.private), {})
     made = []
     for claim in sweep.claims:
@@ -329,7 +329,7 @@ def _verdicts(sweep: Sweep, found: Sequence[Entry]) -> list[Verdict]:
 
 
 def _setting(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
-    """What the results are about, for who has data like these; facts of the records only where they are public."""
+    """Return facts that tell whether the results fit other data; facts of the records only where they are public."""
     cell, plan = results[0].task.cell, results[0].task.plan
     facts = plan.facts
     body: dict[str, Any] = {"model": cell.config.model if ":" not in cell.config.model else "own model"}

@@ -1,8 +1,8 @@
-"""Equal effort: the same declared grid for every method, tried on a validation part of the training data.
+"""Tune with equal effort: one declared grid for every method, tried on a validation part of the training data.
 
 A trial is an ordinary run at the same promise. It trains on the rest of the training part and is scored on the
-validation part; the test data are not touched. What trials learn about the training data is NOT in any epsilon here,
-so tuning is for public data, or for who says in the file that this is understood.
+validation part; the test data are not touched. What trials learn about the training data is NOT in any epsilon here, so
+tuning is for public data, or for who says in the file that this is understood.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Tune:
     allow_uncharged_tuning: bool = False
 
     def choices(self, line: Line) -> list[Choice]:
-        """Every point of the grid that this line has; what it fixes itself is not tried."""
+        """Return every point of the grid that this line has, without settings that the line fixes itself."""
         config = {key: values for key, values in self.config.items() if line.steps and key not in line.config}
         settings = {
             key: values for key, values in self.settings.items() if key in line.known and key not in line.settings
@@ -91,7 +91,7 @@ class Tune:
 
 
 def tune(table: Mapping[str, Any]) -> Tune:
-    """The ``[tune]`` table of an experiment; mistakes are named before anything runs.
+    """Return the grid of an experiment's ``[tune]`` table; mistakes are named before anything runs.
 
     Examples:
       >>> tune({"lr": [0.1, 0.5], "score": "worst"}).config
@@ -122,7 +122,7 @@ def tune(table: Mapping[str, Any]) -> Tune:
 
 
 def best(scores: Mapping[int, Sequence[float]]) -> int | None:
-    """The point with the highest mean score; the first of equals; None if no trial finished.
+    """Return the point with the highest mean score, the first of equals; None if no trial finished.
 
     A point of which a trial failed does not win against one that finished: fewer seeds would be luck.
 

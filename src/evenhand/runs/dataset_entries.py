@@ -33,8 +33,10 @@ _MERGED: untrusted.Shape = {"plans": [dict], "entries": {str: list}, "seeded": {
 
 @dataclass(frozen=True)
 class Entry:
-    """One run, who owned which record in it (None where that was not noted), whether its noise seed was public, and its
-    random name, which a run keeps when its budgets change and in forks.
+    """One run on a dataset.
+
+    ``owners`` is a secret name of who owned which record in it (None where that was not noted), ``seeded`` whether its
+    noise seed was public, ``run`` its random name, which a run keeps when its budgets change and in forks.
     """
 
     plan: Plan
@@ -44,22 +46,25 @@ class Entry:
 
     @cached_property
     def key(self) -> tuple[str | None, str]:
-        """The run's name and its plan."""
+        """Return the run's name and its plan's digest."""
         return self.run, self.plan.digest
 
     def new(self, known: Set[tuple[str | None, str]]) -> Plan:
-        """The steps that no other entry counts: those before are left out only if an entry of the SAME run has them."""
+        """Return a plan of the steps that no other entry counts.
+
+        Steps before a change of budgets are left out only if an entry of the SAME run has them.
+        """
         before = self.plan.earlier[-1].plan if self.plan.earlier else None
         return self.plan.from_here() if self.run is not None and (self.run, before) in known else self.plan
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the entry's file."""
+        """Return plain data for the entry's file."""
         return {"plan": self.plan.to_json(), "owners": self.owners, "seeded": self.seeded, "run": self.run}
 
 
 @dataclass(frozen=True)
 class Entries:
-    """All entries of a dataset: the next free number, how many are gone, and the runs whose noise seed was public."""
+    """All entries of a dataset, the next free number, how many are gone, and the runs whose noise seed was public."""
 
     found: list[Entry]
     number: int
@@ -68,7 +73,7 @@ class Entries:
 
 
 def read(folder: Path) -> Entries:
-    """Return the entries in a folder; files of other names are not looked at.
+    """Read and check all entries in a folder; files of other names are ignored.
 
     Raises:
       EvenhandError: an entry cannot be read; the message says which, and what to do.
@@ -86,7 +91,7 @@ def read(folder: Path) -> Entries:
 
 
 def heads(file: Path) -> dict[str, Any]:
-    """Return how far each copy of a run was seen; of a damaged file nothing, so that the run counts once more."""
+    """Return how far each copy of a run was seen; nothing of a damaged file, so that the run counts once more."""
     nothing: dict[str, Any] = {"heads": [], "seeded": False}
     if not file.exists():
         return nothing
@@ -110,7 +115,7 @@ def _stamp(file: Path) -> str:
 
 
 class _Merged:
-    """Entries of the merged file, and those that were read anew since."""
+    """Entries of the merged file, and those that were read from their own files since."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self.anew = 0
@@ -123,7 +128,7 @@ class _Merged:
 
     @classmethod
     def read(cls, file: Path) -> _Merged:
-        """A file that is missing, damaged or of another form is done without."""
+        """Read the merged file; start with none of it if the file is missing, damaged or of another form."""
         nothing: dict[str, Any] = {"plans": [], "entries": {}, "seeded": {}}
         if not file.exists():
             return cls(nothing)
@@ -134,7 +139,10 @@ class _Merged:
         return cls(found if found["sha256"] == _digest(found) else nothing)
 
     def entry(self, file: Path) -> Entry:
-        """The entry of a file, read only if the merged file does not have it as it is now."""
+        """Return the entry of a file; read the file only if it has changed since the merged file was written.
+
+        A damaged entry raises EvenhandError: without it too little would be stated.
+        """
         try:
             stamp, known = _stamp(file), self._known["entries"].get(file.name)
             if known is not None and known[0] == stamp:
@@ -160,14 +168,14 @@ class _Merged:
         return self._from_merged[place]
 
     def _place(self, plan: Plan) -> int:
-        """Where equal plans stand, once."""
+        """Return the index of a plan; equal plans share one."""
         if plan.digest not in self._places:
             self._places[plan.digest] = len(self._plans)
             self._plans.append(plan)
         return self._places[plan.digest]
 
     def public_seed(self, file: Path) -> bool:
-        """Whether the run that a file of heads speaks of had a public noise seed."""
+        """Return whether the run of a file of heads had a public noise seed."""
         try:
             stamp = _stamp(file)
         except OSError:
@@ -180,7 +188,7 @@ class _Merged:
         return known[1] is True
 
     def write(self, file: Path) -> None:
-        """Keep what is known now, unless it is too large to be read at once."""
+        """Write what is known now, durable on return, unless it is too large to be read at once."""
         body = {
             "plans": [plan.to_json() for plan in self._plans],
             "entries": self._entries,
@@ -192,7 +200,7 @@ class _Merged:
 
 
 def _parts(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str | None, bool, str | None]]:
-    """Before owners were noted, an entry was a plan alone."""
+    """Return plan, owners, seed flag and run name of an entry's file; an early version's file is a plan alone."""
     if "plan" not in found:
         return found, (None, False, None)
     about = {"seeded": False, "run": None, **found}

@@ -1,4 +1,4 @@
-"""The published JSON schema of statement.json (draft 2020-12)."""
+"""Statement parts about files: the JSON schema (draft 2020-12), what may be shared, the table of owners."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def text() -> str:
-    """The schema as it is published."""
+    """Return the JSON schema of statement.json as it is published."""
     return resources.files("evenhand.runs").joinpath("statement.schema.json").read_text(encoding="utf-8")
 
 
 def schema() -> dict[str, Any]:
-    """The schema as data, for any validator.
+    """Return the schema as data, for any validator.
 
     Examples:
       >>> schema()["properties"]["guarantee"]["properties"]["unit"]["const"]
@@ -77,7 +77,7 @@ _LIKE = {
 def sharing(
     *, certified: bool, insecure: bool = False, foreign: bool = False, withdrawn: bool = False
 ) -> dict[str, Any]:
-    """What may be shared and what must stay, for a run with an established guarantee or without one.
+    """Return which files may be shared and which must not, for a run with an established guarantee or without one.
 
     Args:
       certified: a finite epsilon is established.
@@ -103,7 +103,7 @@ def sharing(
 
 
 def of_run(plan: Plan, ledger: Reading) -> dict[str, Any]:
-    """``sharing`` of a run with this plan and ledger."""
+    """Return ``sharing`` for a run with this plan and ledger."""
     return sharing(
         certified=plan.certified and not ledger.blocked,
         insecure=statement_warnings.insecure(ledger),
@@ -113,7 +113,7 @@ def of_run(plan: Plan, ledger: Reading) -> dict[str, Any]:
 
 
 def words(found: Mapping[str, Any]) -> list[str]:
-    """The same in words, one paragraph on files and one on checkpoints.
+    """Return the result of ``sharing`` in words: one paragraph on files and one on checkpoints.
 
     Examples:
       >>> words(sharing(certified=True))[1][:44]
@@ -137,7 +137,7 @@ FILE = "owners.csv"
 
 
 def recalls(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> dict[str, float | None]:
-    """The share of each owner's held-out records that are answered correctly; None where nobody knows their owner.
+    """Return the share of each owner's held-out records that are predicted correctly; None if their owners are unknown.
 
     Examples:
       >>> recalls([{"name": "a"}, {"name": "b"}], {"accuracy": 0.9, "owners": {"a": 0.8}})
@@ -150,7 +150,10 @@ def recalls(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> dic
 
 
 def as_json(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any], table: str | None = None) -> dict[str, Any]:
-    """``{"owners": {name: {"epsilon", "budget", "records", "recall"}}}``; of many a summary, and where the table is."""
+    """Return ``{"owners": {name: {"epsilon", "budget", "records", "recall"}}}``.
+
+    Of more than ``LISTED`` owners return a summary, and where the table is.
+    """
     if len(owners) > LISTED:
         return {"owners": None, "owners_summary": owner_classes.summary(owners), "owners_table": table}
     found = recalls(owners, last)
@@ -161,7 +164,7 @@ def as_json(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any], table:
 
 
 def as_csv(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> str:
-    """One line per owner class; a name that a spreadsheet would run as a formula gets an apostrophe."""
+    """Return a line per owner class; a name that a spreadsheet would run as a formula gets an apostrophe."""
     found, text = recalls(owners, last), io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     pairs = ("clip_bound_least", "clip_bound_most", "noise_multiplier_least", "noise_multiplier_most")

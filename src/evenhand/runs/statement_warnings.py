@@ -1,4 +1,4 @@
-"""What a reader of a statement must know about the run behind it: how it went, and what else came of its data."""
+"""Warnings of a statement: how the run behind it went, and what else came of its data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_EPSILON = "no bound and no epsilon holds for this run"
 
 
 def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
-    """Warnings that follow from the ledger; those that follow from the plan alone are the plan's."""
+    """Return the warnings that follow from the ledger; those that follow from the plan alone are the plan's."""
     found = []
     if insecure(ledger):
         found.append(
@@ -48,12 +48,12 @@ def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
 
 
 def insecure(ledger: Reading) -> bool:
-    """Whether any noise came from a public seed."""
+    """Return whether any noise came from a public seed."""
     return any(row["insecure"] for row in ledger.segments)
 
 
 def forked(row: Mapping[str, Any]) -> str:
-    """That a run went back, and what its promise therefore rests on.
+    """Return the warning that a run went back to an earlier step, and what its promise therefore rests on.
 
     Examples:
       >>> forked({"from": 40, "charged": 100})[:43]
@@ -68,12 +68,12 @@ def forked(row: Mapping[str, Any]) -> str:
 
 
 def not_covered(row: Mapping[str, Any]) -> str:
-    """The same as an entry of what a statement does not cover."""
+    """Return the fork as an entry of the list of what a statement does not cover."""
     return f"what the run that this one was forked from computed after step {row['from']}: it must never be released"
 
 
 def blocked(row: Mapping[str, Any]) -> str:
-    """That a run was stopped since no figure holds for it.
+    """Return the warning that a run was stopped because no figure holds for it.
 
     Examples:
       >>> blocked({"position": 7, "cause": "records"})[:57]
@@ -88,7 +88,7 @@ def blocked(row: Mapping[str, Any]) -> str:
 
 
 def tells_blocked(warnings: Sequence[str]) -> bool:
-    """Whether these warnings of a statement say that its run was stopped since no figure holds for it.
+    """Return whether these warnings say that the run was stopped because no figure holds for it.
 
     Examples:
       >>> tells_blocked([blocked({"position": 7, "cause": "state"})]), tells_blocked([])
@@ -98,7 +98,7 @@ def tells_blocked(warnings: Sequence[str]) -> bool:
 
 
 def withdrawn(row: Mapping[str, Any]) -> str:
-    """That a run was left for a fork, and must release nothing more."""
+    """Return the warning that a run was left for a fork and must release nothing more."""
     return (
         f"this run was withdrawn: budgets were lowered, and another run goes on from its first {row['from']} steps. "
         "Nothing that it computed after them may be released: delete it."

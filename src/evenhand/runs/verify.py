@@ -2,7 +2,7 @@
 
 Every epsilon that it gives is computed from the plan and the ledger; a number in another file is compared with it and
 never taken. The chain of hashes is not keyed: who rewrites the whole folder can make it consistent, unless it is
-signed (see ``signing``), or the statement's ledger head was noted elsewhere.
+signed (see ``signatures``), or the statement's ledger head was noted elsewhere.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def verify(path: str | Path, key: str | Path | None = None) -> dict[str, Any]:
 
 
 def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
-    """Sign a run folder that verifies: write signature.json; returns the fingerprint of the key.
+    """Sign a run folder that verifies: write signature.json, durable on return; return the fingerprint of the key.
 
     The statement is written again first if the ledger went on since. Refused where nothing was released.
 
@@ -115,7 +115,7 @@ def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
 
 
 def _examined(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
-    """All of ``verify`` except the signature, and the ledger if it can be read and belongs to the plan."""
+    """Check all but the signature; return the findings, and the ledger if it is readable and fits the plan."""
     try:
         plan, reading = folder.plan(), folder.ledger()
         return _compared(folder, plan, reading)
@@ -127,7 +127,7 @@ def _examined(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
 
 
 def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, Any], Reading | None]:
-    """What follows from plan and ledger, and what in the folder does not."""
+    """Return what follows from plan and ledger, and as problems what in the folder differs from it."""
     if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
         return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it."), None
     problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
@@ -155,23 +155,23 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
 
 
 def _kept(plan: Plan, reading: Reading) -> list[str]:
-    """Files that must not be shared, so that a copy of the folder may lack them."""
+    """Return the files that must not be shared, so that a copy of the folder may lack them."""
     return list(statement_files.of_run(plan, reading)["must_not_be_shared"])
 
 
 def _history(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """The plans before this one, with the steps that were charged when each was replaced, as the ledger lists them."""
+    """Return the plans before this one, each with the steps charged when it was replaced, as the ledger lists them."""
     ends = itertools.accumulate(stage.steps for stage in plan.earlier)
     return tuple((stage.plan, end) for stage, end in zip(plan.earlier, ends, strict=True))
 
 
 def _there(file: Path) -> bool:
-    """Whether there is something of this name, a broken link included."""
+    """Return whether there is something of this name, a broken link included."""
     return file.exists() or file.is_symlink()
 
 
 def _largest(epsilons: Sequence[float | None]) -> float | None:
-    """The largest over the owners; None where one has none."""
+    """Return the largest over the owners; None if one of them has none."""
     found = [epsilon for epsilon in epsilons if epsilon is not None]
     return max(found) if len(found) == len(epsilons) else None
 
@@ -182,7 +182,7 @@ def _unreadable(problem: str) -> dict[str, Any]:
 
 
 def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
-    """The file must be what was written, and its epsilons must follow from its noise, now as then."""
+    """Check that plan.json is as it was written, and that its epsilons follow from its noise and steps."""
     problems = [] if untrusted.read_bytes(folder.plan_file) == as_json(plan.to_json()) else ["plan.json was changed."]
     for owner, (recomputed, written) in enumerate(zip(plan.spent_by_owner(), plan.epsilons, strict=True)):
         if recomputed is None or written is None:
@@ -195,7 +195,7 @@ def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
 
 
 def _holds(plan: Plan, owner: int, steps: int, written: float, computed: float) -> bool:
-    """Whether an epsilon is a true bound: it is not below the computed one, or a finer computation proves it.
+    """Return whether an epsilon is a true bound: it is not below the computed one, or a finer computation proves it.
 
     There is no tolerance downwards, apart from the last digits of a float. The computed value is an upper bound with
     some slack, and another machine may round it elsewhere: what is below it must be proved with less slack.
@@ -208,7 +208,7 @@ def _holds(plan: Plan, owner: int, steps: int, written: float, computed: float) 
 
 
 def _noise_problems(plan: Plan, reading: Reading) -> list[str]:
-    """Every committed step must have been reserved, and have used at least the planned noise for every class."""
+    """Check that every committed step was reserved, and used at least the planned noise for every class."""
     if not plan.certified:
         return []
     for commit in reading.commits:
@@ -231,13 +231,14 @@ def _noise_problems(plan: Plan, reading: Reading) -> list[str]:
 
 
 def _covered(scales: Sequence[float], commit: Commit) -> list[tuple[float, float]]:
-    """Sensitivity and scale of every class that a commit lists; one number for many classes is per unit of scale."""
+    """Return sensitivity and scale of every class in a commit; one number for many classes is per unit of scale."""
     if len(commit.sensitivity) == 1 < len(scales):
         return [(commit.sensitivity[0], 1.0)]
     return list(zip(commit.sensitivity, scales, strict=True))
 
 
 def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
+    """Check that the ledger has the rows that checkpoints, and the note of a withdrawal, were written after."""
     known = set(reading.hashes)
     for marker in folder.markers():
         try:
@@ -251,7 +252,7 @@ def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
 
 
 def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> list[str]:
-    """Every file must be the one that the ledger records, and a shareable one must be recorded.
+    """Check that every file is the one that the ledger records, and that every shareable file is recorded.
 
     A file that must not be shared may be missing: then this is a copy that was made to be shared. So may a page that
     somebody wrote into the folder under a name of their own.
@@ -282,6 +283,7 @@ def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> l
 
 
 def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Collection[str]) -> list[str]:
+    """Check that the statement follows from plan, ledger and model. Its own numbers are never trusted."""
     name = folder.statement_file.name
     if not _there(folder.statement_file) or reading.files().get(name) not in (
         None,
@@ -314,7 +316,7 @@ def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Coll
 
 
 def _page_problems(page: Path, written: Mapping[str, Any]) -> list[str]:
-    """The words must be those of the data."""
+    """Check that the words of statement.md are those of statement.json."""
     try:
         said = untrusted.read_bytes(page)
     except VerificationError as error:
@@ -326,7 +328,7 @@ def _page_problems(page: Path, written: Mapping[str, Any]) -> list[str]:
 def _rebuilt(
     folder: Folder, plan: Plan, reading: Reading, written: Mapping[str, Any], kept: Collection[str]
 ) -> dict[str, Any]:
-    """The statement that follows from the plan and from the ledger as it was when the statement was written.
+    """Return the statement that follows from the plan and from the ledger as it was when the statement was written.
 
     Epsilons are computed; a written one is put in their place only where it holds.
     """
@@ -354,19 +356,19 @@ def _rebuilt(
 
 
 def _model(folder: Folder, written: str | None, kept: Collection[str]) -> str | None:
-    """The model that a statement must name; where it must not be shared a copy of the folder does without it."""
+    """Return the model digest that a statement must name; a copy may lack a model that must not be shared."""
     if written is None or (folder.model_file.name in kept and not _there(folder.model_file)):
         return written
     return untrusted.digest(folder.model_file)
 
 
 def _alike(ours: Any, theirs: Any) -> bool:
-    """``_follows``, at once where both are written alike: number by number takes long for thousands of owners."""
+    """Return whether ``_follows`` holds; equal JSON decides at once, since thousands of owners take long one by one."""
     return json.dumps(ours) == json.dumps(theirs) or _follows(ours, theirs)
 
 
 def _follows(ours: Any, theirs: Any, slack: float = 0.0) -> bool:
-    """Equal in value and kind; bounds beside epsilon may be looser, and lower by no more than arithmetic differs."""
+    """Return whether two values agree in value and kind; bounds beside epsilon may be looser, or lower by rounding."""
     if isinstance(ours, Mapping):
         return (
             isinstance(theirs, Mapping)
@@ -413,7 +415,7 @@ def _notes(folder: Folder, reading: Reading) -> list[str]:
 
 
 def _uncovered(folder: Folder, reading: Reading) -> list[str]:
-    """Files that no row speaks of: nothing about them is checked."""
+    """Return notes on files that no row is about: nothing about them is checked."""
     recorded = reading.files()
     names = {entry.name for entry in folder.path.iterdir()} - recorded.keys()
     early = sorted(name for name in names if name in RECORDED and not reading.covering)

@@ -1,4 +1,4 @@
-"""A digest of a model's weights that is the same of the model in memory and of its file, which needs no torch to read.
+"""Digest of a model's weights, equal for the model in memory and for its file, and computed without torch for the file.
 
 It is over the tensors alone, by name: whoever measured a model can write down which one, before it has a file.
 """
@@ -72,7 +72,9 @@ def digest(model: nn.Module) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Return the same of a safetensors file, of any size, in little memory.
+    """Return the ``digest`` of the model in a safetensors file of any size, in little memory and without torch.
+
+    The file is not trusted: its header is checked before any length in it is used.
 
     Raises:
       VerificationError: it is not a file, or not one of that format.
