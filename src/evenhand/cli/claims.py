@@ -18,8 +18,8 @@ def run(json: options.Json = False) -> None:
     """Regenerate the table of claims: what each speaks of, claimed epsilon, true epsilon, factor, why."""
     from evenhand.comparison.paper_claims import claims
 
-    found = claims()
-    options.emit([row(claim) for claim in found], table(found), json)
+    all_claims = claims()
+    options.emit([row(claim) for claim in all_claims], table(all_claims), json)
 
 
 def row(claim: Claim) -> dict[str, Any]:

@@ -19,8 +19,8 @@ def run(
     json: options.Json = False,
 ) -> None:
     """List every method and density with its guarantee level, settings and reference."""
-    found = rows()
-    options.emit(found, table(found) if markdown else _two(found, _listed), json)
+    listing = rows()
+    options.emit(listing, table(listing) if markdown else _two(listing, _listed), json)
 
 
 def rows() -> list[dict[str, Any]]:
@@ -41,14 +41,14 @@ def rows() -> list[dict[str, Any]]:
     ]
     once = [
         {
-            "name": found.name,
+            "name": method.name,
             "kind": "density",
-            "guarantee": found.guarantee,
-            "reference": found.source.text,
-            "summary": found.summary,
-            "settings": density.settings(found.name) if found.name in density.METHODS else {},
+            "guarantee": method.guarantee,
+            "reference": method.source.text,
+            "summary": method.summary,
+            "settings": density.settings(method.name) if method.name in density.METHODS else {},
         }
-        for found in DENSITIES.values()
+        for method in DENSITIES.values()
     ]
     return [*steps, *once]
 

@@ -178,10 +178,14 @@ def _table(path: Path) -> dict[str, Any]:
     from evenhand import _toml
 
     values = _toml.read(path)
-    found = values.get("budgets", values)
-    if not isinstance(found, dict) or not found or any(isinstance(value, dict | list) for value in found.values()):
+    epsilons = values.get("budgets", values)
+    if (
+        not isinstance(epsilons, dict)
+        or not epsilons
+        or any(isinstance(value, dict | list) for value in epsilons.values())
+    ):
         raise UsageError(f"{path} must hold one epsilon per owner, for example: strict = 1 and open = 8.")
-    return found
+    return epsilons
 
 
 ScheduleName = Annotated[str | None, typer.Option("--schedule", help="constant, linear, time, step or phases.")]

@@ -180,12 +180,12 @@ def advise(finished: Run) -> None:
 
     size = sum(parameter.numel() for parameter in finished.model.parameters() if parameter.requires_grad)
     charged = finished.folder.ledger().reserved
-    for heading, found in (
+    for heading, sentences in (
         ("To mind when reading these figures:", hints.cautions(finished.plan, charged, finished.evaluations)),
         ("To try next (every run spends anew):", hints.after(finished.plan, size, finished.evaluations)),
     ):
-        if found:
-            say("\n".join(["", heading, *(f"  - {hint}" for hint in found)]))
+        if sentences:
+            say("\n".join(["", heading, *(f"  - {hint}" for hint in sentences)]))
 
 
 @contextmanager
@@ -206,20 +206,20 @@ def interruptible() -> Iterator[None]:
 
 def show(finished: Run, as_json: bool) -> None:
     """Print the end of ``train`` and ``resume``: where the run is, who is served how well, what is promised."""
-    found = summary(finished)
-    lines = [f"accuracy {found['accuracy']:.1%}" if found["accuracy"] is not None else "no held-out data"]
-    lines += [f"  {name}: {value:.1%}" for name, value in found["groups"].items()]
+    figures = summary(finished)
+    lines = [f"accuracy {figures['accuracy']:.1%}" if figures["accuracy"] is not None else "no held-out data"]
+    lines += [f"  {name}: {value:.1%}" for name, value in figures["groups"].items()]
     lines += [
         f"  owner {name}: {row['recall']:.1%}"
-        for name, row in (found["owners"] or {}).items()
-        if len(found["owners"]) > 1 and row["recall"] is not None
+        for name, row in (figures["owners"] or {}).items()
+        if len(figures["owners"]) > 1 and row["recall"] is not None
     ]
     full = finished.path / "private" / "report-full.html"
     page = f"not private, do not share: {full}" if full.exists() else f"report: {finished.path / 'report.html'}"
     lines += ["", str(finished.privacy), "", page]
     if as_json and sys.stderr.isatty():
         say("\n".join(lines))
-    options.emit(found, "\n".join(lines), as_json)
+    options.emit(figures, "\n".join(lines), as_json)
 
 
 def summary(finished: Run) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from evenhand import _validate, durable, untrusted
 from evenhand.comparison import executors, summary
 from evenhand.comparison import summary as tuning_results
 from evenhand.comparison import tables as files
-from evenhand.comparison.run_cell import Task, Validation, finished, perform, task
+from evenhand.comparison.run_cell import Task, Validation, finished, perform, plan_task
 from evenhand.comparison.sweep import Chosen, Sweep
 from evenhand.errors import UsageError, VerificationError
 from evenhand.reporting.comparison_sections import Entry
@@ -76,13 +76,13 @@ def compare(
         done, winners = _tuned(sweep, folder, crew)
         missing = {trial.key for trial in sweep.trials()} - set(winners)
         tasks = [
-            task(cell, folder, research=sweep.research, tuned=sweep.tune is not None)
+            plan_task(cell, folder, research=sweep.research, tuned=sweep.tune is not None)
             for cell in sweep.cells(winners)
             if (cell.method, cell.epsilon) not in missing
         ]
         failed, reused = crew.run(tasks)
         _note(folder, failed)
-        results = [summary.result(found, failed.get(found.path.name)) for found in tasks]
+        results = [summary.result(task, failed.get(task.path.name)) for task in tasks]
         if not results:
             raise UsageError("No trial of any method finished, so there is nothing to run: see private/failures.txt.")
         entries = summary.entries(results, baseline=sweep.baseline, efforts=tuning_results.efforts(done, winners))
@@ -96,7 +96,7 @@ def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[tuning_results
     if tune is None:
         return [], {}
     part = Validation(tune.share, tune.split_seed)
-    tasks = [task(trial.cell, folder, validation=part) for trial in trials]
+    tasks = [plan_task(trial.cell, folder, validation=part) for trial in trials]
     failed, _ = crew.run(tasks)
     _note(folder, failed)
     done = tuning_results.tried(trials, tasks, failed, tune.score)
@@ -114,7 +114,7 @@ class _Crew:
 
     def run(self, tasks: Sequence[Task]) -> tuple[dict[str, executors.Failure], int]:
         """Run the tasks that are not finished; return the failures by name, and how many were finished before."""
-        missing = {found.path.name: found for found in tasks if not finished(found)}
+        missing = {task.path.name: task for task in tasks if not finished(task)}
         before, cores = len(tasks) - len(missing), _cores()
         workers = max(1, min(cores, len(missing))) if self.jobs is None else self.jobs
         with _interruptible(before, len(tasks)), _bar(tasks, len(missing), self.progress) as watch:
@@ -184,7 +184,7 @@ def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    known = {found.path.name: found for found in tasks}
+    known = {task.path.name: task for task in tasks}
     columns = (
         TextColumn("{task.fields[done]} of {task.fields[runs]} runs"),
         BarColumn(),
@@ -198,21 +198,21 @@ def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator
 
         def watch(busy: Iterable[str], done: int) -> None:
             running = [known[name] for name in busy]
-            partly = sum(_share(found) for found in running)
-            words = plain(", ".join(found.cell.name for found in running[:3])) or "writing tables and report"
+            partly = sum(_share(task) for task in running)
+            words = plain(", ".join(task.cell.name for task in running[:3])) or "writing tables and report"
             with contextlib.suppress(OSError):
                 shown.update(entry, completed=done + partly, description=words, done=ready + done)
 
         yield watch
 
 
-def _share(found: Task) -> float:
+def _share(task: Task) -> float:
     """Return how far a run is, by the evaluations it has written."""
     try:
-        lines = sum(1 for _ in untrusted.lines(found.folder.metrics_file))
+        lines = sum(1 for _ in untrusted.lines(task.folder.metrics_file))
     except VerificationError:
         return 0.0
-    return min(0.99, lines / max(1.0, found.cell.config.epochs))
+    return min(0.99, lines / max(1.0, task.cell.config.epochs))
 
 
 def _note(folder: Path, failed: dict[str, executors.Failure]) -> None:

@@ -43,16 +43,16 @@ class Claim:
         left = series(self.measure, rows.get(self.left, {}), reference)
         if isinstance(self.right, str):
             right = series(self.measure, rows.get(self.right, {}), reference)
-            found = difference(left, right, self.factor)
+            estimate = difference(left, right, self.factor)
         else:
-            found = over_seeds([value - self.right for value in left.values()])
-        return self._verdict(found), found
+            estimate = over_seeds([value - self.right for value in left.values()])
+        return self._verdict(estimate), estimate
 
-    def _verdict(self, found: Estimate) -> str:
-        if not math.isfinite(found.low):
+    def _verdict(self, estimate: Estimate) -> str:
+        if not math.isfinite(estimate.low):
             return OPEN
         low, high = (
-            (found.low, found.high) if self.direction == "higher" else (-found.high, -found.low)
+            (estimate.low, estimate.high) if self.direction == "higher" else (-estimate.high, -estimate.low)
         )  # always asks: above the margin?
         return HOLDS if low > self.margin else FAILS if high <= self.margin else OPEN
 
@@ -73,15 +73,15 @@ def _claim(table: Any, names: Sequence[str]) -> Claim:
         raise UsageError(f"{wanted}.")
     for key in table:
         _validate.known(key, Claim.__dataclass_fields__, "key of [[claim]]")
-    made = Claim(**table)
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (made.factor, made.margin)):
+    claim = Claim(**table)
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (claim.factor, claim.margin)):
         raise UsageError(f"{wanted}; factor and margin are numbers.")
-    for name in (made.left, made.right):
+    for name in (claim.left, claim.right):
         if isinstance(name, str):
             _validate.known(name, names, "method of a claim")
-    _validate.known(made.direction, ("higher", "lower"), "direction of a claim")
-    series(made.measure, {})
-    return made
+    _validate.known(claim.direction, ("higher", "lower"), "direction of a claim")
+    series(claim.measure, {})
+    return claim
 
 
 Rows = Mapping[int, Mapping[str, Any]]
@@ -143,15 +143,15 @@ def against(rows: Rows, baseline: Rows) -> dict[str, Estimate]:
 
     Examples:
       >>> mine, other = ({0: {"accuracy": share, "groups": {"a": share}}} for share in (0.75, 0.5))
-      >>> {name: found.value for name, found in against(mine, other).items()}
+      >>> {name: estimate.value for name, estimate in against(mine, other).items()}
       {'accuracy': 25.0, 'worst': 25.0}
     """
     owners = dict.fromkeys(name for row in rows.values() for name in row.get("owners", {}))
     grouped = any(len(row.get("groups", {})) > 1 for row in rows.values())
     names = ["accuracy", "worst", *(["gap"] if grouped else []), *(["worst_owner"] if owners else [])]
     names += [f"owner:{name}" for name in owners]
-    found = {name: difference(series(name, rows), series(name, baseline)) for name in names}
-    return {name: estimate for name, estimate in found.items() if estimate.measured}
+    estimates = {name: difference(series(name, rows), series(name, baseline)) for name in names}
+    return {name: estimate for name, estimate in estimates.items() if estimate.measured}
 
 
 def _cost(kind: str, name: str, rows: Rows, reference: Rows) -> dict[int, float]:
@@ -175,12 +175,12 @@ def payers(rows: Rows, reference: Rows) -> tuple[str, str]:
 
 
 def _defined(rows: Rows, value: Callable[[Mapping[str, Any]], float | None]) -> dict[int, float]:
-    found = {}
+    points = {}
     for seed, row in rows.items():
         try:
             known = value(row)
         except (KeyError, ValueError):
             continue
         if known is not None:
-            found[seed] = 100 * float(known)
-    return found
+            points[seed] = 100 * float(known)
+    return points

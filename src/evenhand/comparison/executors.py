@@ -200,9 +200,9 @@ def run_on_ray(
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_RAY_POLL_SECONDS)
             for reference in ready:
                 key = waiting.pop(reference)
-                found = _fetched(ray, reference)
-                if found is not None:
-                    failed[key] = found
+                failure = _fetched(ray, reference)
+                if failure is not None:
+                    failed[key] = failure
             watch(list(waiting.values())[:jobs], len(tasks) - len(waiting))
     finally:
         for reference in waiting:
@@ -222,12 +222,12 @@ def _perform(work: Callable[[Any], None], task: Any, threads: int) -> Failure | 
 
 def _fetched(ray: Any, reference: Any) -> Failure | None:
     try:
-        found: Failure | None = ray.get(reference)
+        failure: Failure | None = ray.get(reference)
     except ray.exceptions.RayError as error:
         return Failure(
             f"its worker on the cluster died, {ATTEMPTS} times ({type(error).__name__}): often the memory was full"
         )
-    return found
+    return failure
 
 
 def _ended(ray: Any, references: list[Any], seconds: float = 30.0) -> None:

@@ -94,8 +94,8 @@ def adapt_v2(
     the paper prints both.
 
     Examples:
-      >>> found = adapt_v2(MNIST, Constant(), epsilon=1.0)
-      >>> 1000 < found.true < 1200
+      >>> claim = adapt_v2(MNIST, Constant(), epsilon=1.0)
+      >>> 1000 < claim.true < 1200
       True
     """
     if epsilon is None and noise is None:
@@ -148,8 +148,8 @@ def sad_text(setting: Setting, epsilon: float) -> Claim:
     """Return the claim of paper 000's text: every step enters the sum with its own sigma and the sampling rate.
 
     Examples:
-      >>> found = sad_text(HAM10000, 3.0)
-      >>> 2.99 < found.true <= 3.0
+      >>> claim = sad_text(HAM10000, 3.0)
+      >>> 2.99 < claim.true <= 3.0
       True
     """
     shape = Phases()
@@ -211,7 +211,7 @@ def owner_budgets(setting: Setting, budgets: Sequence[float]) -> list[Claim]:
     """Return the claims of paper 001 (and IDP-SGD): equal owners, each with its own clip bound and budget.
 
     Examples:
-      >>> all(found.true <= found.claimed for found in owner_budgets(Setting(6000, 60, 1, 1e-5), (1.0, 3.0)))
+      >>> all(claim.true <= claim.claimed for claim in owner_budgets(Setting(6000, 60, 1, 1e-5), (1.0, 3.0)))
       True
     """
     levels = [(1.0, math.ceil(setting.epochs * setting.records / setting.batch))]

@@ -73,8 +73,8 @@ def table() -> dict[str, Any]:
     file = resources.files("evenhand.comparison") / FILE
     if not file.is_file():
         return {"provenance": "", "studies": []}
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return figures
 
 
 def distance(facts: Facts, study: Mapping[str, Any]) -> float:

@@ -188,10 +188,10 @@ class Sweep:
     def _rows(self) -> list[tuple[compared_methods.Line, float | None]]:
         """Return every line with every promise it is run at; refuse a setting that no method has."""
         common = self._settings()[0]
-        found = [self._line(name) for name in self.names]
-        for setting in sorted(set(common) - {key for line in found for key in line.known}):
+        lines = [self._line(name) for name in self.names]
+        for setting in sorted(set(common) - {key for line in lines for key in line.known}):
             raise UsageError(f"No method compared has a setting called {setting!r}: see `evenhand methods --json`.")
-        return [(line, epsilon) for line in found for epsilon in (self._promises() if line.private else [None])]
+        return [(line, epsilon) for line in lines for epsilon in (self._promises() if line.private else [None])]
 
     def _promises(self) -> list[float]:
         """Return every epsilon, or the largest of the budgets, which stands for all of them."""
@@ -222,20 +222,20 @@ class Sweep:
     def _settings(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Return the settings for all methods, and those under one method's name."""
         common: dict[str, Any] = {}
-        own: dict[str, dict[str, Any]] = {}
+        by_method: dict[str, dict[str, Any]] = {}
         for key, value in self.base.settings.items():
             method, dot, setting = key.partition(".")
             if dot:
-                own.setdefault(method, {})[setting] = value
+                by_method.setdefault(method, {})[setting] = value
             elif isinstance(value, Mapping):
-                own.setdefault(key, {}).update(value)
+                by_method.setdefault(key, {}).update(value)
             else:
                 common[key] = value
-        return common, own
+        return common, by_method
 
     def _line(self, name: str) -> compared_methods.Line:
-        common, own = self._settings()
-        return compared_methods.line(name, self.variants, common, own.get(name, {}))
+        common, by_method = self._settings()
+        return compared_methods.line(name, self.variants, common, by_method.get(name, {}))
 
 
 def from_toml(path: Path, flags: Mapping[str, Any]) -> Sweep:
@@ -257,23 +257,23 @@ def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> S
       >>> sweep({"methods": ["dpsgd"], "epsilons": [1, 3], "epochs": 5}).epsilons
       (1.0, 3.0)
     """
-    own = {key: value for key, value in values.items() if key in _OWN}
-    for key, value in own.items():
+    options = {key: value for key, value in values.items() if key in _OWN}
+    for key, value in options.items():
         if not isinstance(value, _OWN[key]) or (_OWN[key] is int and isinstance(value, bool)):
             raise UsageError(f"The setting {key} takes {_words(key)}.")
     base = absolute(merged(Config(), {key: value for key, value in values.items() if key not in _OWN}), folder)
-    if base.budgets and ("epsilons" in own or base.epsilon is not None):
+    if base.budgets and ("epsilons" in options or base.epsilon is not None):
         raise UsageError("Give epsilons, which hold for every record, or budgets per owner: not both.")
     chosen: dict[str, Any] = {"methods": (base.method,), "epsilons": (base.epsilon or 3.0,)}
-    if "methods" in own or "variants" in own:
-        chosen["methods"] = tuple(str(name) for name in own.get("methods", []))
-    if "epsilons" in own:
-        chosen["epsilons"] = tuple(_validate.number(value, "epsilon", low=0) for value in own["epsilons"])
-    chosen |= {key: own[key] for key in ("seeds", "reference", "baseline", "variants") if key in own}
-    if "tune" in own:
-        chosen["tune"] = tuning.tune(own["tune"])
-    made = Sweep(dataclasses.replace(base, epsilon=None), **chosen, file=file)
-    return dataclasses.replace(made, claims=claims.claims(own.get("claim", []), made.names))
+    if "methods" in options or "variants" in options:
+        chosen["methods"] = tuple(str(name) for name in options.get("methods", []))
+    if "epsilons" in options:
+        chosen["epsilons"] = tuple(_validate.number(value, "epsilon", low=0) for value in options["epsilons"])
+    chosen |= {key: options[key] for key in ("seeds", "reference", "baseline", "variants") if key in options}
+    if "tune" in options:
+        chosen["tune"] = tuning.tune(options["tune"])
+    draft = Sweep(dataclasses.replace(base, epsilon=None), **chosen, file=file)
+    return dataclasses.replace(draft, claims=claims.claims(options.get("claim", []), draft.names))
 
 
 def _words(key: str) -> str:

@@ -28,10 +28,10 @@ def file(folder: Folder) -> Path:
 def read(folder: Folder) -> dict[str, dict[str, float]]:
     """Return group -> {"accuracy", "norm", "clipped"}; empty if it was never measured."""
     number = (int, float, type(None))
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     if file(folder).exists():
-        found = untrusted.read_json(file(folder), {str: {str: number}})
-    return found
+        figures = untrusted.read_json(file(folder), {str: {str: number}})
+    return figures
 
 
 def write(folder: Folder, model: nn.Module, data: Data, bound: float | None) -> None:
@@ -44,8 +44,8 @@ def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dic
 
     Examples:
       >>> import torch, evenhand as eh
-      >>> found = by_group(torch.nn.Linear(64, 10), eh.data.digits()[0], 1.0)
-      >>> sorted(found["class 8"])
+      >>> figures = by_group(torch.nn.Linear(64, 10), eh.data.digits()[0], 1.0)
+      >>> sorted(figures["class 8"])
       ['accuracy', 'clipped', 'norm']
     """
     import torch
@@ -72,5 +72,5 @@ def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dic
 
 def _values(norm: Tensor, hit: Tensor, bound: float | None) -> dict[str, Any]:
     finite = norm[norm.isfinite()]
-    found = {"accuracy": hit.double().mean().item(), "norm": finite.mean().item() if len(finite) else 0.0}
-    return found if bound is None else {**found, "clipped": (norm > bound).double().mean().item()}
+    figures = {"accuracy": hit.double().mean().item(), "norm": finite.mean().item() if len(finite) else 0.0}
+    return figures if bound is None else {**figures, "clipped": (norm > bound).double().mean().item()}

@@ -62,10 +62,10 @@ class Tune:
       allow_uncharged_tuning: tune although the data are not public.
 
     Examples:
-      >>> made = tune({"lr": [0.1, 0.5], "settings": {"bound": [0.5, 1.0, 2.0]}})
-      >>> len(made.choices(Line("dpsgd", "dpsgd"))), len(made.choices(Line("sgd", "sgd")))
+      >>> grid = tune({"lr": [0.1, 0.5], "settings": {"bound": [0.5, 1.0, 2.0]}})
+      >>> len(grid.choices(Line("dpsgd", "dpsgd"))), len(grid.choices(Line("sgd", "sgd")))
       (6, 2)
-      >>> len(made.choices(Line("moment_density", "moment_density")))  # one release: no rate, no bound
+      >>> len(grid.choices(Line("moment_density", "moment_density")))  # one release: no rate, no bound
       1
     """
 
@@ -97,11 +97,11 @@ def tune(table: Mapping[str, Any]) -> Tune:
       >>> tune({"lr": [0.1, 0.5], "score": "worst"}).config
       {'lr': (0.1, 0.5)}
     """
-    values, own = dict(table), {}
+    values, options = dict(table), {}
     for key, kind in (("score", str), ("share", float), ("seeds", int), ("split_seed", int)):
         if key in values:
-            own[key] = values.pop(key)
-            if not isinstance(own[key], kind) or isinstance(own[key], bool):
+            options[key] = values.pop(key)
+            if not isinstance(options[key], kind) or isinstance(options[key], bool):
                 raise UsageError(f"In [tune], {key} takes a {'name' if kind is str else 'number'}.")
     allowed = values.pop("allow_uncharged_tuning", False)
     if not isinstance(allowed, bool):
@@ -111,14 +111,14 @@ def tune(table: Mapping[str, Any]) -> Tune:
         raise UsageError("In [tune], settings are lists by name, for example settings.bound = [0.5, 1].")
     for key in values:
         _validate.known(key, KEYS, "key of [tune]")
-    made = Tune(_lists(values, ""), _lists(settings, "settings."), allow_uncharged_tuning=allowed, **own)
-    _validate.known(made.score, SCORES, "score to tune by")
-    _validate.number(made.share, "share", low=0, high=1)
-    _validate.whole(made.seeds, "seeds")
-    _validate.whole(made.split_seed, "split_seed", low=0)
-    if not made.config and not made.settings:
+    grid = Tune(_lists(values, ""), _lists(settings, "settings."), allow_uncharged_tuning=allowed, **options)
+    _validate.known(grid.score, SCORES, "score to tune by")
+    _validate.number(grid.share, "share", low=0, high=1)
+    _validate.whole(grid.seeds, "seeds")
+    _validate.whole(grid.split_seed, "split_seed", low=0)
+    if not grid.config and not grid.settings:
         raise UsageError("[tune] declares nothing to try: give lists, for example lr = [0.1, 0.5].")
-    return made
+    return grid
 
 
 def best(scores: Mapping[int, Sequence[float]]) -> int | None:
@@ -130,7 +130,7 @@ def best(scores: Mapping[int, Sequence[float]]) -> int | None:
       >>> best({0: [0.5, 0.7], 1: [0.6, 0.62], 2: [0.9, float("nan")]})
       1
     """
-    means = {point: sum(found) / len(found) for point, found in scores.items() if found}
+    means = {point: sum(values) / len(values) for point, values in scores.items() if values}
     known = {point: mean for point, mean in means.items() if math.isfinite(mean)}
     return max(known, key=lambda point: known[point], default=None)
 

@@ -95,7 +95,7 @@ def read(file: Path) -> dict[str, Any]:
 
 def marks(folder: Folder) -> list[Mark]:
     """Return the checkpoints on disk, the latest first, without those whose marker cannot be read."""
-    found = {}
+    by_head = {}
     for marker in folder.markers():
         try:
             written = untrusted.read_json(marker, {"position": int, "ledger_head": str}, largest=untrusted.SMALL)
@@ -103,8 +103,8 @@ def marks(folder: Folder) -> list[Mark]:
         except VerificationError:
             continue
         if mark.file.exists():
-            found[mark.head] = mark
-    return sorted(found.values(), key=lambda mark: mark.position, reverse=True)
+            by_head[mark.head] = mark
+    return sorted(by_head.values(), key=lambda mark: mark.position, reverse=True)
 
 
 def take(folder: Folder, chosen: Mark, others: Sequence[Mark]) -> None:
@@ -122,11 +122,11 @@ def spread(positions: Sequence[int], most: int = KEPT) -> list[int]:
       >>> spread([10, 20, 30, 40, 41, 50])
       [10, 20, 30, 40, 50]
     """
-    kept = sorted(positions)
-    while len(kept) > most:
-        gaps = [after - before for before, after in zip([0, *kept], kept[1:], strict=False)]
-        kept.pop(gaps.index(min(gaps)))
-    return kept
+    selection = sorted(positions)
+    while len(selection) > most:
+        gaps = [after - before for before, after in zip([0, *selection], selection[1:], strict=False)]
+        selection.pop(gaps.index(min(gaps)))
+    return selection
 
 
 def _keep(folder: Folder, mark: Mark) -> None:

@@ -82,12 +82,12 @@ def read(folder: Path) -> Entries:
     number = max((int(match[1]) + 1 for match in files.values()), default=0)
     there = sorted((name for name, match in files.items() if match[2] is None), key=lambda name: int(name[:-5]))
     merged = _Merged.read(folder / MERGED)
-    found = [merged.entry(folder / name) for name in there]
+    entries = [merged.entry(folder / name) for name in there]
     heads = [folder / "heads" / name for name in _names(folder / "heads") if name.endswith(".json")]
     seeded = frozenset(file.stem for file in heads if merged.public_seed(file))
     if merged.anew >= _OFTEN:
         merged.write(folder / MERGED)
-    return Entries(found, number, number - len(there), seeded)
+    return Entries(entries, number, number - len(there), seeded)
 
 
 def heads(file: Path) -> dict[str, Any]:
@@ -133,10 +133,10 @@ class _Merged:
         if not file.exists():
             return cls(nothing)
         try:
-            found = untrusted.read_json(file, _MERGED)
+            content = untrusted.read_json(file, _MERGED)
         except VerificationError:
             return cls(nothing)
-        return cls(found if found["sha256"] == _digest(found) else nothing)
+        return cls(content if content["sha256"] == _digest(content) else nothing)
 
     def entry(self, file: Path) -> Entry:
         """Return the entry of a file; read the file only if it has changed since the merged file was written.
@@ -151,7 +151,7 @@ class _Merged:
                 written, about = _parts(untrusted.read_json(file))
                 plan = Plan.from_json(written)
                 self.anew += 1
-            made = Entry(plan, *about)
+            entry = Entry(plan, *about)
             place = self._place(plan)
         except (EvenhandError, OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError):
             raise EvenhandError(
@@ -160,7 +160,7 @@ class _Merged:
                 f"{file.name}.damaged: the run then counts as one whose epsilon is not known. Nothing was spent."
             ) from None
         self._entries[file.name] = [stamp, place, *about]
-        return made
+        return entry
 
     def _merged_plan(self, place: int) -> Plan:
         if place not in self._from_merged:
@@ -199,16 +199,16 @@ class _Merged:
             write_durably(file, text)
 
 
-def _parts(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str | None, bool, str | None]]:
+def _parts(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str | None, bool, str | None]]:
     """Return plan, owners, seed flag and run name of an entry's file; an early version's file is a plan alone."""
-    if "plan" not in found:
-        return found, (None, False, None)
-    about = {"seeded": False, "run": None, **found}
+    if "plan" not in content:
+        return content, (None, False, None)
+    about = {"seeded": False, "run": None, **content}
     if not untrusted.fits(about, _ABOUT):
         raise UsageError("This is not an entry.")
     return about["plan"], (about["owners"], about["seeded"], about["run"])
 
 
-def _digest(found: Mapping[str, Any]) -> str:
-    body = [found[key] for key in ("plans", "entries", "seeded")]
+def _digest(content: Mapping[str, Any]) -> str:
+    body = [content[key] for key in ("plans", "entries", "seeded")]
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

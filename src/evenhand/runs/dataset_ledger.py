@@ -148,17 +148,17 @@ class DatasetLedger:
             before = dataset_entries.read(self.folder)
             here = {entry.key for entry in before.found}
             unknown = [Entry(left, None, seeded, run)] if left is not None and (run, left.digest) not in here else []
-            own = Entry(plan, self.owners, seeded, run)
-            for place, entry in enumerate([*unknown, own], before.number):
+            new_entry = Entry(plan, self.owners, seeded, run)
+            for place, entry in enumerate([*unknown, new_entry], before.number):
                 write_json(self.folder / f"{place:06d}.json", entry.to_json())
             entries = [*before.found, *unknown]
         known = {entry.key for entry in entries}
         counted = [
-            (entry.new(known), entry is own or (self.owners is not None and entry.owners == self.owners))
-            for entry in (*entries, own)
+            (entry.new(known), entry is new_entry or (self.owners is not None and entry.owners == self.owners))
+            for entry in (*entries, new_entry)
             if entry.plan.certified
             and entry.plan.unit in (WHOLE, plan.unit)
-            and (entry is own or not (entry.seeded or entry.run in before.open_to_all))
+            and (entry is new_entry or not (entry.seeded or entry.run in before.open_to_all))
         ]
         runs = before.lost + len(entries) + 1
         names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
@@ -230,15 +230,15 @@ def hold(folder: Folder, data: Data) -> str:
     if not folder.records_file.exists():
         write_json(folder.records_file, {"records": records, "run": secrets.token_hex(16)})
         write_durably(folder.rows_file, survey(data).to_bytes())
-    held = untrusted.read_json(folder.records_file, {"records": str, "run": str}, largest=untrusted.SMALL)
-    if held["records"] != records:
+    note = untrusted.read_json(folder.records_file, {"records": str, "run": str}, largest=untrusted.SMALL)
+    if note["records"] != records:
         raise PlanMismatchError(
             "These are not the records that this run was started on, or their order or their owners changed, or a "
             "library reads them in another way by now: what was charged could count for the wrong records. Pass the "
             "data it was started with; nothing was spent. If you know that they are the same, delete "
             "private/records.json in the run folder: the run then counts once more."
         )
-    return str(held["run"])
+    return str(note["run"])
 
 
 @dataclass

@@ -254,9 +254,9 @@ class Folder:
         """Remove evaluations after more steps than ``position``: a crash took those weights. Durable on return."""
         for file in (self.metrics_file, self.training_metrics_file):
             lines = list(_evaluations(file))
-            kept = [line for line in lines if line["step"] <= position]
-            if len(kept) < len(lines):
-                write_durably(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            earlier_lines = [line for line in lines if line["step"] <= position]
+            if len(earlier_lines) < len(lines):
+                write_durably(file, "".join(json.dumps(line) + "\n" for line in earlier_lines).encode())
 
     def add_metrics(self, line: Mapping[str, Any], file: Path) -> None:
         """Add one evaluation to a metrics file, durable on return; the ledger records the file if it is shareable."""
@@ -278,17 +278,17 @@ class Folder:
 
     def hashes(self) -> dict[str, str]:
         """Return the hashes of the public files that a statement rests on, by name."""
-        found = {name: untrusted.digest(self.path / name) for name in self.HASHED}
-        return {name: digest for name, digest in found.items() if digest is not None}
+        digests = {name: untrusted.digest(self.path / name) for name in self.HASHED}
+        return {name: digest for name, digest in digests.items() if digest is not None}
 
     def composition(self) -> dict[str, Any] | None:
         """Return the count of runs on the same data, checked; None if there is none yet."""
-        found: dict[str, Any] | None = None
+        counts: dict[str, Any] | None = None
         if self.composition_file.exists():
-            found = untrusted.read_json(self.composition_file, {"runs": (int, type(None))})
-            if found["runs"] is not None and not untrusted.fits(found, _COUNTED):
+            counts = untrusted.read_json(self.composition_file, {"runs": (int, type(None))})
+            if counts["runs"] is not None and not untrusted.fits(counts, _COUNTED):
                 raise VerificationError("composition.json cannot be read: it was damaged or edited.")
-        return found
+        return counts
 
     def last_evaluation(self, *, training_records: bool = False) -> dict[str, Any]:
         """Return the last evaluation if it is one of the released model, or of a run that has released none yet.
@@ -310,13 +310,13 @@ class Folder:
 
         The files are durable on return. ``statement.json`` comes last: a run that has it is finished.
         """
-        made = self.statement()
-        if len(made["owners"]) > 1:
-            table = owner_table.as_csv(made["owners"], self._stated())
+        statement = self.statement()
+        if len(statement["owners"]) > 1:
+            table = owner_table.as_csv(statement["owners"], self._stated())
             write_durably(self.path / owner_table.FILE, table.encode("utf-8", "replace"))
-        write_durably(self.path / "statement.md", statements.markdown(made).encode())
-        write_durably(self.statement_file, statement_bytes(made))  # the last one: a run that has it is finished
-        return made
+        write_durably(self.path / "statement.md", statements.markdown(statement).encode())
+        write_durably(self.statement_file, statement_bytes(statement))  # the last one: a run that has it is finished
+        return statement
 
     def declare_stopped(self) -> None:
         """Record the trainer's word that this run ended early for reasons that did not depend on the data.

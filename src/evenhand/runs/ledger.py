@@ -137,9 +137,9 @@ class Ledger:
             ledger = cls(path, lock, reading)
             if reading is None:
                 ledger.steps, ledger.block = steps, block
-                made: dict[str, Any] = {"format": FORMAT, "evenhand": software()["evenhand"]}
-                made |= {} if block == BLOCK else {"block": block}
-                ledger._append({"type": "open", "plan": plan, "steps": steps, **made})
+                fields: dict[str, Any] = {"format": FORMAT, "evenhand": software()["evenhand"]}
+                fields |= {} if block == BLOCK else {"block": block}
+                ledger._append({"type": "open", "plan": plan, "steps": steps, **fields})
             else:
                 ledger._seal(reading)
             if reading is None or not reading.segments:
@@ -159,9 +159,9 @@ class Ledger:
     @contextmanager
     def writing(cls, path: Path) -> Iterator[Ledger]:
         """Yield the ledger that this process has open, or open it to add rows about files; no other may write."""
-        held = _WRITERS.get((os.getpid(), str(path.resolve())))
-        if held is not None:
-            yield held
+        writer = _WRITERS.get((os.getpid(), str(path.resolve())))
+        if writer is not None:
+            yield writer
             return
         lock = locked(path)
         try:

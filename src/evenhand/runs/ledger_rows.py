@@ -116,12 +116,12 @@ class Reading:
         """
         return self.reserved if self.stopped else self.steps
 
-    def survived(self, held: int | None = None) -> int:
+    def survived(self, position: int | None = None) -> int:
         """Return how many charged steps no crash took from the weights.
 
-        With ``held`` return those of a checkpoint after so many steps of the plan, after which all is lost.
+        With ``position`` return those in a checkpoint after so many steps of the plan; all later ones are lost.
         """
-        behind = [] if held is None else [(held, self.reserved)]
+        behind = [] if position is None else [(position, self.reserved)]
         lost, reached = 0, 0
         for first, end in sorted([*self.lost, *behind]):
             lost += max(0, end - max(first, reached))
@@ -375,14 +375,14 @@ def plain_name(name: str) -> bool:
 def _file_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[FileRow, ...]:
     """Return the rows about files of this run's own folder: those before a fork are about the folder that was left."""
     fork = max((place for place, row in enumerate(rows, 1) if row["type"] == "fork"), default=0)
-    found = [
+    file_rows = [
         FileRow(row["name"], row["sha256"], place)
         for place, row in enumerate(rows, 1)
         if row["type"] == "file" and place > fork
     ]
-    if not all(plain_name(row.name) for row in found):
+    if not all(plain_name(row.name) for row in file_rows):
         raise LedgerError("A row of the ledger records a file outside of the run folder: it was damaged or edited.")
-    return tuple(found)
+    return tuple(file_rows)
 
 
 def _commits(rows: Sequence[Mapping[str, Any]]) -> Iterator[Commit]:

@@ -35,8 +35,8 @@ def sha256(path: Path) -> str:
 
 def digests(folder: Path) -> dict[str, str]:
     """Return the digests of the shareable files that lie in a run folder, by name."""
-    found = {name: untrusted.digest(folder / name) for name in RECORDED}
-    return {name: digest for name, digest in found.items() if digest is not None}
+    file_digests = {name: untrusted.digest(folder / name) for name in RECORDED}
+    return {name: digest for name, digest in file_digests.items() if digest is not None}
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -90,10 +90,10 @@ def mend(folder: Path, ledger: Ledger) -> None:
     A file is taken only if its digest is the one that the ledger records.
     """
     _refuse_links(folder / "private" / "kept" / "checkpoint")
-    found = waiting(folder)
-    for name, digest in ledger.files.items() if found else ():
-        if digest in found and untrusted.digest(folder / name) != digest:
-            durable.rename(found.pop(digest), folder / name)
+    parts = waiting(folder)
+    for name, digest in ledger.files.items() if parts else ():
+        if digest in parts and untrusted.digest(folder / name) != digest:
+            durable.rename(parts.pop(digest), folder / name)
     durable.clean(folder, folder / "private", folder / "private" / "kept")
 
 
@@ -101,8 +101,8 @@ def waiting(folder: Path) -> dict[str, Path]:
     """Return the files in private/ that a crash left without their name, by digest."""
     private = folder / "private"
     earlier = [file for name in RECORDED if (file := private / f"{name}.part").exists()]
-    found = {untrusted.digest(file): file for file in (*durable.parts(private), *earlier) if not file.is_symlink()}
-    return {digest: file for digest, file in found.items() if digest is not None}
+    files = {untrusted.digest(file): file for file in (*durable.parts(private), *earlier) if not file.is_symlink()}
+    return {digest: file for digest, file in files.items() if digest is not None}
 
 
 def _refuse_links(path: Path) -> None:

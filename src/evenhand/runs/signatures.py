@@ -91,9 +91,9 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
     data = _key_bytes(path)
     try:
         try:
-            found = load_pem_private_key(data, None)
+            key = load_pem_private_key(data, None)
         except TypeError:
-            found = load_pem_private_key(data, _passphrase(path).encode())
+            key = load_pem_private_key(data, _passphrase(path).encode())
     except UsageError:
         raise
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -102,9 +102,9 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
             f"{path} holds no private key that can be read, or the passphrase is another one.{hint} "
             "Make a key with: evenhand keys new"
         ) from None
-    if not isinstance(found, Ed25519PrivateKey):
+    if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(f"{path} holds a key of another kind: signatures take Ed25519. Make one: evenhand keys new")
-    return found
+    return key
 
 
 def read_public_key(path: Path) -> bytes:
@@ -119,13 +119,13 @@ def read_public_key(path: Path) -> bytes:
 
     data = _key_bytes(path)
     try:
-        found = load_pem_public_key(data)
+        key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
         hint = " It is a PRIVATE key, which must not leave its owner: pass the .pub file." if b"PRIVATE" in data else ""
         raise UsageError(f"{path} holds no public key that can be read.{hint}") from None
-    if not isinstance(found, Ed25519PublicKey):
+    if not isinstance(key, Ed25519PublicKey):
         raise UsageError(f"{path} holds a key of another kind: --key takes an Ed25519 public key.")
-    return found.public_bytes_raw()
+    return key.public_bytes_raw()
 
 
 def fingerprint(public: bytes) -> str:
@@ -145,13 +145,13 @@ def write(folder: Folder, reading: Reading, key: Ed25519PrivateKey) -> str:
     Nothing is checked here: the caller has verified the folder and holds the ledger's lock.
     """
     names = {*RECORDED, *reading.files()}
-    found = {name: untrusted.digest(folder.path / name) for name in sorted(names)}
+    digests = {name: untrusted.digest(folder.path / name) for name in sorted(names)}
     signed = {
         "format": FORMAT,
         "plan": reading.plan,
         "ledger_head": reading.head,
         "statement": str(untrusted.read_json(folder.statement_file, {"digest": str})["digest"]),
-        "files": {name: digest for name, digest in found.items() if digest is not None},
+        "files": {name: digest for name, digest in digests.items() if digest is not None},
     }
     public = key.public_key().public_bytes_raw()
     body = {

@@ -209,8 +209,8 @@ def markdown(statement: Mapping[str, Any]) -> str:
 
 def _plain(text: str) -> str:
     """Return text in which no tag, entity, link, picture or code can come of a name or an address that anyone chose."""
-    for found, written in _ESCAPED:
-        text = text.replace(found, written)
+    for mark, written in _ESCAPED:
+        text = text.replace(mark, written)
     return text
 
 
@@ -252,8 +252,8 @@ def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
     left = owners[OWNERS_SHOWN:]
     if not left:
         return []
-    kept = "each within its own budget" if owner_classes.within(left) else "listed in statement.json"
-    return [f"And {len(left)} more owners, {kept}."]
+    remark = "each within its own budget" if owner_classes.within(left) else "listed in statement.json"
+    return [f"And {len(left)} more owners, {remark}."]
 
 
 def _owner_words(row: Mapping[str, Any], delta: float) -> str:
@@ -358,8 +358,8 @@ def packed(statement: Mapping[str, Any]) -> Mapping[str, Any]:
     Examples:
       >>> row = {"records": 2, "epsilon": 1.0}
       >>> rows = [{"name": str(place), **row} for place in range(LISTED + 1)]
-      >>> made = packed({"owners": rows})
-      >>> made["owners"]["kinds"], unpacked(made)["owners"] == rows, packed({"owners": rows[:3]})["owners"] == rows[:3]
+      >>> form = packed({"owners": rows})
+      >>> form["owners"]["kinds"], unpacked(form)["owners"] == rows, packed({"owners": rows[:3]})["owners"] == rows[:3]
       ({'epsilon': [1.0]}, True, True)
     """
     rows = statement.get("owners")

@@ -30,8 +30,8 @@ def schema() -> dict[str, Any]:
       >>> schema()["properties"]["guarantee"]["properties"]["unit"]["const"]
       'one record'
     """
-    found: dict[str, Any] = json.loads(text())
-    return found
+    document: dict[str, Any] = json.loads(text())
+    return document
 
 
 FROM_NOISE = (
@@ -112,22 +112,22 @@ def of_run(plan: Plan, ledger: Reading) -> dict[str, Any]:
     )
 
 
-def words(found: Mapping[str, Any]) -> list[str]:
+def words(permissions: Mapping[str, Any]) -> list[str]:
     """Return the result of ``sharing`` in words: one paragraph on files and one on checkpoints.
 
     Examples:
       >>> words(sharing(certified=True))[1][:44]
       'Intermediate checkpoints: no extra cost: the'
     """
-    withdrawn = found["intermediate_checkpoints"].startswith(_DELETED)
+    withdrawn = permissions["intermediate_checkpoints"].startswith(_DELETED)
     where = "" if withdrawn else " where the training records need protection"
+    shareable, others = (", ".join(permissions[key]) for key in ("may_be_shared", "must_not_be_shared"))
     return [
-        f"May be shared: {', '.join(found['may_be_shared'])} (metrics, card and report describe the evaluation data, "
-        f"which this statement does not cover). Must not be shared: {', '.join(found['must_not_be_shared'])}."
-        if set(FROM_NOISE) <= set(found["may_be_shared"])
-        else f"May be shared: {', '.join(found['may_be_shared'])}. Must not be shared{where}: "
-        f"{', '.join(found['must_not_be_shared'])}.",
-        f"Intermediate checkpoints: {found['intermediate_checkpoints']}.",
+        f"May be shared: {shareable} (metrics, card and report describe the evaluation data, "
+        f"which this statement does not cover). Must not be shared: {others}."
+        if set(FROM_NOISE) <= set(permissions["may_be_shared"])
+        else f"May be shared: {shareable}. Must not be shared{where}: {others}.",
+        f"Intermediate checkpoints: {permissions['intermediate_checkpoints']}.",
     ]
 
 
@@ -156,21 +156,24 @@ def as_json(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any], table:
     """
     if len(owners) > LISTED:
         return {"owners": None, "owners_summary": owner_classes.summary(owners), "owners_table": table}
-    found = recalls(owners, last)
-    kept = ("epsilon", "budget", "records", "rate", "bound", "noise_multiplier")
+    recall_by_owner = recalls(owners, last)
+    figures = ("epsilon", "budget", "records", "rate", "bound", "noise_multiplier")
     return {
-        "owners": {row["name"]: {**{key: row[key] for key in kept}, "recall": found[row["name"]]} for row in owners}
+        "owners": {
+            row["name"]: {**{key: row[key] for key in figures}, "recall": recall_by_owner[row["name"]]}
+            for row in owners
+        }
     }
 
 
 def as_csv(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> str:
     """Return a line per owner class; a name that a spreadsheet would run as a formula gets an apostrophe."""
-    found, text = recalls(owners, last), io.StringIO()
+    recall_by_owner, text = recalls(owners, last), io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     pairs = ("clip_bound_least", "clip_bound_most", "noise_multiplier_least", "noise_multiplier_most")
     writer.writerow(["owner", "records", "promised_epsilon", "spent_epsilon", "rate", *pairs, "recall"])
     for row in owners:
         ends = [*(row["bound"] or (None, None)), *(row["noise_multiplier"] or (None, None))]
-        values = [row["records"], row["budget"], row["epsilon"], row["rate"], *ends, found[row["name"]]]
+        values = [row["records"], row["budget"], row["epsilon"], row["rate"], *ends, recall_by_owner[row["name"]]]
         writer.writerow([cell(row["name"]), *("" if value is None else value for value in values)])
     return text.getvalue()

@@ -14,37 +14,37 @@ _NO_EPSILON = "no bound and no epsilon holds for this run"
 
 def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
     """Return the warnings that follow from the ledger; those that follow from the plan alone are the plan's."""
-    found = []
+    warnings = []
     if insecure(ledger):
-        found.append(
+        warnings.append(
             "the noise comes from a known seed: this run is for research and protects nobody who knows the seed."
         )
-    found += [blocked(row) for row in ledger.blocked]
+    warnings += [blocked(row) for row in ledger.blocked]
     if ledger.foreign:
-        found.append(
+        warnings.append(
             "weights, or settings of model or loss, were also changed outside of private steps: only changes that use "
             "no data are harmless."
         )
     if plan.earlier:
-        found.append(
+        warnings.append(
             f"budgets changed after {sum(stage.steps for stage in plan.earlier)} steps: the figures hold for all steps "
             "together if that was decided without looking at what this run had released."
         )
-    found += plan.replacement_warnings(ledger.counted)
-    found += [forked(row) for row in ledger.forks]
+    warnings += plan.replacement_warnings(ledger.counted)
+    warnings += [forked(row) for row in ledger.forks]
     if ledger.withdrawn is not None:
-        found.append(withdrawn(ledger.withdrawn))
+        warnings.append(withdrawn(ledger.withdrawn))
     if ledger.lost:
-        found.append(
+        warnings.append(
             f"{ledger.reserved - ledger.survived()} of the {ledger.reserved} charged steps are in no weights: the run "
             "stopped before a checkpoint held them. They are paid for, and the model was trained for as many fewer."
         )
     if model is not None and ledger.reserved < plan.steps:
-        found.append(
+        warnings.append(
             f"the model was released after {ledger.reserved} of {plan.steps} planned steps: if held-out figures "
             "decided that, they no longer are an independent test of it."
         )
-    return found
+    return warnings
 
 
 def insecure(ledger: Reading) -> bool:
@@ -79,11 +79,11 @@ def blocked(row: Mapping[str, Any]) -> str:
       >>> blocked({"position": 7, "cause": "records"})[:57]
       "before step 7 records were found to influence each other'"
     """
-    found = {
+    causes = {
         "records": "records were found to influence each other's gradients",
         "state": "state of the model was found to have been changed by no private step",
     }
-    cause = found.get(row["cause"], "the run was found to be unsound")
+    cause = causes.get(row["cause"], "the run was found to be unsound")
     return f"before step {row['position']} {cause}: {_NO_EPSILON}. Nothing that it computed may be released: delete it."
 
 

@@ -74,13 +74,13 @@ def verify(path: str | Path, key: str | Path | None = None) -> dict[str, Any]:
     folder = Folder(Path(path))
     if not any(_there(file) for file in (folder.plan_file, folder.ledger_file)):
         raise UsageError(f"{path} is not a run folder: it has no plan.json. Pass the folder given to --out.")
-    found, reading = _examined(folder)
+    findings, reading = _examined(folder)
     if reading is None:
-        return {**found, "signed_by": None}
+        return {**findings, "signed_by": None}
     signature = signatures.check(folder, reading, public, _kept(folder.plan(), reading))
-    problems = [*found["problems"], *signature.problems]
-    notes = [*found["notes"], *signature.notes]
-    return {**found, "ok": not problems, "problems": problems, "notes": notes, "signed_by": signature.signer}
+    problems = [*findings["problems"], *signature.problems]
+    notes = [*findings["notes"], *signature.notes]
+    return {**findings, "ok": not problems, "problems": problems, "notes": notes, "signed_by": signature.signer}
 
 
 def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
@@ -106,10 +106,11 @@ def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
         folder.write_statement()
     with Ledger.writing(folder.ledger_file) as ledger:
         mend(folder.path, ledger)
-        found, checked = _examined(folder)
-        if checked is None or found["problems"]:
+        findings, checked = _examined(folder)
+        if checked is None or findings["problems"]:
             raise VerificationError(
-                f"This run does not verify, so there is nothing to sign: {found['problems'][0]} See `evenhand verify`."
+                f"This run does not verify, so there is nothing to sign: {findings['problems'][0]} See "
+                "`evenhand verify`."
             )
         return signatures.write(folder, checked, secret)
 
@@ -135,10 +136,10 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
     for owner, (name, epsilon, budget) in enumerate(zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True)):
         if epsilon is not None and budget is not None and not _holds(plan, owner, reading.counted, budget, epsilon):
             problems.append(f"owner {name!r} was promised epsilon {budget:g} but plan and ledger count {epsilon:.6g}.")
-    kept = _kept(plan, reading)
+    unshareable = _kept(plan, reading)
     problems += [statement_warnings.blocked(row) for row in reading.blocked]
-    problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, kept)
-    problems += _statement_problems(folder, plan, reading, kept)
+    problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, unshareable)
+    problems += _statement_problems(folder, plan, reading, unshareable)
     about = verify_figures.examined(folder, reading)
     problems += about.problems
     return {
@@ -172,8 +173,8 @@ def _there(file: Path) -> bool:
 
 def _largest(epsilons: Sequence[float | None]) -> float | None:
     """Return the largest over the owners; None if one of them has none."""
-    found = [epsilon for epsilon in epsilons if epsilon is not None]
-    return max(found) if len(found) == len(epsilons) else None
+    values = [epsilon for epsilon in epsilons if epsilon is not None]
+    return max(values) if len(values) == len(epsilons) else None
 
 
 def _unreadable(problem: str) -> dict[str, Any]:
@@ -251,7 +252,7 @@ def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
     return []
 
 
-def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> list[str]:
+def _file_problems(folder: Folder, reading: Reading, unshareable: Collection[str]) -> list[str]:
     """Check that every file is the one that the ledger records, and that every shareable file is recorded.
 
     A file that must not be shared may be missing: then this is a copy that was made to be shared. So may a page that
@@ -261,8 +262,8 @@ def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> l
     problems = []
     for name, digest in recorded.items():
         file = folder.path / name
-        found = untrusted.digest(file)
-        if found == digest or (not _there(file) and (name in kept or name not in RECORDED)):
+        file_digest = untrusted.digest(file)
+        if file_digest == digest or (not _there(file) and (name in unshareable or name not in RECORDED)):
             continue
         if digest in late:
             problems.append(
@@ -282,7 +283,7 @@ def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> l
     return problems
 
 
-def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Collection[str]) -> list[str]:
+def _statement_problems(folder: Folder, plan: Plan, reading: Reading, unshareable: Collection[str]) -> list[str]:
     """Check that the statement follows from plan, ledger and model. Its own numbers are never trusted."""
     name = folder.statement_file.name
     if not _there(folder.statement_file) or reading.files().get(name) not in (
@@ -300,7 +301,7 @@ def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Coll
             return ["statement.json cannot be read: it was damaged or edited."]
         if written["ledger_head"] not in reading.hashes[1:]:
             return ["the ledger no longer contains the row that the statement was written after: it was shortened."]
-        again = _rebuilt(folder, plan, reading, written, kept)
+        again = _rebuilt(folder, plan, reading, written, unshareable)
     except VerificationError as error:
         return [str(error)]
     same_words = reading.covering and written["software"].get("evenhand") == software()["evenhand"]
@@ -326,7 +327,7 @@ def _page_problems(page: Path, written: Mapping[str, Any]) -> list[str]:
 
 
 def _rebuilt(
-    folder: Folder, plan: Plan, reading: Reading, written: Mapping[str, Any], kept: Collection[str]
+    folder: Folder, plan: Plan, reading: Reading, written: Mapping[str, Any], unshareable: Collection[str]
 ) -> dict[str, Any]:
     """Return the statement that follows from the plan and from the ledger as it was when the statement was written.
 
@@ -338,7 +339,7 @@ def _rebuilt(
     again = statements.build(
         plan,
         then,
-        model=_model(folder, written["model_sha256"], kept),
+        model=_model(folder, written["model_sha256"], unshareable),
         software=written["software"],
         groups=written["groups"],
         composition=folder.composition(),
@@ -355,9 +356,9 @@ def _rebuilt(
     return again
 
 
-def _model(folder: Folder, written: str | None, kept: Collection[str]) -> str | None:
+def _model(folder: Folder, written: str | None, unshareable: Collection[str]) -> str | None:
     """Return the model digest that a statement must name; a copy may lack a model that must not be shared."""
-    if written is None or (folder.model_file.name in kept and not _there(folder.model_file)):
+    if written is None or (folder.model_file.name in unshareable and not _there(folder.model_file)):
         return written
     return untrusted.digest(folder.model_file)
 

@@ -38,11 +38,11 @@ def examined(folder: Folder, reading: Reading) -> Findings:
     if digest is None or reading.withdrawn is not None:
         return Findings()
     try:
-        found = (_metrics(folder, reading), *(_page(folder.path / name, digest, reading) for name in _PAGES))
+        findings = (_metrics(folder, reading), *(_page(folder.path / name, digest, reading) for name in _PAGES))
     except VerificationError as error:
         return Findings((str(error),))
-    problems = tuple(problem for part in found for problem in part.problems)
-    return Findings(problems, tuple(note for part in found for note in part.notes))
+    problems = tuple(problem for part in findings for problem in part.problems)
+    return Findings(problems, tuple(note for part in findings for note in part.notes))
 
 
 def _metrics(folder: Folder, reading: Reading) -> Findings:
