@@ -73,7 +73,7 @@ def compare(
     sweep.cells()
     crew = _Crew(executor, None if jobs is None else _validate.whole(jobs, "jobs"), progress)
     with _locked(folder):
-        done, winners = _tuned(sweep, folder, crew)
+        done, winners = _run_trials(sweep, folder, crew)
         missing = {trial.key for trial in sweep.trials()} - set(winners)
         tasks = [
             plan_task(cell, folder, research=sweep.research, tuned=sweep.tune is not None)
@@ -90,7 +90,7 @@ def compare(
     return Comparison(tuple(entries), tuple(results), written, reused)
 
 
-def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[tuning_results.Tried], Chosen]:
+def _run_trials(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[tuning_results.Tried], Chosen]:
     """Run the trials that are missing; return all trials and the winners."""
     trials, tune = sweep.trials(), sweep.tune
     if tune is None:
@@ -99,9 +99,9 @@ def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[tuning_results
     tasks = [plan_task(trial.cell, folder, validation=part) for trial in trials]
     failed, _ = crew.run(tasks)
     _note(folder, failed)
-    done = tuning_results.tried(trials, tasks, failed, tune.score)
+    done = tuning_results.read_trials(trials, tasks, failed, tune.score)
     tuning_results.write(folder, tune, done, sweep.public)
-    return done, tuning_results.chosen(done)
+    return done, tuning_results.choose_winners(done)
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,11 @@ def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], line
     return Line(name, plain_line.method, settings, plain_line.config, plain_line.budgets)
 
 
-def kept(budgets: Mapping[str, Any], promised: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def lower_budgets(budgets: Mapping[str, Any], promised: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the budgets of a line; refuse those that promise an owner less privacy than the comparison does.
 
     Examples:
-      >>> kept({"open": 4.0}, {"strict": 1.0, "open": 8.0}, "lowered")
+      >>> lower_budgets({"open": 4.0}, {"strict": 1.0, "open": 8.0}, "lowered")
       {'strict': 1.0, 'open': 4.0}
     """
     for owner, epsilon in budgets.items():

@@ -72,7 +72,7 @@ def run_in_processes(
                 if idle is None:
                     if len(workers) >= jobs:
                         break
-                    idle = _started(context, work, threads)
+                    idle = _start_worker(context, work, threads)
                     workers.append(idle)
                 idle.key = waiting.pop(0)
                 _send(idle, tasks[idle.key])
@@ -101,7 +101,7 @@ def run_in_processes(
     return failed
 
 
-def _started(context: Any, work: Callable[[Any], None], threads: int) -> _Worker:
+def _start_worker(context: Any, work: Callable[[Any], None], threads: int) -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, work, threads), daemon=True)
     process.start()
@@ -200,7 +200,7 @@ def run_on_ray(
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_RAY_POLL_SECONDS)
             for reference in ready:
                 key = waiting.pop(reference)
-                failure = _fetched(ray, reference)
+                failure = _fetch_outcome(ray, reference)
                 if failure is not None:
                     failed[key] = failure
             watch(list(waiting.values())[:jobs], len(tasks) - len(waiting))
@@ -208,7 +208,7 @@ def run_on_ray(
         for reference in waiting:
             ray.cancel(reference)
         if started:
-            _ended(ray, list(waiting))
+            _await_cancelled(ray, list(waiting))
             ray.shutdown()
     return failed
 
@@ -220,7 +220,7 @@ def _perform(work: Callable[[Any], None], task: Any, threads: int) -> Failure | 
     return outcome(work, task)
 
 
-def _fetched(ray: Any, reference: Any) -> Failure | None:
+def _fetch_outcome(ray: Any, reference: Any) -> Failure | None:
     try:
         failure: Failure | None = ray.get(reference)
     except ray.exceptions.RayError as error:
@@ -230,7 +230,7 @@ def _fetched(ray: Any, reference: Any) -> Failure | None:
     return failure
 
 
-def _ended(ray: Any, references: list[Any], seconds: float = 30.0) -> None:
+def _await_cancelled(ray: Any, references: list[Any], seconds: float = 30.0) -> None:
     """Give cancelled tasks the time to write a checkpoint."""
     end = time.monotonic() + seconds
     while references and time.monotonic() < end:

@@ -93,7 +93,7 @@ def finished(task: Task) -> bool:
     config = task.path / "config.toml"
     if not (folder.statement_file.exists() and folder.model_file.exists() and config.exists()):
         return False
-    if (task.research and not research.file(folder).exists()) or not _told(task):
+    if (task.research and not research.file(folder).exists()) or not _says_tuned(task):
         return False
     reading = folder.ledger()
     same = reading.plan == task.plan.digest and untrusted.read_bytes(config) == to_toml(task.cell.config).encode()
@@ -118,8 +118,8 @@ def perform(task: Task) -> None:
     reading = folder.ledger() if folder.begun else None
     training, held_out = loaded(task.cell, task.validation)
     training = dataclasses.replace(training, tuned=task.tuned)
-    if not _told(task):
-        _tell(task)
+    if not _says_tuned(task):
+        _mark_tuned(task)
     done = reading is not None and bool(reading.released) and reading.reserved >= task.plan.steps
     if done and folder.model_file.exists():
         folder.write_statement()
@@ -141,23 +141,23 @@ def perform(task: Task) -> None:
     write_durably(folder.private / "processor_seconds.txt", f"{spent:.3f}\n".encode())
 
 
-def _told(task: Task) -> bool:
+def _says_tuned(task: Task) -> bool:
     """Return whether the run's files say that trials chose its settings; True for a run that is not counted."""
     counted = task.folder.composition()
     if not task.tuned or counted is None or counted["runs"] is None:
         return True
     file = task.folder.statement_file
-    said = not file.exists() or _said_tuned(file)
+    said = not file.exists() or _statement_says_tuned(file)
     return said and bool(counted.get("tuned"))
 
 
-def _said_tuned(statement: Path) -> bool:
+def _statement_says_tuned(statement: Path) -> bool:
     """Return whether a written statement says that trials chose the settings."""
     written = untrusted.read_json(statement, {"accounting": {"tuning_counted": bool}})
     return not written["accounting"]["tuning_counted"]
 
 
-def _tell(task: Task) -> None:
+def _mark_tuned(task: Task) -> None:
     """Mark a run from before the trials that chose the same settings; remove its page and card, to be made again."""
     write_json(task.folder.composition_file, {**(task.folder.composition() or {}), "tuned": True})
     for name in ("report.html", "model-card.md"):

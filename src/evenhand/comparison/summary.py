@@ -216,7 +216,9 @@ class Tried:
     failure: str | None = None
 
 
-def tried(trials: Sequence[Trial], tasks: Sequence[Task], failed: Mapping[str, Failure], score: str) -> list[Tried]:
+def read_trials(
+    trials: Sequence[Trial], tasks: Sequence[Task], failed: Mapping[str, Failure], score: str
+) -> list[Tried]:
     """Read the trials' folders: their scores on the validation part, and their processor seconds."""
     outcomes = []
     for trial, task in zip(trials, tasks, strict=True):
@@ -227,7 +229,7 @@ def tried(trials: Sequence[Trial], tasks: Sequence[Task], failed: Mapping[str, F
     return outcomes
 
 
-def chosen(outcomes: Sequence[Tried]) -> dict[Key, tuning.Choice]:
+def choose_winners(outcomes: Sequence[Tried]) -> dict[Key, tuning.Choice]:
     """Return the winning choice of each line and promise; none for one whose trials all failed."""
     winners = {}
     for key in dict.fromkeys(one.trial.key for one in outcomes):

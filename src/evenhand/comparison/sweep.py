@@ -206,7 +206,7 @@ class Sweep:
         """
         base, choice = self.base, choice or tuning.Choice()
         drawn = {"owner_seed": seed} if base.source.get("owner_seed") == EACH_RUN else {}
-        promised = compared_methods.kept(line.budgets, base.budgets, line.name)
+        promised = compared_methods.lower_budgets(line.budgets, base.budgets, line.name)
         return dataclasses.replace(
             merged(base, {**line.config, **choice.config}),
             method=line.method,

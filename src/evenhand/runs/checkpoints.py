@@ -66,7 +66,7 @@ def load(folder: Folder, plan: Plan) -> dict[str, Any] | None:
     return state
 
 
-def mend(folder: Folder) -> None:
+def repair_marker(folder: Folder) -> None:
     """Write the last checkpoint's marker again if a crash left one of an earlier step, or none; durable on return."""
     if not folder.checkpoint_file.exists():
         return

@@ -167,7 +167,7 @@ class DatasetLedger:
         return {"runs": runs, "uncounted": runs - len(counted), "epsilons": epsilons, **noted}
 
 
-def at_least(counted: dict[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+def keep_larger_counts(counted: dict[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the counts with every figure raised to that of ``before``, counted by a ledger that may know more runs."""
     if before is None or before["runs"] is None:
         return counted
@@ -217,7 +217,7 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "evenhand"
 
 
-def hold(folder: Folder, data: Data) -> str:
+def check_records(folder: Folder, data: Data) -> str:
     """Return the run's random name; before the first charge note which records it is on, later refuse any others.
 
     The note is on disk on return.
@@ -258,7 +258,7 @@ class Counting:
         """Refuse other records than before, then enter the run in the dataset ledger; durable on return."""
         if self._seen is data:
             return
-        run, before = hold(self.folder, data), self.folder.composition()
+        run, before = check_records(self.folder, data), self.folder.composition()
         if not self.folder.ledger().reserved:
             record_checks.tell(data)
         if before is None and not self.compose:
@@ -275,5 +275,5 @@ class Counting:
             return
         (run, ledger), reading, before = self._counted, self.folder.ledger(), self.folder.composition()
         if before is None or not ledger.knows(run, reading):
-            write_json(self.folder.composition_file, at_least(ledger.enter(self.plan, run=run), before))
+            write_json(self.folder.composition_file, keep_larger_counts(ledger.enter(self.plan, run=run), before))
         ledger.note(run, reading)

@@ -170,7 +170,7 @@ class Folder:
                 f"{path} holds a model or checkpoint whose ledger is missing, so what it spent is not known. "
                 "Choose another --out."
             )
-        elif ledgers.unbegun(folder.ledger_file):
+        elif ledgers.lacks_first_row(folder.ledger_file):
             folder.ledger_file.unlink()
         try:
             durable.make_folder(path, parents=True)
@@ -187,11 +187,11 @@ class Folder:
     @property
     def begun(self) -> bool:
         """Return whether there is a ledger with a whole first row; without one nothing was charged."""
-        return self.ledger_file.exists() and not ledgers.unbegun(self.ledger_file)
+        return self.ledger_file.exists() and not ledgers.lacks_first_row(self.ledger_file)
 
     def _forget_unspent(self) -> None:
         """Remove a run that ended before its first charge; refuse to overwrite one that spent anything."""
-        lock = ledgers.locked(self.ledger_file)
+        lock = ledgers.acquire_lock(self.ledger_file)
         try:
             if self.ledger().reserved:
                 raise UsageError(
@@ -374,6 +374,6 @@ def publish(model: nn.Module, file: Path, ledger: Ledger) -> None:
     """
     from safetensors.torch import save
 
-    tensors, left_out = weights_digest.stored(model)
+    tensors, left_out = weights_digest.stored_tensors(model)
     data = save(tensors, left_out or None)
     put_in_place(file, ledger, lambda out: out.write(data), ledger.release)

@@ -51,7 +51,7 @@ from filelock import FileLock, Timeout
 from evenhand import durable, untrusted
 from evenhand._versions import software
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.runs.ledger_rows import BLOCK, FORMAT, GENESIS, Reading, encoded, parse, read, unbegun
+from evenhand.runs.ledger_rows import BLOCK, FORMAT, GENESIS, Reading, encode_row, lacks_first_row, parse, read
 from evenhand.types import Commit
 
 __all__ = [
@@ -59,13 +59,13 @@ __all__ = [
     "Commit",
     "Ledger",
     "Reading",
-    "locked",
+    "acquire_lock",
+    "lacks_first_row",
     "parse",
     "read",
     "refuse_blocked",
     "refuse_shortened",
     "refuse_withdrawn",
-    "unbegun",
 ]
 
 _WRITERS: WeakValueDictionary[tuple[int, str], Ledger] = WeakValueDictionary()
@@ -117,9 +117,9 @@ class Ledger:
         heads that a checkpoint or statement was written after, was shortened. ``files`` are digests of shareable files
         that are there before the ledger; ``block`` is the largest number of steps that a row of a new ledger charges.
         """
-        lock, ledger = locked(path), None
+        lock, ledger = acquire_lock(path), None
         try:
-            reading = read(path) if path.exists() and not unbegun(path) else None
+            reading = read(path) if path.exists() and not lacks_first_row(path) else None
             refuse_shortened(reading, anchors)
             if reading and reading.plan != plan:
                 raise PlanMismatchError(
@@ -163,7 +163,7 @@ class Ledger:
         if writer is not None:
             yield writer
             return
-        lock = locked(path)
+        lock = acquire_lock(path)
         try:
             reading = read(path)
             with cls(path, lock, reading) as ledger:
@@ -191,7 +191,7 @@ class Ledger:
 
     @classmethod
     def _add(cls, path: Path, row: Mapping[str, Any], fits: Callable[[Reading], bool]) -> None:
-        lock = locked(path)
+        lock = acquire_lock(path)
         try:
             reading = read(path)
             refuse_withdrawn(reading)
@@ -335,7 +335,7 @@ class Ledger:
             self._write(b"\n")
 
     def _append(self, row: Mapping[str, Any], before: bytes = b"") -> None:
-        line, digest = encoded(row, self._head)
+        line, digest = encode_row(row, self._head)
         self._write(before + line)
         self._head = digest
 
@@ -390,7 +390,7 @@ def refuse_blocked(reading: Reading | None) -> None:
         raise LedgerError(_BLOCKED)
 
 
-def locked(path: Path) -> FileLock:
+def acquire_lock(path: Path) -> FileLock:
     """Return the lock of this ledger's only writer, acquired; raise LedgerError while another process holds it."""
     lock = durable.lock(path.with_name(path.name + ".lock"))
     try:

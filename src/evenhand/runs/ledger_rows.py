@@ -140,7 +140,7 @@ def read(path: Path) -> Reading:
         path.stat()
     except OSError:
         raise LedgerError(f"There is no ledger at {path}: without it nothing is known about what was spent.") from None
-    if unbegun(path):
+    if lacks_first_row(path):
         raise LedgerError(
             "The ledger has no whole open row yet: the run was cut off before anything was charged. `evenhand resume` "
             "begins it, and `evenhand train` with the same --out starts over."
@@ -151,7 +151,7 @@ def read(path: Path) -> Reading:
         raise LedgerError(str(error)) from None
 
 
-def unbegun(path: Path) -> bool:
+def lacks_first_row(path: Path) -> bool:
     """Return whether a crash left only a part of a ledger's first row, so that nothing was charged.
 
     A step is charged in a later row, which is on disk only when the first one is.
@@ -347,7 +347,7 @@ def row_hash(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def encoded(row: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
+def encode_row(row: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
     """Return the line of a row that follows the row with hash ``previous``, and the row's own hash."""
     body = {**row, "prev": previous}
     digest = row_hash(body)

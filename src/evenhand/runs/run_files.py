@@ -1,7 +1,7 @@
 """Write files of a run folder: durably, and recorded. The ledger has a shareable file's digest before it has its name.
 
 The row comes first and the name after it. A crash in between leaves the new file in private/, under a random name,
-where the next command that writes to the folder finds it by its digest and puts it in place (``mend``).
+where the next command that writes to the folder finds it by its digest and puts it in place (``place_recorded_files``).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write_durably(path: Path, data: bytes) -> None:
         durable.write(path, data, durable.PRIVATE if private else durable.SHARED)
         return
     with Ledger.writing(path.parent / LEDGER) as ledger:
-        mend(path.parent, ledger)
+        place_recorded_files(path.parent, ledger)
         put_in_place(path, ledger, lambda file: file.write(data))
 
 
@@ -84,20 +84,20 @@ def put_in_place(
     durable.rename(part, path)
 
 
-def mend(folder: Path, ledger: Ledger) -> None:
+def place_recorded_files(folder: Path, ledger: Ledger) -> None:
     """Put recorded files in place where a crash came between the row and the name, and remove other unfinished files.
 
     A file is taken only if its digest is the one that the ledger records.
     """
     _refuse_links(folder / "private" / "kept" / "checkpoint")
-    parts = waiting(folder)
+    parts = find_unplaced_files(folder)
     for name, digest in ledger.files.items() if parts else ():
         if digest in parts and untrusted.digest(folder / name) != digest:
             durable.rename(parts.pop(digest), folder / name)
     durable.clean(folder, folder / "private", folder / "private" / "kept")
 
 
-def waiting(folder: Path) -> dict[str, Path]:
+def find_unplaced_files(folder: Path) -> dict[str, Path]:
     """Return the files in private/ that a crash left without their name, by digest."""
     private = folder / "private"
     earlier = [file for name in RECORDED if (file := private / f"{name}.part").exists()]

@@ -23,7 +23,7 @@ from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, as_json, as_written, head_in
 from evenhand.runs.ledger import Ledger, Reading
 from evenhand.runs.ledger_rows import read_until
-from evenhand.runs.run_files import LEDGER, RECORDED, SIGNATURE, mend, waiting
+from evenhand.runs.run_files import LEDGER, RECORDED, SIGNATURE, find_unplaced_files, place_recorded_files
 from evenhand.types import Commit
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def verify(path: str | Path, key: str | Path | None = None) -> dict[str, Any]:
     folder = Folder(Path(path))
     if not any(_there(file) for file in (folder.plan_file, folder.ledger_file)):
         raise UsageError(f"{path} is not a run folder: it has no plan.json. Pass the folder given to --out.")
-    findings, reading = _examined(folder)
+    findings, reading = _check_folder(folder)
     if reading is None:
         return {**findings, "signed_by": None}
-    signature = signatures.check(folder, reading, public, _kept(folder.plan(), reading))
+    signature = signatures.check(folder, reading, public, _unshareable_files(folder.plan(), reading))
     problems = [*findings["problems"], *signature.problems]
     notes = [*findings["notes"], *signature.notes]
     return {**findings, "ok": not problems, "problems": problems, "notes": notes, "signed_by": signature.signer}
@@ -105,8 +105,8 @@ def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
     if not folder.statement_file.exists() or head_in(folder.statement_file) != reading.charged_head:
         folder.write_statement()
     with Ledger.writing(folder.ledger_file) as ledger:
-        mend(folder.path, ledger)
-        findings, checked = _examined(folder)
+        place_recorded_files(folder.path, ledger)
+        findings, checked = _check_folder(folder)
         if checked is None or findings["problems"]:
             raise VerificationError(
                 f"This run does not verify, so there is nothing to sign: {findings['problems'][0]} See "
@@ -115,11 +115,11 @@ def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
         return signatures.write(folder, checked, secret)
 
 
-def _examined(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
+def _check_folder(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
     """Check all but the signature; return the findings, and the ledger if it is readable and fits the plan."""
     try:
         plan, reading = folder.plan(), folder.ledger()
-        return _compared(folder, plan, reading)
+        return _compare_with_ledger(folder, plan, reading)
     except EvenhandError as error:
         return _unreadable(str(error)), None
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -127,7 +127,7 @@ def _examined(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
         return _unreadable(f"plan.json, ledger and statement cannot be computed with ({type(error).__name__})."), None
 
 
-def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, Any], Reading | None]:
+def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, Any], Reading | None]:
     """Return what follows from plan and ledger, and as problems what in the folder differs from it."""
     if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
         return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it."), None
@@ -136,11 +136,11 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
     for owner, (name, epsilon, budget) in enumerate(zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True)):
         if epsilon is not None and budget is not None and not _holds(plan, owner, reading.counted, budget, epsilon):
             problems.append(f"owner {name!r} was promised epsilon {budget:g} but plan and ledger count {epsilon:.6g}.")
-    unshareable = _kept(plan, reading)
+    unshareable = _unshareable_files(plan, reading)
     problems += [statement_warnings.blocked(row) for row in reading.blocked]
     problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, unshareable)
     problems += _statement_problems(folder, plan, reading, unshareable)
-    about = verify_figures.examined(folder, reading)
+    about = verify_figures.check_figures(folder, reading)
     problems += about.problems
     return {
         "ok": not problems,
@@ -155,7 +155,7 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
     }, reading
 
 
-def _kept(plan: Plan, reading: Reading) -> list[str]:
+def _unshareable_files(plan: Plan, reading: Reading) -> list[str]:
     """Return the files that must not be shared, so that a copy of the folder may lack them."""
     return list(statement_files.of_run(plan, reading)["must_not_be_shared"])
 
@@ -258,7 +258,7 @@ def _file_problems(folder: Folder, reading: Reading, unshareable: Collection[str
     A file that must not be shared may be missing: then this is a copy that was made to be shared. So may a page that
     somebody wrote into the folder under a name of their own.
     """
-    recorded, late = reading.files(), waiting(folder.path)
+    recorded, late = reading.files(), find_unplaced_files(folder.path)
     problems = []
     for name, digest in recorded.items():
         file = folder.path / name

@@ -32,7 +32,7 @@ class Findings:
     notes: tuple[str, ...] = ()
 
 
-def examined(folder: Folder, reading: Reading) -> Findings:
+def check_figures(folder: Folder, reading: Reading) -> Findings:
     """Compare the figures of a folder that has released a model with that model; only the folder is read."""
     digest = untrusted.digest(folder.model_file)
     if digest is None or reading.withdrawn is not None:
@@ -55,7 +55,7 @@ def _metrics(folder: Folder, reading: Reading) -> Findings:
         return Findings(notes=(early,) if lines else ())
     digest = weights_digest.digest_of_file(folder.model_file)
     about = [line for line in lines if line.get("weights") == digest]
-    said = _said(folder)
+    said = _read_statement(folder)
     if said is None:
         return Findings()
     if not (said["groups"] or about):
@@ -72,7 +72,7 @@ def _metrics(folder: Folder, reading: Reading) -> Findings:
     return Findings()
 
 
-def _said(folder: Folder) -> Mapping[str, Any] | None:
+def _read_statement(folder: Folder) -> Mapping[str, Any] | None:
     """Return the parts of a statement that are compared here; None if there is none."""
     if not folder.statement_file.exists():
         return None

@@ -25,7 +25,7 @@ LARGEST_HEADER = 2**27
 _ENTRY: untrusted.Shape = {"dtype": str, "shape": [int], "data_offsets": [int]}
 
 
-def stored(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a model as its file holds them, and the names left out with the one that has their numbers.
 
     Of tensors in the same memory the first name that covers all of it is kept.
@@ -34,7 +34,7 @@ def stored(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
       >>> from torch import nn
       >>> tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
       >>> tied[1].weight = tied[0].weight
-      >>> [sorted(part) for part in stored(tied)]
+      >>> [sorted(part) for part in stored_tensors(tied)]
       [['0.weight'], ['1.weight']]
     """
     state = model.state_dict()
@@ -65,7 +65,7 @@ def digest(model: nn.Module) -> str:
     import torch
 
     total = hashlib.sha256()
-    for name, value in sorted(stored(model)[0].items()):
+    for name, value in sorted(stored_tensors(model)[0].items()):
         total.update(_heading(name, list(value.shape), value.nbytes))
         total.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
