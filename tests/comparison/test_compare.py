@@ -19,7 +19,7 @@ from commands import evenhand
 from evenhand.comparison import summary, tables
 from evenhand.comparison import tables as files
 from evenhand.comparison.compare import Comparison, compare
-from evenhand.comparison.run_cell import finished, task
+from evenhand.comparison.run_cell import finished, plan_task
 from evenhand.comparison.sweep import Sweep, from_toml
 from evenhand.errors import UsageError
 from evenhand.reporting.comparison_page import ComparisonData
@@ -104,16 +104,16 @@ def test_finished_runs_are_not_repeated_and_a_sweep_can_grow(made: tuple[Path, C
 def test_another_question_is_another_folder(made: tuple[Path, Comparison]) -> None:
     out, _ = made
     cell = SWEEP.cells()[0]
-    assert finished(task(cell, out))
-    assert finished(task(cell, out, research=True))
+    assert finished(plan_task(cell, out))
+    assert finished(plan_task(cell, out, research=True))
     longer = Sweep(Config(epochs=2.0, model="linear"), epsilons=(1.0,)).cells()[0]
-    assert not finished(task(longer, out))
-    assert task(longer, out).path != task(cell, out).path
+    assert not finished(plan_task(longer, out))
+    assert plan_task(longer, out).path != plan_task(cell, out).path
 
 
 def test_a_run_that_does_not_verify_is_a_failure(made: tuple[Path, Comparison], tmp_path: Path) -> None:
     out = shutil.copytree(made[0], tmp_path / "copy")
-    first = task(SWEEP.cells()[0], out)
+    first = plan_task(SWEEP.cells()[0], out)
     statement = first.folder.statement_file
     statement.write_text(statement.read_text().replace("one record", "two records"))
     found = compare(SWEEP, out, jobs=1, progress=False)

@@ -12,7 +12,7 @@ from evenhand.comparison import run_cell, tuning
 from evenhand.comparison import sweep as grid
 from evenhand.comparison.compare import Comparison, compare
 from evenhand.comparison.compared_methods import Line
-from evenhand.comparison.run_cell import Validation, finished, loaded, perform, task
+from evenhand.comparison.run_cell import Validation, finished, loaded, perform, plan_task
 from evenhand.comparison.sweep import Sweep
 from evenhand.errors import UsageError
 from evenhand.runs.verify import verify
@@ -188,12 +188,12 @@ def test_trials_are_counted_and_final_runs_say_that_trials_chose_their_settings(
     monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
     sweep = grid.sweep({**VALUES, "methods": ["dpsgd"], "claim": [], "compose": True, "tune": {"lr": [0.5]}})
     (trial,), (first, second) = sweep.trials(), sweep.cells({("dpsgd", 3.0): sweep.trials()[0].choice})
-    before = task(first, tmp_path)
-    for found in (before, task(trial.cell, tmp_path, validation=Validation(0.1, 7))):
+    before = plan_task(first, tmp_path)
+    for found in (before, plan_task(trial.cell, tmp_path, validation=Validation(0.1, 7))):
         perform(found)
         assert json.loads((found.path / "statement.json").read_text())["accounting"]["tuning_counted"]
     for cell in (first, second):
-        found = task(cell, tmp_path, tuned=True)
+        found = plan_task(cell, tmp_path, tuned=True)
         assert not finished(found), "a run from before the trials has to say that they chose it"
         perform(found)
         assert finished(found)
@@ -201,7 +201,7 @@ def test_trials_are_counted_and_final_runs_say_that_trials_chose_their_settings(
         for name in ("statement.md", "model-card.md", "report.html"):
             assert "chosen by trials scored on training records" in (found.path / name).read_text(), name
         assert verify(found.path)["ok"]
-    assert before.path == task(first, tmp_path, tuned=True).path
+    assert before.path == plan_task(first, tmp_path, tuned=True).path
     counts = [json.loads(file.read_text())["runs"] for file in tmp_path.rglob("composition.json")]
     assert sorted(counts) == [1, 2, 3], "the trial is a run on the same data"
 

@@ -20,7 +20,7 @@ from torch import nn
 import evenhand as eh
 from evenhand.data import Data, wrap
 from evenhand.density import MomentDensity
-from evenhand.runs.ledger_rows import encoded, parse
+from evenhand.runs.ledger_rows import encode_row, parse
 from evenhand.runs.run_files import RECORDED, as_json
 from evenhand.runs.signatures import new_key
 from evenhand.runs.statement import digest, markdown
@@ -321,7 +321,7 @@ def write_rows(folder: Path, rows: Any) -> None:
     old = [json.loads(line)["hash"] for line in (folder / "ledger.jsonl").read_bytes().splitlines()]
     heads, head, lines = ["0" * 64], "0" * 64, []
     for row in rows if isinstance(rows, list) else [rows]:
-        line, head = encoded(row if isinstance(row, dict) else {"type": row}, head)
+        line, head = encode_row(row if isinstance(row, dict) else {"type": row}, head)
         heads.append(head)
         lines.append(line)
     (folder / "ledger.jsonl").write_bytes(b"".join(lines))
@@ -344,7 +344,7 @@ def as_before(folder: Path) -> None:
         row = json.loads(line)
         if row["type"] != "file":
             bare = {key: value for key, value in row.items() if key not in ("prev", "hash")}
-            written, head = encoded(bare, head)
+            written, head = encode_row(bare, head)
             lines.append(written)
         heads[row["hash"]] = head
     (folder / "ledger.jsonl").write_bytes(b"".join(lines))

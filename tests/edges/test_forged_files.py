@@ -198,14 +198,14 @@ def test_a_crash_between_row_and_name_is_explained_and_mended(
     assert (run / name).read_bytes() == text
     assert problems(run)[0].startswith(f"{name} was recorded, and a crash came before it was in place")
     with Ledger.writing(run / "ledger.jsonl") as ledger:
-        run_files.mend(run, ledger)
+        run_files.place_recorded_files(run, ledger)
     assert (run / name).read_bytes() == text + b"\n"
 
 
 def test_files_are_not_written_beside_another_writer(copy: Path) -> None:
-    from evenhand.runs.ledger import locked
+    from evenhand.runs.ledger import acquire_lock
 
-    lock = locked(copy / "ledger.jsonl")
+    lock = acquire_lock(copy / "ledger.jsonl")
     try:
         with pytest.raises(LedgerError, match="Another process"):
             run_files.write_durably(copy / "report.html", b"")

@@ -15,7 +15,7 @@ from evenhand._numbers import rounded_up
 from evenhand.errors import LedgerError, UsageError
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder
-from evenhand.runs.ledger_rows import encoded, parse
+from evenhand.runs.ledger_rows import encode_row, parse
 from evenhand.runs.statement_page import render_statement as page
 from evenhand.training.run import Run
 
@@ -231,6 +231,6 @@ def test_a_stopped_row_at_another_place_than_the_charges_is_damage() -> None:
 def ledger(rows: list[dict[str, object]]) -> bytes:
     data, head = b"", "0" * 64
     for row in rows:
-        line, head = encoded(row, head)
+        line, head = encode_row(row, head)
         data += line
     return data

@@ -13,7 +13,7 @@ from commands import evenhand
 from evenhand.data import Data
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import Ledger
-from evenhand.runs.ledger_rows import GENESIS, encoded
+from evenhand.runs.ledger_rows import GENESIS, encode_row
 
 
 class Killed(BaseException):
@@ -102,7 +102,7 @@ def test_a_cut_first_row_beside_a_checkpoint_is_a_shortened_ledger(tiny: Data, t
 
 
 def test_other_beginnings_are_damage(tmp_path: Path) -> None:
-    whole = encoded({"type": "open", "plan": "p", "steps": 9}, GENESIS)[0]
+    whole = encode_row({"type": "open", "plan": "p", "steps": 9}, GENESIS)[0]
     for data in (b"\0" * 40, b"x", whole[:30] + b"\n", whole.replace(b"open", b"opem")[:40]):
         (tmp_path / "ledger.jsonl").write_bytes(data)
         with pytest.raises(eh.errors.LedgerError, match="damaged"):

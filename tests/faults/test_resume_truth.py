@@ -17,7 +17,7 @@ from evenhand.errors import BudgetExhausted
 from evenhand.runs import checkpoints
 from evenhand.runs import ledger as ledgers
 from evenhand.runs.folder import Folder, write_durably
-from evenhand.runs.ledger_rows import encoded
+from evenhand.runs.ledger_rows import encode_row
 from evenhand.runs.weights_digest import digest_of_file
 from evenhand.training import loop
 from evenhand.training.evaluate import row
@@ -206,9 +206,9 @@ def test_folders_of_an_earlier_version_are_read_and_what_is_not_checked_is_said(
 
 def test_a_folder_of_a_later_version_says_which_one_reads_it(tmp_path: Path) -> None:
     opened = {"type": "open", "plan": "p", "steps": 9, "format": 7, "evenhand": "9.4"}
-    (tmp_path / "ledger.jsonl").write_bytes(encoded(opened, ledgers.GENESIS)[0])
+    (tmp_path / "ledger.jsonl").write_bytes(encode_row(opened, ledgers.GENESIS)[0])
     with pytest.raises(eh.errors.LedgerError, match=r"format 7.*use evenhand 9\.4, which wrote it"):
         Folder(tmp_path).ledger()
-    (tmp_path / "ledger.jsonl").write_bytes(encoded({**opened, "evenhand": "\x1b[2J"}, ledgers.GENESIS)[0])
+    (tmp_path / "ledger.jsonl").write_bytes(encode_row({**opened, "evenhand": "\x1b[2J"}, ledgers.GENESIS)[0])
     with pytest.raises(eh.errors.LedgerError, match="use a later evenhand"):
         Folder(tmp_path).ledger()

@@ -37,15 +37,15 @@ from evenhand.errors import EvenhandError
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands; what was typed wrongly is shown without what steers a terminal."""
+    """The commands; a wrong argument is shown without characters that control a terminal."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Parse what stands before the command."""
+        """Parse the arguments before the command."""
         with _plainly():
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse what stands after the command, and run it."""
+        """Parse the arguments after the command, and run it."""
         with _plainly():
             return super().invoke(ctx)
 
@@ -95,14 +95,14 @@ for command in (
 
 
 def main() -> None:
-    """Entry point: every error becomes one message and an exit code, never a traceback."""
+    """Run the command line: every error becomes one message and an exit code, never a traceback."""
     _open_standard_streams()
     terminal.accept_all_characters()
     sys.exit(_finished(_exit_code()))
 
 
 def _open_standard_streams() -> None:
-    """Give the null device to standard streams that are closed: else a file of the run would get the stream's number.
+    """Open the null device for standard streams that are closed: else a file of the run would get the stream's number.
 
     What a library then writes to standard error would land in that file.
     """
@@ -117,7 +117,7 @@ def _open_standard_streams() -> None:
 
 
 def _exit_code() -> int | str | None:
-    """Run the command that was typed; returns the code to exit with."""
+    """Run the command that was typed; return the exit code."""
     try:
         app()
     except SystemExit as end:
@@ -148,7 +148,7 @@ def _exit_code() -> int | str | None:
 
 
 def _refused(error: OSError | MemoryError | RuntimeError) -> int:
-    """Say what the operating system refused, or that the error is of another kind; returns the code to exit with."""
+    """Print what the operating system refused, or that the error is of another kind; return the exit code."""
     from evenhand.runs.os_errors import boundary
 
     try:
@@ -162,7 +162,7 @@ def _refused(error: OSError | MemoryError | RuntimeError) -> int:
 
 
 def _unforeseen(error: Exception) -> int:
-    """Say kind and place of an error that nobody foresaw; returns the code to exit with."""
+    """Print kind and place of an error that nobody foresaw; return the exit code."""
     if os.environ.get(hints.VARIABLE):
         raise error
     terminal.say(f"evenhand: {hints.said(error)}")
@@ -170,7 +170,7 @@ def _unforeseen(error: Exception) -> int:
 
 
 def _finished(code: int | str | None) -> int | str | None:
-    """Write out what is left for stdout and stderr; if nobody reads it any more, end without a word."""
+    """Flush stdout and stderr; if nobody reads them any more, end without a word. Return the exit code."""
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()

@@ -24,8 +24,8 @@ def run(
     from evenhand.testing.conformance import check
     from evenhand.testing.subjects import subjects_in
 
-    found = [check(subject) for subject in subjects_in(file)]
-    ok = all(each.ok for each in found)
-    options.emit({"ok": ok, "subjects": [each.to_json() for each in found]}, "\n\n".join(map(str, found)), json)
+    reports = [check(subject) for subject in subjects_in(file)]
+    ok = all(each.ok for each in reports)
+    options.emit({"ok": ok, "subjects": [each.to_json() for each in reports]}, "\n\n".join(map(str, reports)), json)
     if not ok:
         raise typer.Exit(1)

@@ -18,12 +18,12 @@ def run(json: options.Json = False) -> None:
     """Regenerate the table of claims: what each speaks of, claimed epsilon, true epsilon, factor, why."""
     from evenhand.comparison.paper_claims import claims
 
-    found = claims()
-    options.emit([row(claim) for claim in found], table(found), json)
+    all_claims = claims()
+    options.emit([row(claim) for claim in all_claims], table(all_claims), json)
 
 
 def row(claim: Claim) -> dict[str, Any]:
-    """A claim as data; ``true`` is null where no finite epsilon is established."""
+    """Return a claim as data; ``true`` is null where no finite epsilon is established."""
     return {
         "paper": claim.paper,
         "speaks_of": claim.speaks_of,
@@ -37,7 +37,7 @@ def row(claim: Claim) -> dict[str, Any]:
 
 
 def table(claims: Sequence[Claim]) -> str:
-    """The claims as a Markdown table."""
+    """Return the claims as a Markdown table."""
     lines = [
         "Epsilon per record, add/remove, Poisson sampling.",
         "",

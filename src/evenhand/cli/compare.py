@@ -91,11 +91,11 @@ def run(
     ) | options.budgets(budgets)
     chosen = sweep.sweep(asked) if config is None else sweep.from_toml(config, asked)
     with interruptible():
-        found = compare(chosen, out, jobs=jobs, executor="ray" if ray else "processes")
-    options.emit(_summary(found), _text(found), json)
-    if found.failed:
+        comparison = compare(chosen, out, jobs=jobs, executor="ray" if ray else "processes")
+    options.emit(_summary(comparison), _text(comparison), json)
+    if comparison.failed:
         say(
-            f"evenhand: {len(found.failed)} of {len(found.results)} runs did not finish. {found.failed[0]} What is "
+            f"evenhand: {len(comparison.failed)} of {len(comparison.results)} runs did not finish. {comparison.failed[0]} What is "
             "charged stays charged; the same command goes on with them."
         )
         raise typer.Exit(1)
@@ -110,26 +110,28 @@ def _number(text: str) -> float:
         raise UsageError("--epsilons takes numbers separated by commas, for example --epsilons 1,3,8.") from None
 
 
-def _text(found: Comparison) -> str:
-    words = found.files.get("full_markdown", found.files["markdown"]).read_text(encoding="utf-8")
+def _text(comparison: Comparison) -> str:
+    words = comparison.files.get("full_markdown", comparison.files["markdown"]).read_text(encoding="utf-8")
     reused = (
-        f"{found.reused} of {len(found.results)} runs were finished before and not repeated.\n" if found.reused else ""
-    )
-    full = (
-        f"\nwith research values, not to be shared: {found.files['full_report']}"
-        if "full_report" in found.files
+        f"{comparison.reused} of {len(comparison.results)} runs were finished before and not repeated.\n"
+        if comparison.reused
         else ""
     )
-    return f"{words}\n{reused}report: {found.files['report']}{full}"
+    full = (
+        f"\nwith research values, not to be shared: {comparison.files['full_report']}"
+        if "full_report" in comparison.files
+        else ""
+    )
+    return f"{words}\n{reused}report: {comparison.files['report']}{full}"
 
 
-def _summary(found: Comparison) -> dict[str, Any]:
+def _summary(comparison: Comparison) -> dict[str, Any]:
     import json
 
     return {
-        **json.loads(found.files.get("full_json", found.files["json"]).read_bytes()),
-        "files": {name: str(path) for name, path in found.files.items()},
-        "runs": [str(result.task.path) for result in found.results],
-        "reused": found.reused,
-        "failed": found.failed,
+        **json.loads(comparison.files.get("full_json", comparison.files["json"]).read_bytes()),
+        "files": {name: str(path) for name, path in comparison.files.items()},
+        "runs": [str(result.task.path) for result in comparison.results],
+        "reused": comparison.reused,
+        "failed": comparison.failed,
     }

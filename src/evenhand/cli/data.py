@@ -35,32 +35,32 @@ def run(
     from evenhand.data import sources
     from evenhand.data.sources import base
 
-    found = sources.source(name)
-    place = sources.place(found, data_dir)
+    source = sources.source(name)
+    place = sources.place(source, data_dir)
     with _bar() as watch:
-        written = base.fetch(found, place, watch)
+        written = base.fetch(source, place, watch)
     text = f"{len(written)} file(s) of {name} written to {place.folder}" if written else f"{name} is there already."
     options.emit({"name": name, "folder": str(place.folder), "written": [file.name for file in written]}, text, json)
 
 
 def listed(data_dir: str | None = None) -> list[dict[str, Any]]:
-    """What there is to know about every source."""
+    """Return the facts of every source, and whether its files are there."""
     from evenhand.data import sources
 
-    places = {name: sources.place(found, data_dir) for name, found in sources.SOURCES.items()}
+    places = {name: sources.place(source, data_dir) for name, source in sources.SOURCES.items()}
     return [
         {
             "name": name,
-            "present": found.present(places[name]),
-            "folder": str(places[name].folder) if found.files else None,
-            "records": found.records,
-            "groups": found.groups,
-            "licence": found.licence,
-            "public": found.public,
-            "fetch": found.fetchable,
-            "options": [*found.options, *sources.SHARED],
+            "present": source.present(places[name]),
+            "folder": str(places[name].folder) if source.files else None,
+            "records": source.records,
+            "groups": source.groups,
+            "licence": source.licence,
+            "public": source.public,
+            "fetch": source.fetchable,
+            "options": [*source.options, *sources.SHARED],
         }
-        for name, found in sources.SOURCES.items()
+        for name, source in sources.SOURCES.items()
     ]
 
 
@@ -71,7 +71,7 @@ def _line(row: dict[str, Any]) -> str:
 
 @contextmanager
 def _bar() -> Iterator[Watch]:
-    """A progress bar on stderr, in a terminal only."""
+    """Yield a callback that moves a progress bar on stderr, in a terminal only."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 

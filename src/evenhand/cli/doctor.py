@@ -71,9 +71,9 @@ def run(
     inputs, targets = _made_up(size, shape, dtype, vocabulary, classes)
     loss = _cross_entropy if classes else _squared
     try:
-        found = examine(examined, loss, inputs, targets, timed=not bench)
+        diagnosis = examine(examined, loss, inputs, targets, timed=not bench)
         rows: tuple[Timing, ...] = ()
-        if bench and found.trainable:
+        if bench and diagnosis.trainable:
             rows = timing.measure(examined, loss, inputs, targets, opacus=True, rounds=ROUNDS)
     except EvenhandError:
         raise
@@ -82,8 +82,8 @@ def run(
             f"The model failed on made-up records ({type(error).__name__}: {error}). Check --input-shape, "
             "--input-dtype, --vocabulary and --classes."
         ) from error
-    options.emit(_data(found, done, rows), _text(found, done, rows, fix), json)
-    if not found.trainable:
+    options.emit(_data(diagnosis, done, rows), _text(diagnosis, done, rows, fix), json)
+    if not diagnosis.trainable:
         raise typer.Exit(1)
 
 
@@ -143,17 +143,17 @@ def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.flatten(1) - targets.to(outputs.dtype).unsqueeze(1)).square().mean(1)
 
 
-def _data(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing]) -> dict[str, Any]:
+def _data(diagnosis: Diagnosis, done: Sequence[Change], rows: Sequence[Timing]) -> dict[str, Any]:
     from evenhand.gradients import fast_paths
     from evenhand.mechanism import noise_native
 
     changed = [dataclasses.asdict(change) for change in done]
     timings = [dataclasses.asdict(row) for row in rows]
-    facts = {"trainable": found.trainable, **dataclasses.asdict(found), "fixed": changed, "bench": timings}
+    facts = {"trainable": diagnosis.trainable, **dataclasses.asdict(diagnosis), "fixed": changed, "bench": timings}
     return facts | {"compiled_noise": noise_native.loops() is not None, "compiled_layers": fast_paths.compiled()}
 
 
-def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix: bool) -> str:
+def _text(diagnosis: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix: bool) -> str:
     import torch
 
     from evenhand.gradients import fast_paths
@@ -162,9 +162,9 @@ def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix:
     parts = []
     if fix:
         parts += ["Fixed, as evenhand.gradients.fix(model) does:", *(f"  {change}" for change in done or ())]
-        parts += ["", str(found)] if done else ["  nothing to replace", "", str(found)]
+        parts += ["", str(diagnosis)] if done else ["  nothing to replace", "", str(diagnosis)]
     else:
-        parts.append(str(found))
+        parts.append(str(diagnosis))
     if noise_native.loops() is None:
         parts.append(
             "Noise is made in Python, several times slower: install a C compiler (gcc or clang), then evenhand again."
@@ -173,7 +173,7 @@ def _text(found: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix:
         parts.append(
             "The compiled loops for small models are missing or wrong: their steps take longer. Install evenhand again."
         )
-    if found.fixable and not found.trainable:
+    if diagnosis.fixable and not diagnosis.trainable:
         parts.append("Add --fix to examine the model with these replaced.")
     if rows:
         parts += ["", f"{'':<14}{'ms a step':>10}{'times SGD':>11}"]

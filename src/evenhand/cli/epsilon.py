@@ -39,7 +39,7 @@ def run(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Epsilon of Poisson-subsampled Gaussian steps: per record, add/remove. Exit code 2 if it is infinite."""
+    """Compute epsilon of Poisson-subsampled Gaussian steps: per record, add/remove. Exit code 2 if it is infinite."""
     from evenhand import _validate
     from evenhand._numbers import rounded_up
     from evenhand.accounting import accountant
@@ -64,9 +64,9 @@ def run(
         f"epsilon {shown} at delta {delta:g} (unit: one record; adjacency: add/remove; Poisson "
         f"sampling with rate {sampled:.6g}, {words}, {count} steps)"
     )
-    found = value if bounded else "infinite"
+    json_value = value if bounded else "infinite"
     terms = {"delta": delta, "unit": "one record", "adjacency": "add/remove", "steps": count}
-    options.emit({"epsilon": found, **terms}, text, json)
+    options.emit({"epsilon": json_value, **terms}, text, json)
     if not bounded:
         raise typer.Exit(2)
 
@@ -74,7 +74,7 @@ def run(
 def _training(
     rate: float | None, steps: int | None, records: int | None, batch: float | None, epochs: float | None
 ) -> tuple[float, int, float]:
-    """Rate, steps and steps per epoch, from either way of saying it."""
+    """Return rate, steps and steps per epoch, from either way of giving them."""
     from evenhand import _validate
     from evenhand.comparison.paper_claims import Setting
 
@@ -105,5 +105,5 @@ def _published(
     records, batch, epochs = training
     if records is None or batch is None or epochs is None:
         raise UsageError("A paper's formula needs its setting: --records, --batch-size and --epochs.")
-    found = as_published(paper, Setting(records, batch, epochs, delta), shape, *claim)
-    options.emit([row(entry) for entry in found], table(found), as_json)
+    claims = as_published(paper, Setting(records, batch, epochs, delta), shape, *claim)
+    options.emit([row(entry) for entry in claims], table(claims), as_json)

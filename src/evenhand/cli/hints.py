@@ -1,4 +1,4 @@
-"""What to try after a poor run, and what to mind when reading its figures.
+"""Hints on what to try after a poor run, and what to mind when reading its figures.
 
 Both from facts: the plan, the size of the model, the released evaluations.
 """
@@ -19,14 +19,14 @@ FALL, RISE, GAP, TINY = 0.02, 0.01, 0.15, 30
 
 
 def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """At most four sentences, the most telling first; none after a good run. Each run that is tried spends anew.
+    """Return at most four hints, the most telling first; none after a good run. Each run that is tried spends anew.
 
     Examples:
       >>> from evenhand.mechanism.make_plan import plan
       >>> from evenhand import Privacy
       >>> from evenhand.types import Facts
-      >>> made = plan("dpsgd", Privacy(0.1), data=Facts(500, (("all", 500),), labels=("no", "yes")), epochs=5)
-      >>> after(made, 10_000, [{"accuracy": 0.5, "groups": {}, "group_records": {}}])[0].split(":")[0][-45:]
+      >>> dp_plan = plan("dpsgd", Privacy(0.1), data=Facts(500, (("all", 500),), labels=("no", "yes")), epochs=5)
+      >>> after(dp_plan, 10_000, [{"accuracy": 0.5, "groups": {}, "group_records": {}}])[0].split(":")[0][-45:]
       'as long as the longest possible mean gradient'
     """
     if not metrics or not plan.facts.labels:
@@ -35,33 +35,33 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
     chance = 1 / len(plan.facts.labels)
     loud = _loudness(plan, parameters)
     poor = curve[-1] < chance + 0.5 * (1 - chance)
-    found = []
+    hints = []
     if poor and loud > LOUD:
-        found.append(
+        hints.append(
             f"the noise is {loud:.0f} times as long as the longest possible mean gradient: raise --batch-size (now "
             f"{plan.expected_batch:g}, the cost per epoch grows little), or give the model fewer parameters (now "
             f"{parameters}; --model linear, fewer columns or categories)"
         )
     if _fallen(metrics):
-        found.append(
+        hints.append(
             f"accuracy fell by {100 * (max(curve) - curve[-1]):.0f} points from its best evaluation: lower --lr, or "
             "take fewer --epochs"
         )
     elif len(curve) >= 4 and curve[-1] - curve[-1 - len(curve) // 4] > RISE:
-        found.append(
+        hints.append(
             "accuracy was still rising at the end: raise --lr or --epochs (more epochs need more noise for the same "
             "epsilon; `evenhand plan` shows how much)"
         )
-    if poor and not found:
-        found.append(
+    if poor and not hints:
+        hints.append(
             f"accuracy {curve[-1]:.0%} is not far above guessing ({chance:.0%}): try --lr 5 times larger and smaller, "
             "check that bounds are not much wider than the values, and that the columns tell about the label"
         )
-    return [*found, *_gap(metrics[-1])][:4]
+    return [*hints, *_gap(metrics[-1])][:4]
 
 
 def cautions(plan: Plan, charged: int, metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What could mislead a reader of this run: a chosen stop, tiny groups. None if nothing does.
+    """Return what could mislead a reader of this run: a chosen stop, tiny groups. Empty if nothing does.
 
     Args:
       plan: the plan of the run.
@@ -72,16 +72,16 @@ def cautions(plan: Plan, charged: int, metrics: Sequence[Mapping[str, Any]]) -> 
       >>> from evenhand.mechanism.make_plan import plan
       >>> from evenhand import Privacy
       >>> from evenhand.types import Facts
-      >>> made = plan("dpsgd", Privacy(3), data=Facts(1000, (("all", 1000),), labels=("a", "b")), epochs=2)
-      >>> cautions(made, made.steps, [{"accuracy": 0.9, "group_records": {"a": 12}}])[0][:45]
+      >>> dp_plan = plan("dpsgd", Privacy(3), data=Facts(1000, (("all", 1000),), labels=("a", "b")), epochs=2)
+      >>> cautions(dp_plan, dp_plan.steps, [{"accuracy": 0.9, "group_records": {"a": 12}}])[0][:45]
       '1 group(s) have fewer than 30 held-out record'
     """
-    found = []
+    warnings = []
     if len(metrics) > 1 and charged < plan.steps:
-        found.append(f"the run stopped after {charged} of {plan.steps} planned steps: {_CHOSEN}")
+        warnings.append(f"the run stopped after {charged} of {plan.steps} planned steps: {_CHOSEN}")
     elif metrics and _fallen(metrics):
-        found.append(f"an earlier evaluation was better than the last one: {_CHOSEN}")
-    return found + (_tiny(metrics[-1]) if metrics else [])
+        warnings.append(f"an earlier evaluation was better than the last one: {_CHOSEN}")
+    return warnings + (_tiny(metrics[-1]) if metrics else [])
 
 
 _CHOSEN = (
@@ -95,7 +95,7 @@ def _fallen(metrics: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _loudness(plan: Plan, parameters: int) -> float:
-    """Length of the noise in the mean gradient, in units of the bound: z sqrt(parameters) / batch."""
+    """Return the length of the noise in the mean gradient, in units of the bound: z sqrt(parameters) / batch."""
     noise = max(level.noise for level in plan.levels)
     return float(noise * parameters**0.5 / plan.expected_batch)
 
@@ -134,8 +134,8 @@ def said(error: BaseException) -> str:
       False An error that was not foreseen
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "evenhand" in Path(frame.filename).parts]
-    last = (own or frames)[-1] if frames else None
+    own_frames = [frame for frame in frames if "evenhand" in Path(frame.filename).parts]
+    last = (own_frames or frames)[-1] if frames else None
     place = "" if last is None else f" in {Path(last.filename).name}, line {last.lineno}"
     return (
         f"An error that was not foreseen: {type(error).__name__}{place}. Its message is not shown, since it may quote "

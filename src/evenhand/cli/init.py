@@ -21,7 +21,7 @@ EXAMPLE = "evenhand init people.csv --label ill --labels no,yes --number age=0:1
 
 @dataclass(frozen=True)
 class Answers:
-    """What was declared, by flags or by answering."""
+    """Declarations, made by flags or by answering."""
 
     label: str | None = None
     labels: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ def run(
     target = out or source.with_name(source.stem + ".toml")
     if target.exists() and not force:
         raise UsageError(f"{target} exists already: pass --force to overwrite it, or another --out.")
-    found = header(source, delimiter=delimiter)
+    columns = header(source, delimiter=delimiter)
     answers = Answers(
         label=label,
         labels=_listed(labels),
@@ -92,45 +92,45 @@ def run(
     )
     asking = sys.stdin.isatty() and not json and not source.is_dir()
     told = named or source.is_dir() or (asking and _confirmed(source))
-    known = told or believed(found, _declared(answers))
+    known = told or believed(columns, _declared(answers))
     if not known:
-        refuse_record(found)
-    _check(answers, found, known)
+        refuse_record(columns)
+    _check(answers, columns, known)
     if source.is_dir():
         text = _pictures(source, target, answers, size, grey)
         left: list[str] = []
     else:
         if asking:
-            answers = _asked(answers, found)
-            _check(answers, found, known)
-        left = [name for name in _features(answers, found) if not _known(answers, name)]
-        text = _table(source, target, answers, found, delimiter)
+            answers = _asked(answers, columns)
+            _check(answers, columns, known)
+        left = [name for name in _features(answers, columns) if not _known(answers, name)]
+        text = _table(source, target, answers, columns, delimiter)
     try:
         durable.clean(target.parent)
         durable.write(target, text.encode())
     except OSError as error:
         raise UsageError(f"{target} cannot be written ({error.strerror}). Choose another --out.") from None
-    numbers = [found.index(name) + 1 for name in left]
-    listed = ", ".join(left) if told else f"{len(left)} of the {len(found)} columns"
+    numbers = [columns.index(name) + 1 for name in left]
+    listed = ", ".join(left) if told else f"{len(left)} of the {len(columns)} columns"
     todo = f"Declare in it: {listed}. Then" if left else "Look at it, then"
     options.emit(
-        {"config": str(target), "columns": len(found), "undeclared": numbers},
+        {"config": str(target), "columns": len(columns), "undeclared": numbers},
         f"{target} written from the header of {source.name}; no value was read.\n{todo}: evenhand train {target} "
         "--epsilon 3",
         json,
     )
 
 
-def _asked(answers: Answers, found: Sequence[str]) -> Answers:
+def _asked(answers: Answers, columns: Sequence[str]) -> Answers:
     """Ask for what is open. An empty answer leaves it open."""
     if answers.label is None:
-        answers = replace(answers, label=_ask(f"Columns: {', '.join(found)}\nWhich one is to be predicted?") or None)
+        answers = replace(answers, label=_ask(f"Columns: {', '.join(columns)}\nWhich one is to be predicted?") or None)
     if not answers.labels and answers.label:
         answers = replace(answers, labels=_listed(_ask(f"Values of {answers.label}, e.g. no,yes")))
     if answers.groups is None:
         answers = replace(answers, groups=_ask("Column of groups to report on (empty: none)") or None)
     numbers, categories, dropped = dict(answers.numbers), dict(answers.categories), list(answers.dropped)
-    for name in _features(answers, found):
+    for name in _features(answers, columns):
         if _known(answers, name):
             continue
         reply = _ask(f"{name}: public bounds LOW:HIGH, or values a,b,c (* for all others), or - to leave it out")
@@ -160,29 +160,32 @@ _YES = ("y", "yes")
 
 
 def _declared(answers: Answers) -> list[str]:
-    """Every column that was named."""
+    """Return every column that was named."""
     named = [answers.label, answers.groups, answers.owners, *answers.dropped, *answers.missing]
     return [name for name in [*named, *answers.numbers, *answers.categories] if name is not None]
 
 
-def _check(answers: Answers, found: Sequence[str], known: bool) -> None:
-    """Every column that was named exists. The names of others are said only where they are ``known`` to be names."""
+def _check(answers: Answers, columns: Sequence[str], known: bool) -> None:
+    """Raise if a column that was named does not exist.
+
+    The message names the other columns only where they are ``known`` to be names.
+    """
     from evenhand.data.tables import no_column
 
     for name in _declared(answers):
-        if name not in found:
-            raise no_column(name, found, found if known else ())
+        if name not in columns:
+            raise no_column(name, columns, columns if known else ())
 
 
-def _features(answers: Answers, found: Sequence[str]) -> list[str]:
-    return [name for name in found if name != answers.label and name not in answers.dropped]
+def _features(answers: Answers, columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if name != answers.label and name not in answers.dropped]
 
 
 def _known(answers: Answers, name: str) -> bool:
     return name in answers.numbers or name in answers.categories or (name == answers.owners and bool(answers.budgets))
 
 
-def _table(source: Path, target: Path, answers: Answers, found: Sequence[str], delimiter: str) -> str:
+def _table(source: Path, target: Path, answers: Answers, columns: Sequence[str], delimiter: str) -> str:
     from evenhand.training.config import literal
 
     lines = _head(source, target, answers, delimiter)
@@ -199,7 +202,7 @@ def _table(source: Path, target: Path, answers: Answers, found: Sequence[str], d
         "# category becomes a feature of 0 or 1. A column without a table is left out"
         + (f": {', '.join(answers.dropped)}." if answers.dropped else "."),
     ]
-    for name in _features(answers, found):
+    for name in _features(answers, columns):
         lines += ["", *_column(answers, name)]
     return "\n".join(lines) + "\n"
 
@@ -311,10 +314,10 @@ def _whole(value: float) -> float:
 
 
 def _pairs(entries: Sequence[str] | None, flag: str, example: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    by_column: dict[str, str] = {}
     for entry in entries or ():
         name, equals, value = entry.partition("=")
-        if not equals or not name or not value or name in found:
+        if not equals or not name or not value or name in by_column:
             raise UsageError(f"{flag} takes each column once, for example {flag} {example}.")
-        found[name] = value
-    return found
+        by_column[name] = value
+    return by_column

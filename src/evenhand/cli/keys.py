@@ -38,6 +38,6 @@ def run(
             "Passphrase", hide_input=True, confirmation_prompt=True
         )
     name = signatures.new_key(out, word)
-    found = {"private": str(out), "public": f"{out}.pub", "fingerprint": name}
+    summary = {"private": str(out), "public": f"{out}.pub", "fingerprint": name}
     text = f"private key: {out} (keep it to yourself)\npublic key:  {out}.pub\nfingerprint: {name}"
-    options.emit(found, text, json)
+    options.emit(summary, text, json)

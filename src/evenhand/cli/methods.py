@@ -19,12 +19,12 @@ def run(
     json: options.Json = False,
 ) -> None:
     """List every method and density with its guarantee level, settings and reference."""
-    found = rows()
-    options.emit(found, table(found) if markdown else _two(found, _listed), json)
+    listing = rows()
+    options.emit(listing, table(listing) if markdown else _two(listing, _listed), json)
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every method that takes gradient steps, then every density; settings are what ``--set`` may change."""
+    """Return every method that takes gradient steps, then every density; settings are what ``--set`` may change."""
     from evenhand import density
     from evenhand.methods.catalogue import DENSITIES, catalogue
 
@@ -41,25 +41,25 @@ def rows() -> list[dict[str, Any]]:
     ]
     once = [
         {
-            "name": found.name,
+            "name": method.name,
             "kind": "density",
-            "guarantee": found.guarantee,
-            "reference": found.source.text,
-            "summary": found.summary,
-            "settings": density.settings(found.name) if found.name in density.METHODS else {},
+            "guarantee": method.guarantee,
+            "reference": method.source.text,
+            "summary": method.summary,
+            "settings": density.settings(method.name) if method.name in density.METHODS else {},
         }
-        for found in DENSITIES.values()
+        for method in DENSITIES.values()
     ]
     return [*steps, *once]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The methods and the densities as Markdown tables."""
+    """Return the methods and the densities as Markdown tables."""
     return _two(rows, _table)
 
 
 def _two(rows: Sequence[dict[str, Any]], shown: Callable[[Sequence[dict[str, Any]]], str]) -> str:
-    """The methods that take steps, then the densities under a line that says what they are."""
+    """Return the methods that take steps, then the densities under a line that says what they are."""
     steps, once = ([row for row in rows if row["kind"] == kind] for kind in ("steps", "density"))
     return f"{shown(steps)}\n\n{ONCE}\n\n{shown(once)}"
 

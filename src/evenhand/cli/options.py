@@ -102,7 +102,7 @@ BatchSize = Annotated[float | None, typer.Option("--batch-size", help="EXPECTED 
 
 
 def parsed(settings: list[str] | None, flag: str = "--set", example: str = "bound=0.5") -> dict[str, Any]:
-    """``["bound=0.5"]`` -> ``{"bound": 0.5}``; values are JSON where they can be, else text."""
+    """Parse ``["bound=0.5"]`` to ``{"bound": 0.5}``; values are JSON where they can be, else text."""
     result: dict[str, Any] = {}
     for entry in settings or []:
         key, equals, value = entry.partition("=")
@@ -116,7 +116,7 @@ def parsed(settings: list[str] | None, flag: str = "--set", example: str = "boun
 
 
 def source(settings: list[str] | None) -> dict[str, Any]:
-    """The options that ``--source`` stands for.
+    """Return the options that ``--source`` stands for.
 
     Examples:
       >>> source(["records=10000", "owners=digits"])
@@ -126,12 +126,12 @@ def source(settings: list[str] | None) -> dict[str, Any]:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Only what the user typed."""
+    """Return only the options that the user typed."""
     return {key: value for key, value in values.items() if value is not None and value != {}}
 
 
 def emit(data: Any, text: str, as_json: bool) -> None:
-    """Print for a program or for a person."""
+    """Print JSON for a program, or text for a person."""
     print(json.dumps(data) if as_json else plain(text))
 
 
@@ -143,7 +143,7 @@ def refuse_nameless(*paths: Path | None) -> None:
 
 
 def pairs(text: str, flag: str) -> dict[str, float]:
-    """``"strict=1,open=8"`` -> ``{"strict": 1.0, "open": 8.0}``."""
+    """Parse ``"strict=1,open=8"`` to ``{"strict": 1.0, "open": 8.0}``."""
     result: dict[str, float] = {}
     for entry in text.split(","):
         name, equals, value = entry.strip().rpartition("=")
@@ -158,7 +158,7 @@ def pairs(text: str, flag: str) -> dict[str, float]:
 
 
 def budgets(text: str | None) -> dict[str, Any]:
-    """The settings that ``--budgets`` stands for: NAME=NUMBER pairs, a TOML file of them, or a column or file.
+    """Return the settings that ``--budgets`` stands for: NAME=NUMBER pairs, a TOML file of them, or a column or file.
 
     Examples:
       >>> budgets("strict=1,open=8"), budgets("promise")
@@ -174,14 +174,18 @@ def budgets(text: str | None) -> dict[str, Any]:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """Epsilons by owner: the table [budgets] of a file, or all of a file that has none."""
+    """Read epsilons by owner: the table [budgets] of a file, or all of a file that has none."""
     from evenhand import _toml
 
     values = _toml.read(path)
-    found = values.get("budgets", values)
-    if not isinstance(found, dict) or not found or any(isinstance(value, dict | list) for value in found.values()):
+    epsilons = values.get("budgets", values)
+    if (
+        not isinstance(epsilons, dict)
+        or not epsilons
+        or any(isinstance(value, dict | list) for value in epsilons.values())
+    ):
         raise UsageError(f"{path} must hold one epsilon per owner, for example: strict = 1 and open = 8.")
-    return found
+    return epsilons
 
 
 ScheduleName = Annotated[str | None, typer.Option("--schedule", help="constant, linear, time, step or phases.")]
@@ -196,7 +200,7 @@ SpendingPlot = Annotated[
 def built_schedule(
     name: str | None, decay: float | None, every: int | None, phases: int | None, **more: Any
 ) -> Schedule:
-    """The schedule that the flags describe; a flag that it does not have is an error."""
+    """Return the schedule that the flags describe; a flag that it does not have is an error."""
     from evenhand.methods import registry
 
     chosen = registry.build("schedule", name or "constant", given(decay=decay, every=every, n=phases, **more))

@@ -64,14 +64,16 @@ def run(
     if name in DENSITIES and DENSITIES[name].guarantee == "not established":
         _unproven(DENSITIES[name], facts, json)
         return
-    made = planner(facts, promise)
+    plan = planner(facts, promise)
     if plot is not None:
-        shown = {facts.owner_names[index]: index for index in chosen_few(made.epsilons)}
-        spending = {name: made.spending(index) for name, index in shown.items()}
-        promised = {name: made.budgets[index] for name, index in shown.items()}
-        options.draw_spending(plot, spending, {k: v for k, v in promised.items() if v is not None}, made.delta)
-    found = statement_files.as_json(rows(made, made.epsilons), {}) if json else {}
-    options.emit({**made.to_json(), **found, "digest": made.digest, "warnings": warnings(made)}, str(made), json)
+        shown = {facts.owner_names[index]: index for index in chosen_few(plan.epsilons)}
+        spending = {name: plan.spending(index) for name, index in shown.items()}
+        promised = {name: plan.budgets[index] for name, index in shown.items()}
+        options.draw_spending(plot, spending, {k: v for k, v in promised.items() if v is not None}, plan.delta)
+    owner_figures = statement_files.as_json(rows(plan, plan.epsilons), {}) if json else {}
+    options.emit(
+        {**plan.to_json(), **owner_figures, "digest": plan.digest, "warnings": warnings(plan)}, str(plan), json
+    )
 
 
 def _planner(
@@ -81,7 +83,7 @@ def _planner(
     epochs: float,
     batch_size: float | None,
 ) -> Callable[[Facts, Promise | None], Plan]:
-    """What plans the method called ``name``; names are checked here, before data are loaded."""
+    """Return a function that plans the method called ``name``; names are checked here, before data are loaded."""
     from evenhand.mechanism.make_plan import plan
     from evenhand.methods import catalogue
     from evenhand.methods.catalogue import DENSITIES
@@ -99,19 +101,21 @@ def _planner(
     return lambda facts, promise: plan(chosen, promise, data=facts, epochs=epochs, batch_size=batch_size)
 
 
-def _unproven(found: Density, facts: Facts, json: bool) -> None:
-    """That nothing can be promised, and why: there is no noise to plan and no epsilon to print."""
+def _unproven(density: Density, facts: Facts, json: bool) -> None:
+    """Print that nothing can be promised, and why: there is no noise to plan and no epsilon to print."""
     from evenhand.density.published_smoothing import WHY
 
     nothing = [None] * len(facts.owners)
     told = {
-        "method": found.name,
-        "guarantee": found.guarantee,
+        "method": density.name,
+        "guarantee": density.guarantee,
         "budgets": nothing,
         "epsilons": nothing,
         "warnings": list(WHY),
     }
-    said = f"{found.name} ({found.guarantee}): no epsilon is established for any promise, so nothing can be planned."
+    said = (
+        f"{density.name} ({density.guarantee}): no epsilon is established for any promise, so nothing can be planned."
+    )
     options.emit(told, "\n  ".join([said, *WHY]), json)
 
 

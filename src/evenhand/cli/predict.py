@@ -46,31 +46,35 @@ def run(
     from evenhand.training.run import predict, preprocessing
 
     table = read_table(source, preprocessing(folder), delimiter=delimiter)
-    kept = {name: [guarded(text(cell)) for cell in table.cells(name)] for name in keep or []}
-    found = predict(folder, table, model=model, features=features)
-    header = [*kept, "prediction", *(f"probability of {label}" for label in found.labels)]
-    cells = zip(*kept.values(), strict=True) if kept else ([] for _ in found.predicted)
+    copied_columns = {name: [guarded(text(cell)) for cell in table.cells(name)] for name in keep or []}
+    predictions = predict(folder, table, model=model, features=features)
+    header = [*copied_columns, "prediction", *(f"probability of {label}" for label in predictions.labels)]
+    cells = zip(*copied_columns.values(), strict=True) if copied_columns else ([] for _ in predictions.predicted)
     rows = [
-        [*own, guarded(label), *(f"{value:.6f}" for value in values)]
-        for own, label, values in zip(cells, found.predicted, found.probabilities, strict=True)
+        [*copies, guarded(label), *(f"{value:.6f}" for value in values)]
+        for copies, label, values in zip(cells, predictions.predicted, predictions.probabilities, strict=True)
     ]
-    summary = {"records": len(rows), "labels": list(found.labels)}
+    summary = {"records": len(rows), "labels": list(predictions.labels)}
     if out is not None:
         _write(out, _csv(header, rows))
         options.emit({**summary, "out": str(out)}, f"{len(rows)} predictions: {out}", json)
     elif json:
-        answers = {"predictions": found.predicted, "probabilities": found.probabilities, "kept": kept}
+        answers = {
+            "predictions": predictions.predicted,
+            "probabilities": predictions.probabilities,
+            "kept": copied_columns,
+        }
         options.emit({**summary, **answers}, "", json)
     else:
         sys.stdout.write(_csv(header, rows))
 
 
 def _csv(header: list[str], rows: list[list[str]]) -> str:
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _write(path: Path, text: str) -> None:

@@ -36,21 +36,21 @@ def run(
 
     owners = options.pairs(budgets, "--budgets") if budgets is not None else {}
     promised = max(owners.values()) if owners else epsilon
-    found = recommend(Facts(records, promised, smallest, bool(owners), kind, parameters), goal)
-    options.emit(dataclasses.asdict(found), _text(found), json)
+    advice = recommend(Facts(records, promised, smallest, bool(owners), kind, parameters), goal)
+    options.emit(dataclasses.asdict(advice), _text(advice), json)
 
 
-def _text(found: Advice) -> str:
-    lines = [f"method: {found.method}" + ("" if found.measured else " (not measured on data like yours)")]
-    used = {key: value for key, value in found.settings.items() if key not in ("method", "settings")}
+def _text(advice: Advice) -> str:
+    lines = [f"method: {advice.method}" + ("" if advice.measured else " (not measured on data like yours)")]
+    used = {key: value for key, value in advice.settings.items() if key not in ("method", "settings")}
     if used:
         lines.append("with: " + ", ".join(f"{key} {value}" for key, value in used.items()))
-    settings = found.settings.get("settings", {})
+    settings = advice.settings.get("settings", {})
     if settings:
         lines.append("settings: " + " ".join(f"--set {key}={value}" for key, value in settings.items()))
-    lines += [f"- {reason}" for reason in found.reasons]
-    if found.others:
-        lines.append(f"- As good by the intervals: {', '.join(found.others)}.")
-    if found.measured:
-        lines.append(f"From the study {found.study}. {found.provenance}")
+    lines += [f"- {reason}" for reason in advice.reasons]
+    if advice.others:
+        lines.append(f"- As good by the intervals: {', '.join(advice.others)}.")
+    if advice.measured:
+        lines.append(f"From the study {advice.study}. {advice.provenance}")
     return "\n".join(lines)

@@ -20,7 +20,7 @@ def run(
     card: Annotated[Path | None, typer.Option("--card", help="Also write the model card, as Markdown.")] = None,
     json: options.Json = False,
 ) -> None:
-    """One self-contained HTML page: accuracy per group, learning curves, spent epsilon, the statement in words.
+    """Write one self-contained HTML page: accuracy per group, learning curves, spent epsilon, the statement in words.
 
     In the run folder its digest goes into the ledger, so that `verify` covers it. A model card that a full disk kept
     out of the folder is written too.
@@ -29,16 +29,16 @@ def run(
     from evenhand.training.run import Run
 
     options.refuse_nameless(out, card)
-    found = Folder.existing(folder)
-    made = Run(found)
-    research = bool(found.metrics(training_records=True)) and not found.metrics()
-    target = out or (found.private / "report-full.html" if research else found.path / "report.html")
-    if card is None and out is None and not (found.path / "model-card.md").exists():
-        card = found.path / "model-card.md"
+    run_folder = Folder.existing(folder)
+    finished_run = Run(run_folder)
+    research = bool(run_folder.metrics(training_records=True)) and not run_folder.metrics()
+    target = out or (run_folder.private / "report-full.html" if research else run_folder.path / "report.html")
+    if card is None and out is None and not (run_folder.path / "model-card.md").exists():
+        card = run_folder.path / "model-card.md"
     try:
-        written = {"report": made.report(training_records=research).save(target)}
+        written = {"report": finished_run.report(training_records=research).save(target)}
         if card is not None:
-            write_durably(card, made.card().encode())
+            write_durably(card, finished_run.card().encode())
             written["card"] = card
     except OSError as error:
         raise UsageError(f"{target.parent} cannot be written ({error.strerror}). Choose another --out.") from None

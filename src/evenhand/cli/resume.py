@@ -72,14 +72,16 @@ def _rebudget(folder: Path, epsilon: float | None, budgets: str | None, epochs: 
 
     if epsilon is not None and budgets is not None:
         raise UsageError("Give one of --epsilon and --budgets.")
-    found = options.budgets(budgets).get("budgets")
-    if budgets is not None and not found:
+    owner_budgets = options.budgets(budgets).get("budgets")
+    if budgets is not None and not owner_budgets:
         raise UsageError("--budgets takes NAME=NUMBER,NAME=NUMBER or a .toml file here: owners are known already.")
-    made = rebudget(folder, Budgets(found) if found else Privacy(float(epsilon or 0.0)), epochs=epochs, out=out)
+    plan = rebudget(
+        folder, Budgets(owner_budgets) if owner_budgets else Privacy(float(epsilon or 0.0)), epochs=epochs, out=out
+    )
     if out is not None:
-        step = sum(stage.steps for stage in made.earlier)
+        step = sum(stage.steps for stage in plan.earlier)
         left = (
-            f"{made.steps - step} steps remain" if made.steps > step else "no step remains, the model is taken as it is"
+            f"{plan.steps - step} steps remain" if plan.steps > step else "no step remains, the model is taken as it is"
         )
         say(
             f"Gone back to step {step}: {left}. {folder} is withdrawn: delete what it computed after that step, "

@@ -50,21 +50,21 @@ def run(
     from evenhand.runs.statement import markdown, packed
 
     options.refuse_nameless(html, out)
-    found = Folder.existing(folder)
+    run_folder = Folder.existing(folder)
     if stopped_independently:
-        found.declare_stopped()
+        run_folder.declare_stopped()
     if sign is not None:
-        signer = _signed(found, sign)
+        signer = _signed(run_folder, sign)
         if html is None and out is None:
-            options.emit({"signed_by": signer}, f"signed by {signer}: {found.signature_file}", json)
+            options.emit({"signed_by": signer}, f"signed by {signer}: {run_folder.signature_file}", json)
             return
     wanted = [(path, ".html" if path is html else path.suffix.lower()) for path in (html, out) if path is not None]
     if not wanted:
-        made = found.statement()
-        options.emit(packed(made), markdown(made), json)
+        statement = run_folder.statement()
+        options.emit(packed(statement), markdown(statement), json)
         return
-    _check(found, wanted)
-    _write(_to_sign(found), wanted)
+    _check(run_folder, wanted)
+    _write(_to_sign(run_folder), wanted)
     names = [str(path) for path, _ in wanted]
     options.emit({"written": names}, "\n".join(f"statement: {name}" for name in names), json)
 
@@ -86,7 +86,10 @@ def _check(folder: Folder, wanted: list[tuple[Path, str]]) -> None:
 
 
 def _to_sign(folder: Folder) -> dict[str, Any]:
-    """The statement in the folder if it is up to date, so that its digest is the printed one; else a new one."""
+    """Return the statement in the folder if it is up to date, so that its digest is the printed one; else a new one.
+
+    The folder is verified first; VerificationError is raised if it does not verify.
+    """
     from evenhand import untrusted
     from evenhand.runs.folder import head_in
     from evenhand.runs.statement import unpacked
@@ -102,7 +105,7 @@ def _to_sign(folder: Folder) -> dict[str, Any]:
     return folder.statement()
 
 
-def _write(made: dict[str, Any], wanted: list[tuple[Path, str]]) -> None:
+def _write(statement: dict[str, Any], wanted: list[tuple[Path, str]]) -> None:
     from evenhand.runs.folder import statement_bytes, write_durably
     from evenhand.runs.statement import markdown
     from evenhand.runs.statement_page import render_statement
@@ -114,6 +117,6 @@ def _write(made: dict[str, Any], wanted: list[tuple[Path, str]]) -> None:
     }
     for path, form in wanted:
         try:
-            write_durably(path, forms[form](made).encode())
+            write_durably(path, forms[form](statement).encode())
         except OSError as error:
             raise UsageError(f"{path} cannot be written ({error.strerror}). Choose another file.") from None

@@ -153,7 +153,7 @@ def signed(finished: Run, key: Ed25519PrivateKey) -> None:
 
 
 def logger(name: str, out: Path | None) -> Logger:
-    """The logger called ``name``; an unknown or missing one is refused before anything is spent."""
+    """Return the logger called ``name``; refuse an unknown or missing one before anything is spent."""
     from evenhand import _validate
 
     if _validate.known(name, ("tensorboard", "mlflow"), "logger") == "mlflow":
@@ -168,29 +168,29 @@ def logger(name: str, out: Path | None) -> Logger:
 
 
 def announce(plan: Plan, seconds: float) -> None:
-    """What is about to be spent, and how long it will take."""
+    """Print what is about to be spent, and how long it will take."""
     from evenhand.training.progress import words
 
     say(f"{plan}\n\nThis will take {words(seconds)}; nothing is spent yet.\n")
 
 
 def advise(finished: Run) -> None:
-    """What to mind when reading the figures, and what to try next after a run that could be better."""
+    """Print what to mind when reading the figures, and what to try next after a run that could be better."""
     from evenhand.cli import hints
 
     size = sum(parameter.numel() for parameter in finished.model.parameters() if parameter.requires_grad)
     charged = finished.folder.ledger().reserved
-    for heading, found in (
+    for heading, sentences in (
         ("To mind when reading these figures:", hints.cautions(finished.plan, charged, finished.evaluations)),
         ("To try next (every run spends anew):", hints.after(finished.plan, size, finished.evaluations)),
     ):
-        if found:
-            say("\n".join(["", heading, *(f"  - {hint}" for hint in found)]))
+        if sentences:
+            say("\n".join(["", heading, *(f"  - {hint}" for hint in sentences)]))
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """A run stopped by a signal says how to go on and exits with the signal's code."""
+    """Say how to go on when a signal stops the run, and exit with the signal's code."""
     from evenhand.training.loop import Interrupted
 
     try:
@@ -205,25 +205,25 @@ def interruptible() -> Iterator[None]:
 
 
 def show(finished: Run, as_json: bool) -> None:
-    """The end of ``train`` and ``resume``: where the run is, who is served how well, what is promised."""
-    found = summary(finished)
-    lines = [f"accuracy {found['accuracy']:.1%}" if found["accuracy"] is not None else "no held-out data"]
-    lines += [f"  {name}: {value:.1%}" for name, value in found["groups"].items()]
+    """Print the end of ``train`` and ``resume``: where the run is, who is served how well, what is promised."""
+    figures = summary(finished)
+    lines = [f"accuracy {figures['accuracy']:.1%}" if figures["accuracy"] is not None else "no held-out data"]
+    lines += [f"  {name}: {value:.1%}" for name, value in figures["groups"].items()]
     lines += [
         f"  owner {name}: {row['recall']:.1%}"
-        for name, row in (found["owners"] or {}).items()
-        if len(found["owners"]) > 1 and row["recall"] is not None
+        for name, row in (figures["owners"] or {}).items()
+        if len(figures["owners"]) > 1 and row["recall"] is not None
     ]
     full = finished.path / "private" / "report-full.html"
     page = f"not private, do not share: {full}" if full.exists() else f"report: {finished.path / 'report.html'}"
     lines += ["", str(finished.privacy), "", page]
     if as_json and sys.stderr.isatty():
         say("\n".join(lines))
-    options.emit(found, "\n".join(lines), as_json)
+    options.emit(figures, "\n".join(lines), as_json)
 
 
 def summary(finished: Run) -> dict[str, Any]:
-    """What scripts rely on."""
+    """Return the figures that ``--json`` prints; scripts rely on these keys."""
     from evenhand.runs import statement_files
 
     last = finished.folder.last_evaluation() or {"accuracy": None, "groups": {}}

@@ -24,17 +24,17 @@ def run(
     from evenhand._numbers import rounded_up
     from evenhand.runs.verify import verify
 
-    found = verify(folder, key)
+    findings = verify(folder, key)
     epsilon = (
         "no epsilon is established"
-        if found["epsilon"] is None
-        else f"epsilon {rounded_up(found['epsilon'])} at delta {found['delta']:g} (add/remove one record)"
+        if findings["epsilon"] is None
+        else f"epsilon {rounded_up(findings['epsilon'])} at delta {findings['delta']:g} (add/remove one record)"
     )
-    signer = f", signed by {found['signed_by']}" if key is not None else ""
-    lines = [f"NOT verified: {problem}" for problem in found["problems"]]
-    if found["epsilon"] not in (None, found["charged"]):
-        epsilon += f", which is that of the whole plan; charged so far: {rounded_up(found['charged'])}"
-    lines = lines or [f"verified: {found['steps']} of {found['planned']} steps charged, {epsilon}{signer}"]
-    options.emit(found, "\n".join([*lines, *(f"note: {note}" for note in found["notes"])]), json)
-    if not found["ok"]:
+    signer = f", signed by {findings['signed_by']}" if key is not None else ""
+    lines = [f"NOT verified: {problem}" for problem in findings["problems"]]
+    if findings["epsilon"] not in (None, findings["charged"]):
+        epsilon += f", which is that of the whole plan; charged so far: {rounded_up(findings['charged'])}"
+    lines = lines or [f"verified: {findings['steps']} of {findings['planned']} steps charged, {epsilon}{signer}"]
+    options.emit(findings, "\n".join([*lines, *(f"note: {note}" for note in findings["notes"])]), json)
+    if not findings["ok"]:
         raise typer.Exit(1)

@@ -16,7 +16,7 @@ from evenhand import _validate, durable, untrusted
 from evenhand.comparison import executors, summary
 from evenhand.comparison import summary as tuning_results
 from evenhand.comparison import tables as files
-from evenhand.comparison.run_cell import Task, Validation, finished, perform, task
+from evenhand.comparison.run_cell import Task, Validation, finished, perform, plan_task
 from evenhand.comparison.sweep import Chosen, Sweep
 from evenhand.errors import UsageError, VerificationError
 from evenhand.reporting.comparison_sections import Entry
@@ -32,7 +32,7 @@ EXECUTORS: dict[str, Callable[..., dict[str, executors.Failure]]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found: entries by method and promise, every run, where the files are, what was reused."""
+    """Result of a comparison: entries by method and promise, every run, paths of the files, number of reused runs."""
 
     entries: tuple[Entry, ...]
     results: tuple[summary.Result, ...]
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def failed(self) -> list[str]:
-        """Why runs failed."""
+        """Return why runs failed."""
         return [reason for entry in self.entries for reason in entry.failures]
 
 
@@ -73,16 +73,16 @@ def compare(
     sweep.cells()
     crew = _Crew(executor, None if jobs is None else _validate.whole(jobs, "jobs"), progress)
     with _locked(folder):
-        done, winners = _tuned(sweep, folder, crew)
+        done, winners = _run_trials(sweep, folder, crew)
         missing = {trial.key for trial in sweep.trials()} - set(winners)
         tasks = [
-            task(cell, folder, research=sweep.research, tuned=sweep.tune is not None)
+            plan_task(cell, folder, research=sweep.research, tuned=sweep.tune is not None)
             for cell in sweep.cells(winners)
             if (cell.method, cell.epsilon) not in missing
         ]
         failed, reused = crew.run(tasks)
         _note(folder, failed)
-        results = [summary.result(found, failed.get(found.path.name)) for found in tasks]
+        results = [summary.result(task, failed.get(task.path.name)) for task in tasks]
         if not results:
             raise UsageError("No trial of any method finished, so there is nothing to run: see private/failures.txt.")
         entries = summary.entries(results, baseline=sweep.baseline, efforts=tuning_results.efforts(done, winners))
@@ -90,31 +90,31 @@ def compare(
     return Comparison(tuple(entries), tuple(results), written, reused)
 
 
-def _tuned(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[tuning_results.Tried], Chosen]:
-    """Run the trials that are missing, and choose."""
+def _run_trials(sweep: Sweep, folder: Path, crew: _Crew) -> tuple[list[tuning_results.Tried], Chosen]:
+    """Run the trials that are missing; return all trials and the winners."""
     trials, tune = sweep.trials(), sweep.tune
     if tune is None:
         return [], {}
     part = Validation(tune.share, tune.split_seed)
-    tasks = [task(trial.cell, folder, validation=part) for trial in trials]
+    tasks = [plan_task(trial.cell, folder, validation=part) for trial in trials]
     failed, _ = crew.run(tasks)
     _note(folder, failed)
-    done = tuning_results.tried(trials, tasks, failed, tune.score)
+    done = tuning_results.read_trials(trials, tasks, failed, tune.score)
     tuning_results.write(folder, tune, done, sweep.public)
-    return done, tuning_results.chosen(done)
+    return done, tuning_results.choose_winners(done)
 
 
 @dataclass(frozen=True)
 class _Crew:
-    """Who runs the tasks: worker processes here, or a Ray cluster."""
+    """The executor of the tasks: worker processes here, or a Ray cluster."""
 
     executor: str
     jobs: int | None
     progress: bool | None
 
     def run(self, tasks: Sequence[Task]) -> tuple[dict[str, executors.Failure], int]:
-        """Run what is not finished; returns what failed, by name, and how many were finished before."""
-        missing = {found.path.name: found for found in tasks if not finished(found)}
+        """Run the tasks that are not finished; return the failures by name, and how many were finished before."""
+        missing = {task.path.name: task for task in tasks if not finished(task)}
         before, cores = len(tasks) - len(missing), _cores()
         workers = max(1, min(cores, len(missing))) if self.jobs is None else self.jobs
         with _interruptible(before, len(tasks)), _bar(tasks, len(missing), self.progress) as watch:
@@ -129,7 +129,7 @@ def _cores() -> int:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Two comparisons in one folder would run the same cells twice."""
+    """Hold the folder's lock: two comparisons in one folder would run the same cells twice."""
     from filelock import Timeout
 
     try:
@@ -151,7 +151,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible(before: int, total: int) -> Iterator[None]:
-    """A signal stops the workers after their checkpoints and says how to go on."""
+    """Stop the workers after their checkpoints when a signal comes, and raise an error that says how to go on."""
     received: list[int] = []
 
     def stop(number: int, _frame: Any) -> None:
@@ -177,14 +177,14 @@ def _interruptible(before: int, total: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator[Watch]:
-    """One bar over all runs; a run counts by its evaluations, so that it moves within a run too."""
+    """Yield a callback that moves one bar over all runs; a run counts by its evaluations, so it moves meanwhile."""
     if not (sys.stderr.isatty() if progress is None else progress) or not missing:
         yield lambda busy, done: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    known = {found.path.name: found for found in tasks}
+    known = {task.path.name: task for task in tasks}
     columns = (
         TextColumn("{task.fields[done]} of {task.fields[runs]} runs"),
         BarColumn(),
@@ -198,25 +198,25 @@ def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator
 
         def watch(busy: Iterable[str], done: int) -> None:
             running = [known[name] for name in busy]
-            partly = sum(_share(found) for found in running)
-            words = plain(", ".join(found.cell.name for found in running[:3])) or "writing tables and report"
+            partly = sum(_share(task) for task in running)
+            words = plain(", ".join(task.cell.name for task in running[:3])) or "writing tables and report"
             with contextlib.suppress(OSError):
                 shown.update(entry, completed=done + partly, description=words, done=ready + done)
 
         yield watch
 
 
-def _share(found: Task) -> float:
-    """How far a run is, by the evaluations it has written."""
+def _share(task: Task) -> float:
+    """Return how far a run is, by the evaluations it has written."""
     try:
-        lines = sum(1 for _ in untrusted.lines(found.folder.metrics_file))
+        lines = sum(1 for _ in untrusted.lines(task.folder.metrics_file))
     except VerificationError:
         return 0.0
-    return min(0.99, lines / max(1.0, found.cell.config.epochs))
+    return min(0.99, lines / max(1.0, task.cell.config.epochs))
 
 
 def _note(folder: Path, failed: dict[str, executors.Failure]) -> None:
-    """Details of failures may hold data values, so they stay in the private folder."""
+    """Append failures to the private folder, since their details may hold data values."""
     if failed:
         texts = [f"{name}: {why.reason}\n{why.details}" for name, why in failed.items()]
         durable.append(folder / "private" / "failures.txt", "\n\n".join([*texts, ""]).encode("utf-8", "replace"))

@@ -36,32 +36,32 @@ class Line:
 
     @property
     def steps(self) -> bool:
-        """Whether the method trains by gradient steps; a density releases once, whatever the rate or the batch."""
+        """Return whether the method trains by gradient steps; a density releases once, without rate or batch."""
         return self.method not in density.METHODS
 
     @property
     def private(self) -> bool:
-        """Whether the method keeps a promise."""
+        """Return whether the method keeps a promise."""
         if not self.steps:
             return True
         return catalogue.method(self.method, self.settings).rule.guarantee != "not private"
 
     @property
     def known(self) -> Mapping[str, Any]:
-        """The settings that the method has, with their defaults."""
+        """Return the settings that the method has, with their defaults."""
         if not self.steps:
             return density.settings(self.method)
         return {recipe.name: recipe.defaults for recipe in catalogue.catalogue()}.get(self.method, {})
 
 
-def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], own: Mapping[str, Any]) -> Line:
-    """The line called ``name``: a variant if one is declared, else the method of that name.
+def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], line_settings: Mapping[str, Any]) -> Line:
+    """Return the line called ``name``: a variant if one is declared, else the method of that name.
 
     Args:
       name: as it stands in ``methods``.
       variants: tables with ``method``, ``settings``, ``budgets`` and keys of the config, by name.
       common: settings for every method that has them.
-      own: settings for this line only.
+      line_settings: settings for this line only.
 
     Examples:
       >>> line("C = 2", {"C = 2": {"method": "dpsgd", "settings": {"bound": 2.0}}}, {"bound": 1.0}, {}).settings
@@ -72,27 +72,27 @@ def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], own:
         raise UsageError(f'The variant {name!r} must say whose it is: [variants."{name}"] with method = "dpsgd".')
     for key in set(table) - {"method", "settings", "budgets"}:
         _validate.known(key, OWN, f"key of the variant {name!r}")
-    found = Line(
+    plain_line = Line(
         name,
         table["method"],
         config={key: value for key, value in table.items() if key in OWN},
         budgets=table.get("budgets", {}),
     )
-    used = {key: value for key, value in common.items() if key in found.known}
-    settings = {**used, **table.get("settings", {}), **own}
-    if not found.steps:
+    used = {key: value for key, value in common.items() if key in plain_line.known}
+    settings = {**used, **table.get("settings", {}), **line_settings}
+    if not plain_line.steps:
         for key in settings:
-            _validate.known(key, found.known, f"setting of {found.method}")
+            _validate.known(key, plain_line.known, f"setting of {plain_line.method}")
     else:
-        catalogue.method(found.method, settings)
-    return Line(name, found.method, settings, found.config, found.budgets)
+        catalogue.method(plain_line.method, settings)
+    return Line(name, plain_line.method, settings, plain_line.config, plain_line.budgets)
 
 
-def kept(budgets: Mapping[str, Any], promised: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The budgets of a line, refused if they promise an owner less privacy than the comparison does.
+def lower_budgets(budgets: Mapping[str, Any], promised: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the budgets of a line; refuse those that promise an owner less privacy than the comparison does.
 
     Examples:
-      >>> kept({"open": 4.0}, {"strict": 1.0, "open": 8.0}, "lowered")
+      >>> lower_budgets({"open": 4.0}, {"strict": 1.0, "open": 8.0}, "lowered")
       {'strict': 1.0, 'open': 4.0}
     """
     for owner, epsilon in budgets.items():

@@ -31,7 +31,7 @@ class Claim:
     margin: float = 0.0
 
     def judged(self, rows: Mapping[str, Rows], reference: Rows) -> tuple[str, Estimate]:
-        """The verdict, and the difference in points that it rests on, over the seeds that both sides have.
+        """Return the verdict, and the difference in points that it rests on, over the seeds that both sides have.
 
         Examples:
           >>> rows = {name: {seed: {"accuracy": share + seed / 100} for seed in range(3)}
@@ -43,22 +43,22 @@ class Claim:
         left = series(self.measure, rows.get(self.left, {}), reference)
         if isinstance(self.right, str):
             right = series(self.measure, rows.get(self.right, {}), reference)
-            found = difference(left, right, self.factor)
+            estimate = difference(left, right, self.factor)
         else:
-            found = over_seeds([value - self.right for value in left.values()])
-        return self._verdict(found), found
+            estimate = over_seeds([value - self.right for value in left.values()])
+        return self._verdict(estimate), estimate
 
-    def _verdict(self, found: Estimate) -> str:
-        if not math.isfinite(found.low):
+    def _verdict(self, estimate: Estimate) -> str:
+        if not math.isfinite(estimate.low):
             return OPEN
         low, high = (
-            (found.low, found.high) if self.direction == "higher" else (-found.high, -found.low)
+            (estimate.low, estimate.high) if self.direction == "higher" else (-estimate.high, -estimate.low)
         )  # always asks: above the margin?
         return HOLDS if low > self.margin else FAILS if high <= self.margin else OPEN
 
 
 def claims(tables: Sequence[Any], names: Sequence[str]) -> tuple[Claim, ...]:
-    """The ``[[claim]]`` tables of an experiment over the lines called ``names``; mistakes are named.
+    """Return the claims in the ``[[claim]]`` tables of an experiment with lines ``names``; mistakes raise UsageError.
 
     Examples:
       >>> claims([{"text": "A is better", "left": "a", "right": "b"}], ["a", "b"])[0].direction
@@ -73,15 +73,15 @@ def _claim(table: Any, names: Sequence[str]) -> Claim:
         raise UsageError(f"{wanted}.")
     for key in table:
         _validate.known(key, Claim.__dataclass_fields__, "key of [[claim]]")
-    made = Claim(**table)
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (made.factor, made.margin)):
+    claim = Claim(**table)
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (claim.factor, claim.margin)):
         raise UsageError(f"{wanted}; factor and margin are numbers.")
-    for name in (made.left, made.right):
+    for name in (claim.left, claim.right):
         if isinstance(name, str):
             _validate.known(name, names, "method of a claim")
-    _validate.known(made.direction, ("higher", "lower"), "direction of a claim")
-    series(made.measure, {})
-    return made
+    _validate.known(claim.direction, ("higher", "lower"), "direction of a claim")
+    series(claim.measure, {})
+    return claim
 
 
 Rows = Mapping[int, Mapping[str, Any]]
@@ -105,7 +105,7 @@ MEASURES = (*_PLAIN, "cost", "cost_gap", "group:NAME", "owner:NAME", "cost:NAME"
 
 
 def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int, float]:
-    """A measure of every training in points, by seed; seeds in which it is not defined are left out.
+    """Return a measure of every training in points, by seed, without seeds in which it is not defined.
 
     Args:
       measure: accuracy, balanced, auc, worst (group), gap (between groups), worst_owner, group:NAME, owner:NAME; and
@@ -129,7 +129,7 @@ def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int,
 
 
 def difference(left: Mapping[int, float], right: Mapping[int, float], factor: float = 1.0) -> Estimate:
-    """Mean of left - factor * right over the seeds that both have, with its 95 % t-interval.
+    """Return the mean of left - factor * right over the seeds that both have, with its 95 % t-interval.
 
     Examples:
       >>> round(difference({0: 90.0, 1: 92.0}, {0: 80.0, 1: 82.5, 2: 0.0}).value, 2)
@@ -139,19 +139,19 @@ def difference(left: Mapping[int, float], right: Mapping[int, float], factor: fl
 
 
 def against(rows: Rows, baseline: Rows) -> dict[str, Estimate]:
-    """How a method differs from the baseline in points: all records, worst group, gap, and each owner.
+    """Return how a method differs from the baseline in points: all records, worst group, gap, and each owner.
 
     Examples:
       >>> mine, other = ({0: {"accuracy": share, "groups": {"a": share}}} for share in (0.75, 0.5))
-      >>> {name: found.value for name, found in against(mine, other).items()}
+      >>> {name: estimate.value for name, estimate in against(mine, other).items()}
       {'accuracy': 25.0, 'worst': 25.0}
     """
     owners = dict.fromkeys(name for row in rows.values() for name in row.get("owners", {}))
     grouped = any(len(row.get("groups", {})) > 1 for row in rows.values())
     names = ["accuracy", "worst", *(["gap"] if grouped else []), *(["worst_owner"] if owners else [])]
     names += [f"owner:{name}" for name in owners]
-    found = {name: difference(series(name, rows), series(name, baseline)) for name in names}
-    return {name: estimate for name, estimate in found.items() if estimate.measured}
+    estimates = {name: difference(series(name, rows), series(name, baseline)) for name in names}
+    return {name: estimate for name, estimate in estimates.items() if estimate.measured}
 
 
 def _cost(kind: str, name: str, rows: Rows, reference: Rows) -> dict[int, float]:
@@ -167,7 +167,7 @@ def _cost(kind: str, name: str, rows: Rows, reference: Rows) -> dict[int, float]
 
 
 def payers(rows: Rows, reference: Rows) -> tuple[str, str]:
-    """Who pays least and who pays most for privacy on average; empty names where that is not known."""
+    """Return the group that pays least and the one that pays most for privacy on average; empty names if not known."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row.get("groups", {})))
     costs = {name: over_seeds(list(_cost("cost", name, rows, reference).values())) for name in names}
     ranked = sorted((name for name in costs if costs[name].measured), key=lambda name: costs[name].value)
@@ -175,12 +175,12 @@ def payers(rows: Rows, reference: Rows) -> tuple[str, str]:
 
 
 def _defined(rows: Rows, value: Callable[[Mapping[str, Any]], float | None]) -> dict[int, float]:
-    found = {}
+    points = {}
     for seed, row in rows.items():
         try:
             known = value(row)
         except (KeyError, ValueError):
             continue
         if known is not None:
-            found[seed] = 100 * float(known)
-    return found
+            points[seed] = 100 * float(known)
+    return points

@@ -1,4 +1,4 @@
-"""Worker processes that may die: each runs many tasks, a death costs one retry, the others go on.
+"""Run tasks in worker processes that may die: each runs many tasks, a death costs one retry, the others go on.
 
 Workers are spawned, so they inherit no threads; each has its own share of the cores. They leave the terminal's process
 group: Ctrl-C reaches the parent only, which asks them to stop after a checkpoint. When the parent is gone they end.
@@ -30,7 +30,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a task did not finish. ``details`` may contain data values: it belongs into a private file."""
+    """Reason why a task did not finish. ``details`` may contain data values: it belongs into a private file."""
 
     reason: str
     details: str = ""
@@ -51,7 +51,7 @@ def run_in_processes(
     threads: int,
     watch: Callable[[Iterable[str], int], None] = lambda busy, done: None,
 ) -> dict[str, Failure]:
-    """Run ``work(task)`` for every task in ``jobs`` processes; returns those that failed, by key.
+    """Run ``work(task)`` for every task in ``jobs`` processes; return those that failed, by key.
 
     Args:
         tasks: what to run, by name; must be picklable, like ``work``, a function at the top of a module.
@@ -73,7 +73,7 @@ def run_in_processes(
                 if idle is None:
                     if len(workers) >= jobs:
                         break
-                    idle = _started(context, work, threads)
+                    idle = _start_worker(context, work, threads)
                     workers.append(idle)
                 idle.key = waiting.pop(0)
                 _send(idle, tasks[idle.key])
@@ -102,7 +102,7 @@ def run_in_processes(
     return failed
 
 
-def _started(context: Any, work: Callable[[Any], None], threads: int) -> _Worker:
+def _start_worker(context: Any, work: Callable[[Any], None], threads: int) -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, work, threads), daemon=True)
     process.start()
@@ -116,7 +116,7 @@ def _send(worker: _Worker, task: Any) -> None:
 
 
 def _stop(workers: Iterable[_Worker]) -> None:
-    """Ask for a checkpoint and an end; workers without a task end at once."""
+    """Ask the workers to write a checkpoint and end; workers without a task end at once."""
     for worker in workers:
         if worker.process.is_alive():
             worker.process.terminate()
@@ -134,7 +134,7 @@ def _death(code: int | None) -> str:
 
 
 def _serve(pipe: Any, work: Callable[[Any], None], threads: int) -> None:
-    """The worker: one task after the other until the pipe closes."""
+    """Do one task after the other in a worker process until the pipe closes."""
     os.setpgrp()
     for name in THREADS:
         os.environ[name] = str(threads)
@@ -148,7 +148,7 @@ def _serve(pipe: Any, work: Callable[[Any], None], threads: int) -> None:
 
 
 def outcome(work: Callable[[Any], None], task: Any) -> Failure | None:
-    """Do one task; what it raises becomes a failure, whose details may contain data values."""
+    """Do one task; return what it raises as a failure, whose details may contain data values."""
     try:
         with boundary():
             work(task)
@@ -177,10 +177,10 @@ def run_on_ray(
     threads: int,
     watch: Callable[[Iterable[str], int], None] = lambda busy, done: None,
 ) -> dict[str, Failure]:
-    """Run ``work(task)`` for every task on the cluster; returns those that failed, by key. As ``run_in_processes``.
+    """Run ``work(task)`` for every task on a Ray cluster, with the arguments of ``run_in_processes``.
 
-    The cluster is the one that ``RAY_ADDRESS`` names, or one on this machine with ``jobs`` tasks at once. Each task
-    reserves ``threads`` processors; a task whose machine dies is tried once more.
+    Return the tasks that failed, by key. The cluster is the one that ``RAY_ADDRESS`` names, or one on this machine with
+    ``jobs`` tasks at once. Each task reserves ``threads`` processors; a task whose machine dies is tried once more.
 
     Raises:
         UsageError: Ray is not installed.
@@ -202,37 +202,37 @@ def run_on_ray(
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_RAY_POLL_SECONDS)
             for reference in ready:
                 key = waiting.pop(reference)
-                found = _fetched(ray, reference)
-                if found is not None:
-                    failed[key] = found
+                failure = _fetch_outcome(ray, reference)
+                if failure is not None:
+                    failed[key] = failure
             watch(list(waiting.values())[:jobs], len(tasks) - len(waiting))
     finally:
         for reference in waiting:
             ray.cancel(reference)
         if started:
-            _ended(ray, list(waiting))
+            _await_cancelled(ray, list(waiting))
             ray.shutdown()
     return failed
 
 
 def _perform(work: Callable[[Any], None], task: Any, threads: int) -> Failure | None:
-    """One task on a machine of the cluster."""
+    """Do one task on a machine of the cluster."""
     for name in THREADS:
         os.environ[name] = str(threads)
     return outcome(work, task)
 
 
-def _fetched(ray: Any, reference: Any) -> Failure | None:
+def _fetch_outcome(ray: Any, reference: Any) -> Failure | None:
     try:
-        found: Failure | None = ray.get(reference)
+        failure: Failure | None = ray.get(reference)
     except ray.exceptions.RayError as error:
         return Failure(
             f"its worker on the cluster died, {ATTEMPTS} times ({type(error).__name__}): often the memory was full"
         )
-    return found
+    return failure
 
 
-def _ended(ray: Any, references: list[Any], seconds: float = 30.0) -> None:
+def _await_cancelled(ray: Any, references: list[Any], seconds: float = 30.0) -> None:
     """Give cancelled tasks the time to write a checkpoint."""
     end = time.monotonic() + seconds
     while references and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""The privacy claims of the five papers: their own formulas, computed beside the truth.
+"""Compute the privacy claims of the five papers by their own formulas, beside the true epsilon.
 
 Every figure is computed here from a paper's setting; nothing is typed in but the settings. ``true`` is None where no
 finite epsilon is established. All epsilons: one record, add/remove, Poisson sampling, at the claim's delta. Each claim
@@ -25,7 +25,7 @@ _SAD_COMMIT = "its public code (FangXieLab/SAD-DPSGD at 63a15ca)"
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and what holds.
+    """A paper's claimed epsilon and the true one.
 
     ``speaks_of`` is one of three: the paper's text, its public code at a commit, or an assumption of ours.
     """
@@ -40,7 +40,7 @@ class Claim:
 
     @property
     def factor(self) -> float | None:
-        """How many times the true epsilon exceeds the claimed one."""
+        """Return how many times the true epsilon exceeds the claimed one."""
         return self.true / self.claimed if self.true is not None and self.claimed else None
 
 
@@ -61,11 +61,11 @@ class Setting:
 
     @property
     def rate(self) -> float:
-        """Sampling rate."""
+        """Return the sampling rate."""
         return self.batch / self.records
 
     def events(self, schedule: Schedule, noise: float) -> list[Event]:
-        """The steps that run: noise is added in every iteration, not once an epoch."""
+        """Return the steps that run: noise is added in every iteration, not once an epoch."""
         per_epoch = self.records / self.batch
         steps = math.ceil(self.epochs * per_epoch)
         return [(self.rate, noise * level.noise, count) for count, level in schedule.segments(steps, per_epoch)]
@@ -88,14 +88,14 @@ DECAYS: dict[str, Schedule] = {
 def adapt_v2(
     setting: Setting, schedule: Schedule, *, epsilon: float | None = None, noise: float | None = None
 ) -> Claim:
-    """Paper 004: truncated concentrated privacy, composed once per EPOCH (its table 2).
+    """Return the claim of paper 004: truncated concentrated privacy, composed once per EPOCH (its table 2).
 
     Give the claimed ``epsilon`` (the initial noise then follows from table 2), or the initial ``noise``, or both when
     the paper prints both.
 
     Examples:
-      >>> found = adapt_v2(MNIST, Constant(), epsilon=1.0)
-      >>> 1000 < found.true < 1200
+      >>> claim = adapt_v2(MNIST, Constant(), epsilon=1.0)
+      >>> 1000 < claim.true < 1200
       True
     """
     if epsilon is None and noise is None:
@@ -122,7 +122,7 @@ def adapt_v2(
 
 
 def sad(setting: Setting, epsilon: float, phases: Phases | None = None) -> tuple[Claim, Claim]:
-    """Paper 000: its public code, and what it would spend if it drew Poisson batches.
+    """Return the claim of paper 000's public code, and what the code would spend if it drew Poisson batches.
 
     The code calibrates ONE sigma as if it were constant, takes it for the FIRST phase, and divides it by 0.8 at each
     later one: noise only grows, so that it would over-protect. Its loader shuffles, so nothing is established for it.
@@ -145,11 +145,11 @@ def sad(setting: Setting, epsilon: float, phases: Phases | None = None) -> tuple
 
 
 def sad_text(setting: Setting, epsilon: float) -> Claim:
-    """Paper 000 as its text has it: every step enters the sum with its own sigma and the sampling rate.
+    """Return the claim of paper 000's text: every step enters the sum with its own sigma and the sampling rate.
 
     Examples:
-      >>> found = sad_text(HAM10000, 3.0)
-      >>> 2.99 < found.true <= 3.0
+      >>> claim = sad_text(HAM10000, 3.0)
+      >>> 2.99 < claim.true <= 3.0
       True
     """
     shape = Phases()
@@ -166,7 +166,9 @@ def sad_text(setting: Setting, epsilon: float) -> Claim:
 
 
 def dpsgd_f(setting: Setting, noise: float, query_noise: float = 10.0) -> tuple[Claim, Claim]:
-    """Paper 003: as published nothing holds, since noisy clip bounds may be negative; clamped, side query merged in.
+    """Return the claim of paper 003 as published, and one with clamped clip bounds and the side query merged in.
+
+    As published nothing holds, since noisy clip bounds may be negative.
 
     Examples:
       >>> published, clamped = dpsgd_f(Setting(54_649, 256, 60, 1e-6), 0.8)
@@ -206,10 +208,10 @@ _OWNERS = "holds for the right-anchored tail of public length: adding a record o
 
 
 def owner_budgets(setting: Setting, budgets: Sequence[float]) -> list[Claim]:
-    """Paper 001 (and IDP-SGD): owners of equal size, each with its own clip bound, spend their own budgets.
+    """Return the claims of paper 001 (and IDP-SGD): equal owners, each with its own clip bound and budget.
 
     Examples:
-      >>> all(found.true <= found.claimed for found in owner_budgets(Setting(6000, 60, 1, 1e-5), (1.0, 3.0)))
+      >>> all(claim.true <= claim.claimed for claim in owner_budgets(Setting(6000, 60, 1, 1e-5), (1.0, 3.0)))
       True
     """
     levels = [(1.0, math.ceil(setting.epochs * setting.records / setting.batch))]
@@ -229,12 +231,12 @@ def owner_budgets(setting: Setting, budgets: Sequence[float]) -> list[Claim]:
 
 
 def smoothing(delta: float = 1e-5, epsilon: float = 3.0) -> Claim:
-    """Paper 002: no finite epsilon follows from its theorem 1."""
+    """Return the claim of paper 002: no finite epsilon follows from its theorem 1."""
     return Claim("002 instance-level smoothing", "any", epsilon, None, delta, _SMOOTHING, TEXT)
 
 
 def claims() -> list[Claim]:
-    """Every privacy claim of the five papers (and of the baseline Auto-DPSGD), computed now."""
+    """Compute and return every privacy claim of the five papers and of the baseline Auto-DPSGD."""
     mnist, adult = Setting(54_649, 256, 60, 1e-6), Setting(36_177, 256, 20, 1e-6)
     return [
         sad_text(HAM10000, 3.0),
@@ -253,7 +255,7 @@ def claims() -> list[Claim]:
 def as_published(
     paper: str, setting: Setting, schedule: Schedule, epsilon: float | None, noise: float | None
 ) -> list[Claim]:
-    """The claims of one paper for a setting of the user's own."""
+    """Return the claims of one paper for a setting of the user's own."""
     papers: dict[str, Callable[[], Sequence[Claim]]] = {
         "000": lambda: sad(setting, _needed(epsilon, "--epsilon"), schedule if isinstance(schedule, Phases) else None),
         "002": lambda: [smoothing(setting.delta, _needed(epsilon, "--epsilon"))],

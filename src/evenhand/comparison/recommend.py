@@ -1,7 +1,7 @@
-"""Which method to take for data like mine: the nearest studies of docs/results, and what they found.
+"""Recommend a method for given data: find the nearest study of docs/results, and take what did best in it.
 
-The figures come with the package in ``recommend.json``, written by ``experiments/results.py``; it says where they
-are from. Only public facts go in, so a recommendation costs no privacy.
+The figures come with the package in ``recommend.json``, written by ``experiments/results.py``; it says where they are
+from. Only public facts go in, so a recommendation costs no privacy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIMPLE = ("dpsgd", "auto_s", "psac", "idp_sample", "idp_scale")
 
 @dataclass(frozen=True)
 class Facts:
-    """What is publicly known about the data and the model.
+    """Public facts about the data and the model.
 
     Attributes:
       records: training records.
@@ -69,16 +69,16 @@ class Advice:
 
 
 def table() -> dict[str, Any]:
-    """The packaged figures; none if no experiment was run for this version."""
+    """Return the packaged figures; none if no experiment was run for this version."""
     file = resources.files("evenhand.comparison") / FILE
     if not file.is_file():
         return {"provenance": "", "studies": []}
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return figures
 
 
 def distance(facts: Facts, study: Mapping[str, Any]) -> float:
-    """How unlike two settings are: each factor of ten counts one, another kind of promise or data counts more.
+    """Return how unlike two settings are: each factor of ten counts one, another kind of promise or data counts more.
 
     Examples:
       >>> study = {"records": 1000, "epsilon": 3.0, "smallest_share": 0.1, "budgets": {}, "kind": "table",
@@ -97,7 +97,7 @@ def distance(facts: Facts, study: Mapping[str, Any]) -> float:
 
 
 def recommend(facts: Facts, goal: str = "worst", known: Mapping[str, Any] | None = None) -> Advice:
-    """The method that did best by ``goal`` in the most similar study.
+    """Return the method that did best by ``goal`` in the most similar study.
 
     Args:
       facts: what is publicly known.
@@ -141,7 +141,7 @@ def _found(study: Mapping[str, Any], best: Mapping[str, Any], measure: str) -> s
 
 
 def _differences(facts: Facts, study: Mapping[str, Any]) -> list[str]:
-    """Where the study is unlike the asker's data, in words."""
+    """Return sentences on how the study differs from the asker's data."""
     lines = []
     if max(facts.records / study["records"], study["records"] / facts.records) > 3:
         lines.append(f"It had {study['records']:,} records, yours has {facts.records:,}: tune the learning rate anew.")

@@ -1,4 +1,4 @@
-"""One cell of a comparison: recognised when finished, continued when cut short, else run from the start."""
+"""Run one cell of a comparison: skip it when finished, continue it when cut short, else start it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs: the cell, where it goes, and the plan that it must follow.
+    """One cell for a worker: its config, its folder, and the plan that it must follow.
 
     ``tuned`` says that its settings won trials on the same training records; its statement will say so.
     """
@@ -54,27 +54,27 @@ class Task:
 
     @property
     def folder(self) -> Folder:
-        """The run folder."""
+        """Return the run folder."""
         return Folder(self.path)
 
 
-def task(
+def plan_task(
     cell: Cell, out: Path, *, research: bool = False, validation: Validation | None = None, tuned: bool = False
 ) -> Task:
-    """Plan a cell and name its folder after plan and config, so that another question never meets an old answer.
+    """Plan a cell and name its folder after plan and config, so that a changed cell never reuses an old run.
 
     What is not private goes below ``private/``; so do trials, whose metrics are about training records.
     """
     config = cell.config
-    made = _planned(_Same(dataclasses.replace(config, seed=0, insecure_seed=None, lr=1.0)), cell.epsilon, validation)
-    digest = hashlib.sha256(f"{made.digest}\n{to_toml(config)}".encode()).hexdigest()[:8]
+    plan = _planned(_Same(dataclasses.replace(config, seed=0, insecure_seed=None, lr=1.0)), cell.epsilon, validation)
+    digest = hashlib.sha256(f"{plan.digest}\n{to_toml(config)}".encode()).hexdigest()[:8]
     place = out / "private" / "tuning" if validation else out if cell.private else out / "private"
-    return Task(cell, place / f"{_plain(cell.name)}-{digest}", made, research, validation, tuned)
+    return Task(cell, place / f"{_plain(cell.name)}-{digest}", plan, research, validation, tuned)
 
 
 @lru_cache(maxsize=4096)
 def _planned(same: _Same, epsilon: float | None, validation: Validation | None) -> Plan:
-    """The plan of a config: seeds and learning rates share it."""
+    """Return the plan of a config, cached: seeds and learning rates share it."""
     from evenhand.accounting.budgets import Privacy
     from evenhand.training.from_config import planned, promised
 
@@ -84,21 +84,27 @@ def _planned(same: _Same, epsilon: float | None, validation: Validation | None) 
     return planned(config, training.facts, promise)
 
 
-def finished(found: Task) -> bool:
-    """Whether the folder holds this cell's run to its end: same plan, same config, model and statement written."""
-    folder = found.folder
-    config = found.path / "config.toml"
+def finished(task: Task) -> bool:
+    """Return whether the folder holds the finished run of this cell: same plan, same config, model and statement.
+
+    The ledger's hashes are checked. The model's bytes are not: ``summary.result`` verifies the folder.
+    """
+    folder = task.folder
+    config = task.path / "config.toml"
     if not (folder.statement_file.exists() and folder.model_file.exists() and config.exists()):
         return False
-    if (found.research and not research.file(folder).exists()) or not _told(found):
+    if (task.research and not research.file(folder).exists()) or not _says_tuned(task):
         return False
     reading = folder.ledger()
-    same = reading.plan == found.plan.digest and untrusted.read_bytes(config) == to_toml(found.cell.config).encode()
-    return same and bool(reading.released) and reading.reserved >= found.plan.steps
+    same = reading.plan == task.plan.digest and untrusted.read_bytes(config) == to_toml(task.cell.config).encode()
+    return same and bool(reading.released) and reading.reserved >= task.plan.steps
 
 
-def perform(found: Task) -> None:
-    """Run the cell in this process, from wherever it stands."""
+def perform(task: Task) -> None:
+    """Run the cell in this process, from wherever it stands; its files are durable on return.
+
+    The plan that the run followed is checked against the task's.
+    """
     import torch
 
     from evenhand.training.fit import resume
@@ -107,64 +113,65 @@ def perform(found: Task) -> None:
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     began = time.process_time()
-    folder, config = found.folder, found.cell.config
-    durable.refuse_link(found.path)
+    folder, config = task.folder, task.cell.config
+    durable.refuse_link(task.path)
     reading = folder.ledger() if folder.begun else None
-    training, held_out = loaded(found.cell, found.validation)
-    training = dataclasses.replace(training, tuned=found.tuned)
-    if not _told(found):
-        _tell(found)
-    done = reading is not None and bool(reading.released) and reading.reserved >= found.plan.steps
+    training, held_out = loaded(task.cell, task.validation)
+    training = dataclasses.replace(training, tuned=task.tuned)
+    if not _says_tuned(task):
+        _mark_tuned(task)
+    done = reading is not None and bool(reading.released) and reading.reserved >= task.plan.steps
     if done and folder.model_file.exists():
         folder.write_statement()
     elif reading is not None and (reading.reserved or reading.torn):
-        resume(found.path, train=training, test=held_out, progress=False)
+        resume(task.path, train=training, test=held_out, progress=False)
     else:
-        train(config, training, held_out, found.path, progress=False)
-    if folder.plan().digest != found.plan.digest:
+        train(config, training, held_out, task.path, progress=False)
+    if folder.plan().digest != task.plan.digest:
         raise VerificationError("The run followed another plan than the comparison made: its data changed meanwhile.")
-    if found.validation is None and held_out is not None and not (found.path / "report.html").exists():
-        Run(folder).report().save(found.path / "report.html")
-    if not (found.path / "model-card.md").exists():
-        write_durably(found.path / "model-card.md", Run(folder).card().encode())
-    if found.research:
-        bound = max(level.bound for level in found.plan.levels) if found.plan.certified else None
-        model = load(found.path, model=config.build_model(training.facts)).model
+    if task.validation is None and held_out is not None and not (task.path / "report.html").exists():
+        Run(folder).report().save(task.path / "report.html")
+    if not (task.path / "model-card.md").exists():
+        write_durably(task.path / "model-card.md", Run(folder).card().encode())
+    if task.research:
+        bound = max(level.bound for level in task.plan.levels) if task.plan.certified else None
+        model = load(task.path, model=config.build_model(training.facts)).model
         research.write(folder, model, training, bound)
-    spent = seconds(found) + time.process_time() - began
+    spent = seconds(task) + time.process_time() - began
     write_durably(folder.private / "processor_seconds.txt", f"{spent:.3f}\n".encode())
 
 
-def _told(found: Task) -> bool:
-    """Whether the run's count of runs says that trials chose its settings; a run that is not counted says nothing."""
-    counted = found.folder.composition()
-    if not found.tuned or counted is None or counted["runs"] is None:
+def _says_tuned(task: Task) -> bool:
+    """Return whether the run's files say that trials chose its settings; True for a run that is not counted."""
+    counted = task.folder.composition()
+    if not task.tuned or counted is None or counted["runs"] is None:
         return True
-    file = found.folder.statement_file
-    said = not file.exists() or _said_tuned(file)
+    file = task.folder.statement_file
+    said = not file.exists() or _statement_says_tuned(file)
     return said and bool(counted.get("tuned"))
 
 
-def _said_tuned(statement: Path) -> bool:
+def _statement_says_tuned(statement: Path) -> bool:
+    """Return whether a written statement says that trials chose the settings."""
     written = untrusted.read_json(statement, {"accounting": {"tuning_counted": bool}})
     return not written["accounting"]["tuning_counted"]
 
 
-def _tell(found: Task) -> None:
-    """A run from before the trials that now chose the same settings: page and card are made again."""
-    write_json(found.folder.composition_file, {**(found.folder.composition() or {}), "tuned": True})
+def _mark_tuned(task: Task) -> None:
+    """Mark a run from before the trials that chose the same settings; remove its page and card, to be made again."""
+    write_json(task.folder.composition_file, {**(task.folder.composition() or {}), "tuned": True})
     for name in ("report.html", "model-card.md"):
-        (found.path / name).unlink(missing_ok=True)
+        (task.path / name).unlink(missing_ok=True)
 
 
-def seconds(found: Task) -> float:
-    """Processor seconds that the run took, over all starts that ended by themselves."""
-    file = found.folder.private / "processor_seconds.txt"
+def seconds(task: Task) -> float:
+    """Return the processor seconds that the run took, over all starts that ended by themselves."""
+    file = task.folder.private / "processor_seconds.txt"
     return untrusted.parse_json(untrusted.read_bytes(file, largest=64), file.name, float) if file.exists() else 0.0
 
 
 def loaded(cell: Cell, validation: Validation | None = None) -> tuple[Any, Any]:
-    """Training and held-out data, kept for the next cell: it asks for the same.
+    """Return training and held-out data, cached for the next cell, which needs the same.
 
     With ``validation`` both are parts of the training data.
     """
@@ -185,13 +192,14 @@ class _Same:
 
 
 def _data(config: Config) -> _Same:
-    """The same config with everything that decides about training only at its default."""
+    """Return the config with every key that does not change which data are loaded at its default."""
     plain = Config()
     return _Same(dataclasses.replace(config, **{name: getattr(plain, name) for name in _TRAINING}))
 
 
 @lru_cache(maxsize=2)
 def _loaded(same: _Same, validation: Validation | None) -> tuple[Any, Any]:
+    """Load the data of a config, and split its training part for a trial."""
     if validation is None:
         return same.config.load_data()
     from evenhand.data.tables import split
@@ -200,5 +208,5 @@ def _loaded(same: _Same, validation: Validation | None) -> tuple[Any, Any]:
 
 
 def _plain(name: str) -> str:
-    """A line's name as a folder's: letters, digits, dots, dashes."""
+    """Return a line's name as a folder's name: letters, digits, dots, dashes."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)

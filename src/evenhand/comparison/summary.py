@@ -1,4 +1,4 @@
-"""What the runs of a comparison say together: read from their folders, averaged over seeds."""
+"""Read the run folders of a comparison and average their results over seeds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHARES = ("accuracy", "balanced_accuracy", "roc_auc", "accuracy_group_min", "ac
 
 @dataclass(frozen=True)
 class Result:
-    """One run: what it promised, what its ledger charges, and its last evaluation; or why there is none."""
+    """One run: its promised epsilon, the steps its ledger charges, its last evaluation; or why there is none."""
 
     task: Task
     epsilon: float | None = None
@@ -43,7 +43,7 @@ class Result:
 
 
 def result(task: Task, failure: Failure | None) -> Result:
-    """Read a run folder; one that does not verify is a failure, whatever it says."""
+    """Read and verify a run folder; one that does not verify is a failure, whatever it says."""
     if failure is not None:
         return Result(task, failure=failure.reason)
     checked = verify(task.path)
@@ -59,16 +59,16 @@ def entries(
     baseline: str | None = None,
     efforts: Mapping[tuple[str, float | None], Effort] | None = None,
 ) -> list[Entry]:
-    """One entry per method and promise, in the order given; costs where a reference finished.
+    """Return one entry per method and promise, in the order given, with costs where a reference finished.
 
     Differences are taken to the line called ``baseline`` at the same promise; ``efforts`` says what tuning took.
     """
     cells: dict[tuple[str, float | None], list[Result]] = {}
-    for found in results:
-        cells.setdefault((found.task.cell.method, found.task.cell.epsilon), []).append(found)
+    for result in results:
+        cells.setdefault((result.task.cell.method, result.task.cell.epsilon), []).append(result)
     reference = next((_by_seed(runs) for (_, epsilon), runs in cells.items() if epsilon is None), {})
-    made = [_entry(method, epsilon, runs, reference) for (method, epsilon), runs in cells.items()]
-    bases = {entry.epsilon: entry.rows for entry in made if entry.method == baseline}
+    drafts = [_entry(method, epsilon, runs, reference) for (method, epsilon), runs in cells.items()]
+    bases = {entry.epsilon: entry.rows for entry in drafts if entry.method == baseline}
     return [
         dataclasses.replace(
             entry,
@@ -77,26 +77,26 @@ def entries(
             if entry.method == baseline
             else declared_claims.against(entry.rows, bases.get(entry.epsilon, {})),
         )
-        for entry in made
+        for entry in drafts
     ]
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Every metric of one evaluation by fairlearn's names; what is undefined is left out.
+    """Return every metric of one evaluation by fairlearn's names, without those that are undefined.
 
     Examples:
-      >>> found = metrics_of({"accuracy": 0.75, "mcc": None, "groups": {"a": 1.0, "b": 0.5}})
-      >>> found["accuracy_group_min"], found["accuracy_difference"], "mcc" in found
+      >>> metrics = metrics_of({"accuracy": 0.75, "mcc": None, "groups": {"a": 1.0, "b": 0.5}})
+      >>> metrics["accuracy_group_min"], metrics["accuracy_difference"], "mcc" in metrics
       (0.5, 0.5, False)
     """
-    found = {name: float(row[name]) for name in _PLAIN if row.get(name) is not None}
+    metrics = {name: float(row[name]) for name in _PLAIN if row.get(name) is not None}
     differ = across("accuracy", list(row.get("groups", {}).values()))
-    return found | {name: value for name, value in differ.items() if math.isfinite(value)}
+    return metrics | {name: value for name, value in differ.items() if math.isfinite(value)}
 
 
 def together(results: Iterable[Result]) -> float | None:
-    """Epsilon of all private runs together, for whoever sees them all; None if there is none."""
-    runs = [found.task.plan for found in results if found.task.plan.certified and found.failure is None]
+    """Return the epsilon of all private runs together, for whoever sees them all; None if there is no such run."""
+    runs = [result.task.plan for result in results if result.task.plan.certified and result.failure is None]
     if not runs:
         return None
     owners = range(len(runs[0].facts.owners))
@@ -112,8 +112,8 @@ def _entry(
     method: str, epsilon: float | None, runs: Sequence[Result], reference: Mapping[int, Mapping[str, Any]]
 ) -> Entry:
     rows = _by_seed(runs)
-    found = [metrics_of(row) for row in rows.values()]
-    names = list(dict.fromkeys(name for metrics in found for name in metrics))
+    evaluations = [metrics_of(row) for row in rows.values()]
+    names = list(dict.fromkeys(name for metrics in evaluations for name in metrics))
     groups = list(dict.fromkeys(name for row in rows.values() for name in row["groups"]))
     spent = [run.epsilon for run in runs if run.epsilon is not None]
     owners = list(dict.fromkeys(name for row in rows.values() for name in row.get("owners", {})))
@@ -126,7 +126,7 @@ def _entry(
         spent=max(spent, default=None),
         seeds=len(rows),
         failures=tuple(f"{run.task.cell.name}: {run.failure}" for run in runs if run.failure is not None),
-        metrics={name: _range(name, [metrics[name] for metrics in found if name in metrics]) for name in names},
+        metrics={name: _range(name, [metrics[name] for metrics in evaluations if name in metrics]) for name in names},
         groups={name: _range("accuracy", [row["groups"][name] for row in rows.values()]) for name in groups},
         owners={
             name: _range("accuracy", [row["owners"][name] for row in rows.values() if name in row.get("owners", {})])
@@ -142,7 +142,7 @@ def _entry(
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """What every training of an entry was made with, but for the defaults; a file of the user's own is not named."""
+    """Return the settings of an entry's trainings that are not defaults; a file of the user's own is not named."""
     plain = Config()
     always = ("method", "model", "epochs", "lr")
     named = {name: getattr(config, name) for name in SETTINGS}
@@ -152,7 +152,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _budgets(runs: Sequence[Result]) -> dict[str, tuple[float, float]]:
-    """What each owner was promised, and the most that a run spent of it; nothing where all were promised the same."""
+    """Return each owner's budget and the most that a run spent of it; nothing where all have the same promise."""
     done = [run for run in runs if run.failure is None and run.task.cell.config.budgets]
     if not done:
         return {}
@@ -176,7 +176,7 @@ def _training(inside: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, 
 
 
 def _with_costs(entry: Entry, rows: Mapping[int, Any], reference: Mapping[int, Any]) -> Entry:
-    """Points lost against the reference, paired by seed: the same start, the same split."""
+    """Add the points lost against the reference, paired by seed: the same start, the same split."""
 
     def cost(name: str | None) -> Estimate:
         before, after = ({seed: _value(row, name) for seed, row in table.items()} for table in (reference, rows))
@@ -216,48 +216,53 @@ class Tried:
     failure: str | None = None
 
 
-def tried(trials: Sequence[Trial], tasks: Sequence[Task], failed: Mapping[str, Failure], score: str) -> list[Tried]:
+def read_trials(
+    trials: Sequence[Trial], tasks: Sequence[Task], failed: Mapping[str, Failure], score: str
+) -> list[Tried]:
     """Read the trials' folders: their scores on the validation part, and their processor seconds."""
-    found = []
+    outcomes = []
     for trial, task in zip(trials, tasks, strict=True):
         failure = failed.get(task.path.name)
         rows = [] if failure is not None else task.folder.metrics()
         value = metrics_of(rows[-1]).get(tuning.SCORES[score], math.nan) if rows else math.nan
-        found.append(Tried(trial, value, seconds(task), None if failure is None else failure.reason))
-    return found
+        outcomes.append(Tried(trial, value, seconds(task), None if failure is None else failure.reason))
+    return outcomes
 
 
-def chosen(found: Sequence[Tried]) -> dict[Key, tuning.Choice]:
-    """What won for each line and promise; one whose trials all failed has nothing."""
+def choose_winners(outcomes: Sequence[Tried]) -> dict[Key, tuning.Choice]:
+    """Return the winning choice of each line and promise; none for one whose trials all failed."""
     winners = {}
-    for key in dict.fromkeys(one.trial.key for one in found):
-        own = [one for one in found if one.trial.key == key]
+    for key in dict.fromkeys(one.trial.key for one in outcomes):
+        group = [one for one in outcomes if one.trial.key == key]
         scores: dict[int, list[float]] = {}
-        for one in own:
+        for one in group:
             scores.setdefault(one.trial.point, []).append(one.score)
         point = tuning.best(scores)
         if point is not None:
-            winners[key] = next(one.trial.choice for one in own if one.trial.point == point)
+            winners[key] = next(one.trial.choice for one in group if one.trial.point == point)
     return winners
 
 
-def efforts(found: Sequence[Tried], winners: Chosen) -> dict[Key, Effort]:
-    """How much was tried for each line and promise, and what was chosen."""
-    made = {}
-    for key in dict.fromkeys(one.trial.key for one in found):
-        own = [one for one in found if one.trial.key == key]
+def efforts(outcomes: Sequence[Tried], winners: Chosen) -> dict[Key, Effort]:
+    """Return how much was tried for each line and promise, and what was chosen."""
+    by_key = {}
+    for key in dict.fromkeys(one.trial.key for one in outcomes):
+        group = [one for one in outcomes if one.trial.key == key]
         won = winners.get(key)
-        made[key] = Effort(
-            trials=len(own),
-            failed=sum(one.failure is not None for one in own),
-            seconds=sum(one.seconds for one in own),
+        by_key[key] = Effort(
+            trials=len(group),
+            failed=sum(one.failure is not None for one in group),
+            seconds=sum(one.seconds for one in group),
             chosen={} if won is None else {**won.config, **won.settings},
         )
-    return made
+    return by_key
 
 
-def write(folder: Path, tune: tuning.Tune, found: Sequence[Tried], public: bool) -> Path:
-    """Keep every score; on data that are not public among the private files, since they are about training records."""
+def write(folder: Path, tune: tuning.Tune, outcomes: Sequence[Tried], public: bool) -> Path:
+    """Write every score to ``tuning.json``, durable on return, and return its path.
+
+    It goes among the private files unless the data are public, since scores are about training records.
+    """
     body: dict[str, Any] = {
         "score": tune.score,
         "share": tune.share,
@@ -273,7 +278,7 @@ def write(folder: Path, tune: tuning.Tune, found: Sequence[Tried], public: bool)
                 "processor_seconds": one.seconds,
                 **({"failure": one.failure} if one.failure else {}),
             }
-            for one in found
+            for one in outcomes
         ],
     }
     path = (folder if public else folder / "private") / "tuning.json"

@@ -1,6 +1,6 @@
-"""What a comparison runs: methods x promises x seeds, each cell one ordinary run with its own config.
+"""Runs of a comparison: methods x promises x seeds, each cell one ordinary run with its own config.
 
-With a ``[tune]`` table, trials are run first, and the final cells take what won.
+With a ``[tune]`` table, trials are run first, and the final cells take the winning settings.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Cell:
 
     @property
     def private(self) -> bool:
-        """Whether the run keeps a promise; the others are kept out of what may be shared."""
+        """Return whether the run keeps a promise; other runs are kept out of what may be shared."""
         return self.epsilon is not None
 
     @property
     def name(self) -> str:
-        """What the run is called on screen and in its folder's name."""
+        """Return the name of the run on screen and in its folder's name."""
         promise = "" if self.epsilon is None else "-budgets" if self.config.budgets else f"-eps{self.epsilon:g}"
         return f"{self.method}{promise}-seed{self.seed}"
 
@@ -70,7 +70,7 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, float | None]:
-        """What is tuned: a line at a promise."""
+        """Return the pair that is tuned: a line at a promise."""
         return self.line, self.epsilon
 
 
@@ -138,17 +138,17 @@ class Sweep:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The lines to run: methods, then variants not named among them, the reference last, none twice."""
+        """Return the lines to run: methods, then variants not named among them, the reference last, none twice."""
         return tuple(dict.fromkeys([*self.methods, *self.variants, *([REFERENCE] if self.reference else [])]))
 
     @property
     def research(self) -> bool:
-        """Whether a non-private method was asked for, and with it what only research may see."""
+        """Return whether a non-private method was asked for, and with it values that only research may see."""
         return any(not self._line(name).private for name in self.names)
 
     @property
     def public(self) -> bool:
-        """Whether everything about the data may be shown: published research data, told by their name.
+        """Return whether everything about the data may be shown: published research data, known by their name.
 
         What lies in ``data_dir`` is not compared with the published files, many of which have no known checksum.
         Whoever puts private records there under a public name deceives himself: they are shown like public ones.
@@ -158,7 +158,7 @@ class Sweep:
         return self.base.data in sources.PUBLIC
 
     def cells(self, chosen: Chosen | None = None) -> list[Cell]:
-        """Every final run, with what won in tuning. Names and settings are checked here, before anything is spent."""
+        """Return every final run, with what won in tuning; check names and settings before anything is spent."""
         seeds = range(self.base.seed, self.base.seed + self.seeds)
         return [
             Cell(line.name, epsilon, seed, self._config(line, epsilon, seed, (chosen or {}).get((line.name, epsilon))))
@@ -167,7 +167,7 @@ class Sweep:
         ]
 
     def trials(self) -> list[Trial]:
-        """Every trial of the grid; none without one."""
+        """Return every trial of the grid; none if there is no grid."""
         tune = self.tune
         if tune is None:
             return []
@@ -186,24 +186,27 @@ class Sweep:
         ]
 
     def _rows(self) -> list[tuple[compared_methods.Line, float | None]]:
-        """Lines by promises, checked."""
+        """Return every line with every promise it is run at; refuse a setting that no method has."""
         common = self._settings()[0]
-        found = [self._line(name) for name in self.names]
-        for setting in sorted(set(common) - {key for line in found for key in line.known}):
+        lines = [self._line(name) for name in self.names]
+        for setting in sorted(set(common) - {key for line in lines for key in line.known}):
             raise UsageError(f"No method compared has a setting called {setting!r}: see `evenhand methods --json`.")
-        return [(line, epsilon) for line in found for epsilon in (self._promises() if line.private else [None])]
+        return [(line, epsilon) for line in lines for epsilon in (self._promises() if line.private else [None])]
 
     def _promises(self) -> list[float]:
-        """Every epsilon, or the largest of the budgets, which stands for all of them."""
+        """Return every epsilon, or the largest of the budgets, which stands for all of them."""
         return [max(map(float, self.base.budgets.values()))] if self.base.budgets else sorted(set(self.epsilons))
 
     def _config(
         self, line: compared_methods.Line, epsilon: float | None, seed: int, choice: tuning.Choice | None
     ) -> Config:
-        """One split for all: who trains in one run must not be held out, and so unprotected, in another."""
+        """Return the config of one run.
+
+        All runs have one split: who trains in one run must not be held out, and so unprotected, in another.
+        """
         base, choice = self.base, choice or tuning.Choice()
         drawn = {"owner_seed": seed} if base.source.get("owner_seed") == EACH_RUN else {}
-        promised = compared_methods.kept(line.budgets, base.budgets, line.name)
+        promised = compared_methods.lower_budgets(line.budgets, base.budgets, line.name)
         return dataclasses.replace(
             merged(base, {**line.config, **choice.config}),
             method=line.method,
@@ -217,36 +220,36 @@ class Sweep:
         )
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Settings for all methods, and those under one method's name."""
+        """Return the settings for all methods, and those under one method's name."""
         common: dict[str, Any] = {}
-        own: dict[str, dict[str, Any]] = {}
+        by_method: dict[str, dict[str, Any]] = {}
         for key, value in self.base.settings.items():
             method, dot, setting = key.partition(".")
             if dot:
-                own.setdefault(method, {})[setting] = value
+                by_method.setdefault(method, {})[setting] = value
             elif isinstance(value, Mapping):
-                own.setdefault(key, {}).update(value)
+                by_method.setdefault(key, {}).update(value)
             else:
                 common[key] = value
-        return common, own
+        return common, by_method
 
     def _line(self, name: str) -> compared_methods.Line:
-        common, own = self._settings()
-        return compared_methods.line(name, self.variants, common, own.get(name, {}))
+        common, by_method = self._settings()
+        return compared_methods.line(name, self.variants, common, by_method.get(name, {}))
 
 
 def from_toml(path: Path, flags: Mapping[str, Any]) -> Sweep:
-    """A sweep from a TOML file: the keys of ``evenhand train`` beside methods, epsilons, seeds, tune and so on."""
+    """Return a sweep from a TOML file: keys of ``evenhand train`` beside methods, epsilons, seeds, tune and so on."""
     return sweep({**table(path), **flags}, path.parent, path.name)
 
 
 def table(path: Path) -> dict[str, Any]:
-    """What an experiment's file says, unchecked."""
+    """Return the keys of an experiment's file, unchecked."""
     return settings(path)
 
 
 def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> Sweep:
-    """A sweep from plain values; an unknown key or a wrong type is an error that says what to write.
+    """Return a sweep from plain values; an unknown key or a wrong type is an error that says what to write.
 
     Paths are relative to ``folder``.
 
@@ -254,23 +257,23 @@ def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> S
       >>> sweep({"methods": ["dpsgd"], "epsilons": [1, 3], "epochs": 5}).epsilons
       (1.0, 3.0)
     """
-    own = {key: value for key, value in values.items() if key in _OWN}
-    for key, value in own.items():
+    options = {key: value for key, value in values.items() if key in _OWN}
+    for key, value in options.items():
         if not isinstance(value, _OWN[key]) or (_OWN[key] is int and isinstance(value, bool)):
             raise UsageError(f"The setting {key} takes {_words(key)}.")
     base = absolute(merged(Config(), {key: value for key, value in values.items() if key not in _OWN}), folder)
-    if base.budgets and ("epsilons" in own or base.epsilon is not None):
+    if base.budgets and ("epsilons" in options or base.epsilon is not None):
         raise UsageError("Give epsilons, which hold for every record, or budgets per owner: not both.")
     chosen: dict[str, Any] = {"methods": (base.method,), "epsilons": (base.epsilon or 3.0,)}
-    if "methods" in own or "variants" in own:
-        chosen["methods"] = tuple(str(name) for name in own.get("methods", []))
-    if "epsilons" in own:
-        chosen["epsilons"] = tuple(_validate.number(value, "epsilon", low=0) for value in own["epsilons"])
-    chosen |= {key: own[key] for key in ("seeds", "reference", "baseline", "variants") if key in own}
-    if "tune" in own:
-        chosen["tune"] = tuning.tune(own["tune"])
-    made = Sweep(dataclasses.replace(base, epsilon=None), **chosen, file=file)
-    return dataclasses.replace(made, claims=claims.claims(own.get("claim", []), made.names))
+    if "methods" in options or "variants" in options:
+        chosen["methods"] = tuple(str(name) for name in options.get("methods", []))
+    if "epsilons" in options:
+        chosen["epsilons"] = tuple(_validate.number(value, "epsilon", low=0) for value in options["epsilons"])
+    chosen |= {key: options[key] for key in ("seeds", "reference", "baseline", "variants") if key in options}
+    if "tune" in options:
+        chosen["tune"] = tuning.tune(options["tune"])
+    draft = Sweep(dataclasses.replace(base, epsilon=None), **chosen, file=file)
+    return dataclasses.replace(draft, claims=claims.claims(options.get("claim", []), draft.names))
 
 
 def _words(key: str) -> str:

@@ -1,4 +1,4 @@
-"""The table of a comparison for spreadsheets, people and programs: the same figures as CSV, Markdown and JSON."""
+"""Write the table of a comparison for spreadsheets, people and programs: equal figures as CSV, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ UNIT, ADJACENCY = "one record", "add/remove"
 
 
 def rows(data: ComparisonData) -> list[dict[str, Any]]:
-    """The table: one row per method and promise, plain values."""
+    """Return the table: one row per method and promise, plain values."""
     return [_row(data, entry) for entry in data.entries]
 
 
 def as_csv(data: ComparisonData) -> str:
-    """The table for spreadsheets; a name that a spreadsheet would run as a formula gets an apostrophe."""
-    found = rows(data)
-    columns = list(dict.fromkeys(key for row in found for key in row))
+    """Return the table for spreadsheets; a name that a spreadsheet would run as a formula gets an apostrophe."""
+    table_rows = rows(data)
+    columns = list(dict.fromkeys(key for row in table_rows for key in row))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_harmless(column) for column in columns])
-    for row in found:
+    for row in table_rows:
         writer.writerow([_harmless(row.get(column)) for column in columns])
     return text.getvalue()
 
 
 def as_markdown(data: ComparisonData) -> str:
-    """The table for people, with what every epsilon means and the findings in words."""
+    """Return the table for people, with what every epsilon means and the findings in words."""
     head = ["method", "promise", "spent epsilon", "seeds", "all records, %", "worst group, %", "lowest group"]
     head += ["cost, points", "gap, points"] if data.costed else []
     lines = [f"# {unmarked(data.title)}", "", lead(data), "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
@@ -81,7 +81,7 @@ def as_markdown(data: ComparisonData) -> str:
 
 
 def _compared(data: ComparisonData) -> list[str]:
-    """Claims, differences to the baseline and the effort of tuning, where there are any."""
+    """Return lines on claims, differences to the baseline and the effort of tuning, where there are any."""
     lines = [f"- claim: {unmarked(verdict_line(verdict))}" for verdict in data.verdicts]
     names = difference_names(data.entries)
     if names:
@@ -100,7 +100,7 @@ def _compared(data: ComparisonData) -> list[str]:
 
 
 def as_json(data: ComparisonData) -> str:
-    """The table for programs: every estimate with its interval; what is not measured is null."""
+    """Return the table for programs: every estimate with its interval; what is not measured is null."""
     body = {
         "schema": 1,
         "unit": UNIT,
@@ -167,16 +167,16 @@ def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _owners(entry: Entry) -> dict[str, Any]:
-    """Per owner: promised and spent epsilon where budgets differ, and accuracy where held-out owners are known."""
+    """Return per owner: promised and spent epsilon where budgets differ, accuracy where held-out owners are known."""
     names = dict.fromkeys([*entry.budgets, *entry.owners])
-    found = {
+    owners = {
         name: {
             **(dict(zip(("budget", "epsilon"), entry.budgets[name], strict=True)) if name in entry.budgets else {}),
             "accuracy": _plain({name: entry.owners[name]})[name] if name in entry.owners else None,
         }
         for name in names
     }
-    return {"owners": found} if found else {}
+    return {"owners": owners} if owners else {}
 
 
 def _row(data: ComparisonData, entry: Entry) -> dict[str, Any]:
@@ -195,17 +195,17 @@ def _row(data: ComparisonData, entry: Entry) -> dict[str, Any]:
     named = dict(entry.metrics)
     if data.costed:
         named |= {"privacy_cost": entry.cost, "privacy_cost_gap": entry.cost_gap}
-    for name, found in named.items():
-        row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-    for name, found in entry.against.items():
-        row |= {f"difference[{name}]": found.value}
-        row |= {f"difference[{name}]_low": found.low, f"difference[{name}]_high": found.high}
+    for name, estimate in named.items():
+        row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    for name, estimate in entry.against.items():
+        row |= {f"difference[{name}]": estimate.value}
+        row |= {f"difference[{name}]_low": estimate.low, f"difference[{name}]_high": estimate.high}
     if entry.effort is not None:
         row |= {"trials": entry.effort.trials, "tuning_seconds": entry.effort.seconds, "chosen": entry.effort.words}
-    row |= {f"accuracy[{name}]": found.value for name, found in entry.groups.items()}
-    row |= {f"owner_accuracy[{name}]": found.value for name, found in entry.owners.items()}
+    row |= {f"accuracy[{name}]": estimate.value for name, estimate in entry.groups.items()}
+    row |= {f"owner_accuracy[{name}]": estimate.value for name, estimate in entry.owners.items()}
     row |= {f"owner_spent_epsilon[{name}]": spent for name, (_, spent) in entry.budgets.items()}
-    return row | {f"privacy_cost[{name}]": found.value for name, found in entry.costs.items()}
+    return row | {f"privacy_cost[{name}]": estimate.value for name, estimate in entry.costs.items()}
 
 
 def _costs(entry: Entry) -> dict[str, Any]:
@@ -213,8 +213,10 @@ def _costs(entry: Entry) -> dict[str, Any]:
     return {**whole, "privacy_cost_groups": _plain(entry.costs)}
 
 
-def _plain(found: Any) -> dict[str, Any]:
-    return {name: {"value": _null(e.value), "low": _null(e.low), "high": _null(e.high)} for name, e in found.items()}
+def _plain(estimates: Any) -> dict[str, Any]:
+    return {
+        name: {"value": _null(e.value), "low": _null(e.low), "high": _null(e.high)} for name, e in estimates.items()
+    }
 
 
 def _null(value: float) -> float | None:
@@ -243,18 +245,18 @@ Go on after an interruption: the same command with the same --out.
 """
 
 
-def write(out: Path, sweep: Sweep, found: Sequence[Entry], results: Sequence[Result]) -> dict[str, Path]:
-    """Write every file; returns where by name.
+def write(out: Path, sweep: Sweep, entries: Sequence[Entry], results: Sequence[Result]) -> dict[str, Path]:
+    """Write every file, durable on return; return their paths by name.
 
     The files in ``out`` may be shared: they hold private runs only, unless the data are public. With a non-private
     method on other data the full form goes into ``out/private``.
     """
     write_durably(out / "README.md", _README.encode())
-    research = any(not entry.private for entry in found)
-    shared = list(found) if sweep.public else [_shareable(entry) for entry in found if entry.private]
+    research = any(not entry.private for entry in entries)
+    shared = list(entries) if sweep.public else [_shareable(entry) for entry in entries if entry.private]
     written = _write(out, "report.html", "table", _page(sweep, shared, results, research and sweep.public))
     if research and not sweep.public:
-        full = _page(sweep, found, results, True)
+        full = _page(sweep, entries, results, True)
         written |= {
             f"full_{name}": path
             for name, path in _write(out / "private", "report-full.html", "table-full", full).items()
@@ -274,14 +276,14 @@ def _write(folder: Path, page: str, table: str, data: ComparisonData) -> dict[st
     return dict(zip(("report", "csv", "markdown", "json"), texts, strict=True))
 
 
-def _page(sweep: Sweep, found: Sequence[Entry], results: Sequence[Result], research: bool) -> ComparisonData:
+def _page(sweep: Sweep, entries: Sequence[Entry], results: Sequence[Result], research: bool) -> ComparisonData:
     plan = results[0].task.plan
     done = [result for result in results if result.failure is None and result.task.cell.private]
     base = sweep.base
     named = base.data if sweep.public else "own data"
     return ComparisonData(
-        title=f"{', '.join(dict.fromkeys(entry.method for entry in found))} on {named}, {plan.facts.records} records",
-        entries=found,
+        title=f"{', '.join(dict.fromkeys(entry.method for entry in entries))} on {named}, {plan.facts.records} records",
+        entries=entries,
         delta=next((result.task.plan.delta for result in results if result.task.cell.private), plan.delta),
         together=together(done) if sweep.tune is None else None,
         runs=len(done),
@@ -302,7 +304,7 @@ def _page(sweep: Sweep, found: Sequence[Entry], results: Sequence[Result], resea
         baseline=sweep.baseline or "",
         tuning=_tuning(sweep),
         grid={} if sweep.tune is None else {**sweep.tune.config, **sweep.tune.settings},
-        verdicts=_verdicts(sweep, found),
+        verdicts=_verdicts(sweep, entries),
         setting=_setting(sweep, results),
     )
 
@@ -317,19 +319,19 @@ def _tuning(sweep: Sweep) -> str:
     )
 
 
-def _verdicts(sweep: Sweep, found: Sequence[Entry]) -> list[Verdict]:
-    """Every declared claim at every promise at which its methods were run."""
-    reference = next((entry.rows for entry in found if not entry.private), {})
-    made = []
+def _verdicts(sweep: Sweep, entries: Sequence[Entry]) -> list[Verdict]:
+    """Return the verdict on every declared claim at every promise at which its methods were run."""
+    reference = next((entry.rows for entry in entries if not entry.private), {})
+    verdicts = []
     for claim in sweep.claims:
-        for left in (entry for entry in found if entry.method == claim.left and entry.private):
-            rows = {entry.method: entry.rows for entry in found if entry.epsilon in (left.epsilon, None)}
-            made.append(Verdict(claim.text, left.promise, *claim.judged(rows, reference)))
-    return made
+        for left in (entry for entry in entries if entry.method == claim.left and entry.private):
+            rows = {entry.method: entry.rows for entry in entries if entry.epsilon in (left.epsilon, None)}
+            verdicts.append(Verdict(claim.text, left.promise, *claim.judged(rows, reference)))
+    return verdicts
 
 
 def _setting(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
-    """What the results are about, for who has data like these; facts of the records only where they are public."""
+    """Return facts that tell whether the results fit other data; facts of the records only where they are public."""
     cell, plan = results[0].task.cell, results[0].task.plan
     facts = plan.facts
     body: dict[str, Any] = {"model": cell.config.model if ":" not in cell.config.model else "own model"}

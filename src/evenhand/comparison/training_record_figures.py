@@ -1,4 +1,4 @@
-"""What only research may see: accuracy and gradient norms on the TRAINING records, per group. None of it is private.
+"""Figures for research only: accuracy and gradient norms on the TRAINING records, per group. None of it is private.
 
 Written into the run's ``private`` folder, and only when a non-private method was asked for in the comparison.
 """
@@ -21,31 +21,31 @@ RECORDS, CHUNK = 5000, 250
 
 
 def file(folder: Folder) -> Path:
-    """Where the values of a run are."""
+    """Return the path of a run's values."""
     return folder.private / "training_groups.json"
 
 
 def read(folder: Folder) -> dict[str, dict[str, float]]:
-    """Group -> {"accuracy", "norm", "clipped"}; empty if it was never measured."""
+    """Return group -> {"accuracy", "norm", "clipped"}; empty if it was never measured."""
     number = (int, float, type(None))
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     if file(folder).exists():
-        found = untrusted.read_json(file(folder), {str: {str: number}})
-    return found
+        figures = untrusted.read_json(file(folder), {str: {str: number}})
+    return figures
 
 
 def write(folder: Folder, model: nn.Module, data: Data, bound: float | None) -> None:
-    """Measure and keep."""
+    """Measure the model by group and write the values into the private folder; durable on return."""
     write_json(file(folder), by_group(model, data, bound))
 
 
 def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dict[str, float]]:
-    """Accuracy, mean gradient norm and share of gradients above the clip bound, per group of training records.
+    """Return accuracy, mean gradient norm and share of gradients above the clip bound, per group of training records.
 
     Examples:
       >>> import torch, evenhand as eh
-      >>> found = by_group(torch.nn.Linear(64, 10), eh.data.digits()[0], 1.0)
-      >>> sorted(found["class 8"])
+      >>> figures = by_group(torch.nn.Linear(64, 10), eh.data.digits()[0], 1.0)
+      >>> sorted(figures["class 8"])
       ['accuracy', 'clipped', 'norm']
     """
     import torch
@@ -72,5 +72,5 @@ def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dic
 
 def _values(norm: Tensor, hit: Tensor, bound: float | None) -> dict[str, Any]:
     finite = norm[norm.isfinite()]
-    found = {"accuracy": hit.double().mean().item(), "norm": finite.mean().item() if len(finite) else 0.0}
-    return found if bound is None else {**found, "clipped": (norm > bound).double().mean().item()}
+    figures = {"accuracy": hit.double().mean().item(), "norm": finite.mean().item() if len(finite) else 0.0}
+    return figures if bound is None else {**figures, "clipped": (norm > bound).double().mean().item()}

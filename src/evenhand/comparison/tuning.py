@@ -1,8 +1,8 @@
-"""Equal effort: the same declared grid for every method, tried on a validation part of the training data.
+"""Tune with equal effort: one declared grid for every method, tried on a validation part of the training data.
 
 A trial is an ordinary run at the same promise. It trains on the rest of the training part and is scored on the
-validation part; the test data are not touched. What trials learn about the training data is NOT in any epsilon here,
-so tuning is for public data, or for who says in the file that this is understood.
+validation part; the test data are not touched. What trials learn about the training data is NOT in any epsilon here, so
+tuning is for public data, or for who says in the file that this is understood.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Tune:
       allow_uncharged_tuning: tune although the data are not public.
 
     Examples:
-      >>> made = tune({"lr": [0.1, 0.5], "settings": {"bound": [0.5, 1.0, 2.0]}})
-      >>> len(made.choices(Line("dpsgd", "dpsgd"))), len(made.choices(Line("sgd", "sgd")))
+      >>> grid = tune({"lr": [0.1, 0.5], "settings": {"bound": [0.5, 1.0, 2.0]}})
+      >>> len(grid.choices(Line("dpsgd", "dpsgd"))), len(grid.choices(Line("sgd", "sgd")))
       (6, 2)
-      >>> len(made.choices(Line("moment_density", "moment_density")))  # one release: no rate, no bound
+      >>> len(grid.choices(Line("moment_density", "moment_density")))  # one release: no rate, no bound
       1
     """
 
@@ -78,7 +78,7 @@ class Tune:
     allow_uncharged_tuning: bool = False
 
     def choices(self, line: Line) -> list[Choice]:
-        """Every point of the grid that this line has; what it fixes itself is not tried."""
+        """Return every point of the grid that this line has, without settings that the line fixes itself."""
         config = {key: values for key, values in self.config.items() if line.steps and key not in line.config}
         settings = {
             key: values for key, values in self.settings.items() if key in line.known and key not in line.settings
@@ -91,17 +91,17 @@ class Tune:
 
 
 def tune(table: Mapping[str, Any]) -> Tune:
-    """The ``[tune]`` table of an experiment; mistakes are named before anything runs.
+    """Return the grid of an experiment's ``[tune]`` table; mistakes are named before anything runs.
 
     Examples:
       >>> tune({"lr": [0.1, 0.5], "score": "worst"}).config
       {'lr': (0.1, 0.5)}
     """
-    values, own = dict(table), {}
+    values, options = dict(table), {}
     for key, kind in (("score", str), ("share", float), ("seeds", int), ("split_seed", int)):
         if key in values:
-            own[key] = values.pop(key)
-            if not isinstance(own[key], kind) or isinstance(own[key], bool):
+            options[key] = values.pop(key)
+            if not isinstance(options[key], kind) or isinstance(options[key], bool):
                 raise UsageError(f"In [tune], {key} takes a {'name' if kind is str else 'number'}.")
     allowed = values.pop("allow_uncharged_tuning", False)
     if not isinstance(allowed, bool):
@@ -111,18 +111,18 @@ def tune(table: Mapping[str, Any]) -> Tune:
         raise UsageError("In [tune], settings are lists by name, for example settings.bound = [0.5, 1].")
     for key in values:
         _validate.known(key, KEYS, "key of [tune]")
-    made = Tune(_lists(values, ""), _lists(settings, "settings."), allow_uncharged_tuning=allowed, **own)
-    _validate.known(made.score, SCORES, "score to tune by")
-    _validate.number(made.share, "share", low=0, high=1)
-    _validate.whole(made.seeds, "seeds")
-    _validate.whole(made.split_seed, "split_seed", low=0)
-    if not made.config and not made.settings:
+    grid = Tune(_lists(values, ""), _lists(settings, "settings."), allow_uncharged_tuning=allowed, **options)
+    _validate.known(grid.score, SCORES, "score to tune by")
+    _validate.number(grid.share, "share", low=0, high=1)
+    _validate.whole(grid.seeds, "seeds")
+    _validate.whole(grid.split_seed, "split_seed", low=0)
+    if not grid.config and not grid.settings:
         raise UsageError("[tune] declares nothing to try: give lists, for example lr = [0.1, 0.5].")
-    return made
+    return grid
 
 
 def best(scores: Mapping[int, Sequence[float]]) -> int | None:
-    """The point with the highest mean score; the first of equals; None if no trial finished.
+    """Return the point with the highest mean score, the first of equals; None if no trial finished.
 
     A point of which a trial failed does not win against one that finished: fewer seeds would be luck.
 
@@ -130,7 +130,7 @@ def best(scores: Mapping[int, Sequence[float]]) -> int | None:
       >>> best({0: [0.5, 0.7], 1: [0.6, 0.62], 2: [0.9, float("nan")]})
       1
     """
-    means = {point: sum(found) / len(found) for point, found in scores.items() if found}
+    means = {point: sum(values) / len(values) for point, values in scores.items() if values}
     known = {point: mean for point, mean in means.items() if math.isfinite(mean)}
     return max(known, key=lambda point: known[point], default=None)
 

@@ -13,11 +13,11 @@ from evenhand.data import record_checks
 from evenhand.data.dataset import Data
 from evenhand.density.noisy_sums import Releases, Sums
 from evenhand.mechanism.random_streams import Stream
-from evenhand.runs.dataset_ledger import DatasetLedger, hold
+from evenhand.runs.dataset_ledger import DatasetLedger, check_records
 from evenhand.runs.folder import Folder, publish, write_json
 from evenhand.runs.ledger import Ledger, Reading
 from evenhand.runs.os_errors import boundary
-from evenhand.runs.run_files import digests, mend
+from evenhand.runs.run_files import digests, place_recorded_files
 
 Fit = Callable[[Releases, Stream], nn.Module]
 Before = Callable[[Folder], None]
@@ -49,7 +49,7 @@ def run_releases(
         _counted(plan, data, compose, stream)
         return fit(Releases(plan, stream), stream), None
     sums = Sums(folder)
-    hold(folder, data)
+    check_records(folder, data)
     if before is not None:
         before(folder)
     insecure = insecure_seed is not None
@@ -63,7 +63,7 @@ def run_releases(
         files=digests(folder.path),
         block=1,
     ) as ledger:
-        mend(folder.path, ledger)
+        place_recorded_files(folder.path, ledger)
         if not folder.composition_file.exists():
             write_json(folder.composition_file, _counted(plan, data, compose, stream))
         model = fit(Releases(plan, stream, ledger, sums, 0 if reading is None else reading.committed), stream)

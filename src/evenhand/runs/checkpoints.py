@@ -30,7 +30,7 @@ _OTHERS = (EOFError, ValueError, TypeError, LookupError, AttributeError, OSError
 
 @dataclass(frozen=True)
 class Mark:
-    """A checkpoint that is there: steps in its weights, the ledger's head when it was written, its file."""
+    """A checkpoint on disk: the number of steps in its weights, the ledger's head when it was written, its file."""
 
     position: int
     head: str
@@ -38,9 +38,9 @@ class Mark:
 
 
 def save(folder: Folder, state: Mapping[str, Any], *, keep: bool = True) -> None:
-    """Write tensors and numbers only, with the ledger's head, so that a shortened ledger shows.
+    """Write tensors and numbers only, with the ledger's head, so that a shortened ledger shows; durable on return.
 
-    With ``keep`` it may stay when later ones are written.
+    The last checkpoint is replaced. With ``keep`` this one may stay when later ones are written.
     """
     file = folder.checkpoint_file
     with durable.writing(file, durable.PRIVATE) as written:
@@ -54,7 +54,10 @@ def save(folder: Folder, state: Mapping[str, Any], *, keep: bool = True) -> None
 
 
 def load(folder: Folder, plan: Plan) -> dict[str, Any] | None:
-    """The last checkpoint of this plan or of one it continues, None if there is none; no other plan can resume it."""
+    """Return the last checkpoint, or None if there is none.
+
+    It must belong to this plan or to one that this plan continues: else PlanMismatchError is raised.
+    """
     if not folder.checkpoint_file.exists():
         return None
     state = read(folder.checkpoint_file)
@@ -63,8 +66,8 @@ def load(folder: Folder, plan: Plan) -> dict[str, Any] | None:
     return state
 
 
-def mend(folder: Folder) -> None:
-    """Write the last checkpoint's marker anew where a crash came between the two, so that both speak of one step."""
+def repair_marker(folder: Folder) -> None:
+    """Write the last checkpoint's marker again if a crash left one of an earlier step, or none; durable on return."""
     if not folder.checkpoint_file.exists():
         return
     state = read(folder.checkpoint_file)
@@ -75,7 +78,7 @@ def mend(folder: Folder) -> None:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """What a checkpoint holds; one that is damaged, or that holds anything but tensors and plain values, is refused."""
+    """Return the state in a checkpoint file; refuse a damaged one, and any but tensors and plain values."""
     try:
         with untrusted.opened(file, largest=None) as opened:
             untrusted.check_stored(opened, file.name)
@@ -91,8 +94,8 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def marks(folder: Folder) -> list[Mark]:
-    """The checkpoints that are there, the latest first; one whose marker cannot be read is passed over."""
-    found = {}
+    """Return the checkpoints on disk, the latest first, without those whose marker cannot be read."""
+    by_head = {}
     for marker in folder.markers():
         try:
             written = untrusted.read_json(marker, {"position": int, "ledger_head": str}, largest=untrusted.SMALL)
@@ -100,12 +103,12 @@ def marks(folder: Folder) -> list[Mark]:
         except VerificationError:
             continue
         if mark.file.exists():
-            found[mark.head] = mark
-    return sorted(found.values(), key=lambda mark: mark.position, reverse=True)
+            by_head[mark.head] = mark
+    return sorted(by_head.values(), key=lambda mark: mark.position, reverse=True)
 
 
 def take(folder: Folder, chosen: Mark, others: Sequence[Mark]) -> None:
-    """Put another run's checkpoints into a new folder: ``chosen`` is the one to go on from."""
+    """Link another run's checkpoints into a new folder; ``chosen`` is the one to go on from."""
     for mark in (chosen, *others):
         _keep(folder, mark)
     durable.link(chosen.file, folder.checkpoint_file)
@@ -113,21 +116,21 @@ def take(folder: Folder, chosen: Mark, others: Sequence[Mark]) -> None:
 
 
 def spread(positions: Sequence[int], most: int = KEPT) -> list[int]:
-    """Which positions to keep: the last, and of the others those that leave the smallest gaps from the start on.
+    """Return the positions to keep: the last, and of the others those that leave the smallest gaps from the start on.
 
     Examples:
       >>> spread([10, 20, 30, 40, 41, 50])
       [10, 20, 30, 40, 50]
     """
-    kept = sorted(positions)
-    while len(kept) > most:
-        gaps = [after - before for before, after in zip([0, *kept], kept[1:], strict=False)]
-        kept.pop(gaps.index(min(gaps)))
-    return kept
+    selection = sorted(positions)
+    while len(selection) > most:
+        gaps = [after - before for before, after in zip([0, *selection], selection[1:], strict=False)]
+        selection.pop(gaps.index(min(gaps)))
+    return selection
 
 
 def _keep(folder: Folder, mark: Mark) -> None:
-    """The file first and its marker after it: without a marker a file counts for nothing."""
+    """Link a checkpoint among the kept ones: the file first, then its marker, without which a file does not count."""
     durable.make_folder(folder.kept, private=True)
     file = folder.kept / f"{mark.position:09d}.pt"
     file.with_suffix(".json").unlink(missing_ok=True)
@@ -136,6 +139,7 @@ def _keep(folder: Folder, mark: Mark) -> None:
 
 
 def _thin(folder: Folder) -> None:
+    """Remove kept checkpoints until ``KEPT`` are left, each marker before its file."""
     there = {int(file.stem): file for file in folder.kept.glob("*.pt")}
     for position in there.keys() - set(spread(list(there))):
         there[position].with_suffix(".json").unlink(missing_ok=True)

@@ -33,8 +33,10 @@ _MERGED: untrusted.Shape = {"plans": [dict], "entries": {str: list}, "seeded": {
 
 @dataclass(frozen=True)
 class Entry:
-    """One run, who owned which record in it (None where that was not noted), whether its noise seed was public, and its
-    random name, which a run keeps when its budgets change and in forks.
+    """One run on a dataset.
+
+    ``owners`` is a secret name of who owned which record in it (None where that was not noted), ``seeded`` whether its
+    noise seed was public, ``run`` its random name, which a run keeps when its budgets change and in forks.
     """
 
     plan: Plan
@@ -44,22 +46,25 @@ class Entry:
 
     @cached_property
     def key(self) -> tuple[str | None, str]:
-        """The run's name and its plan."""
+        """Return the run's name and its plan's digest."""
         return self.run, self.plan.digest
 
     def new(self, known: Set[tuple[str | None, str]]) -> Plan:
-        """The steps that no other entry counts: those before are left out only if an entry of the SAME run has them."""
+        """Return a plan of the steps that no other entry counts.
+
+        Steps before a change of budgets are left out only if an entry of the SAME run has them.
+        """
         before = self.plan.earlier[-1].plan if self.plan.earlier else None
         return self.plan.from_here() if self.run is not None and (self.run, before) in known else self.plan
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the entry's file."""
+        """Return plain data for the entry's file."""
         return {"plan": self.plan.to_json(), "owners": self.owners, "seeded": self.seeded, "run": self.run}
 
 
 @dataclass(frozen=True)
 class Entries:
-    """All entries of a dataset: the next free number, how many are gone, and the runs whose noise seed was public."""
+    """All entries of a dataset, the next free number, how many are gone, and the runs whose noise seed was public."""
 
     found: list[Entry]
     number: int
@@ -68,7 +73,7 @@ class Entries:
 
 
 def read(folder: Path) -> Entries:
-    """Return the entries in a folder; files of other names are not looked at.
+    """Read and check all entries in a folder; files of other names are ignored.
 
     Raises:
       EvenhandError: an entry cannot be read; the message says which, and what to do.
@@ -77,16 +82,16 @@ def read(folder: Path) -> Entries:
     number = max((int(match[1]) + 1 for match in files.values()), default=0)
     there = sorted((name for name, match in files.items() if match[2] is None), key=lambda name: int(name[:-5]))
     merged = _Merged.read(folder / MERGED)
-    found = [merged.entry(folder / name) for name in there]
+    entries = [merged.entry(folder / name) for name in there]
     heads = [folder / "heads" / name for name in _names(folder / "heads") if name.endswith(".json")]
     seeded = frozenset(file.stem for file in heads if merged.public_seed(file))
     if merged.anew >= _OFTEN:
         merged.write(folder / MERGED)
-    return Entries(found, number, number - len(there), seeded)
+    return Entries(entries, number, number - len(there), seeded)
 
 
 def heads(file: Path) -> dict[str, Any]:
-    """Return how far each copy of a run was seen; of a damaged file nothing, so that the run counts once more."""
+    """Return how far each copy of a run was seen; nothing of a damaged file, so that the run counts once more."""
     nothing: dict[str, Any] = {"heads": [], "seeded": False}
     if not file.exists():
         return nothing
@@ -110,7 +115,7 @@ def _stamp(file: Path) -> str:
 
 
 class _Merged:
-    """Entries of the merged file, and those that were read anew since."""
+    """Entries of the merged file, and those that were read from their own files since."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self.anew = 0
@@ -123,18 +128,21 @@ class _Merged:
 
     @classmethod
     def read(cls, file: Path) -> _Merged:
-        """A file that is missing, damaged or of another form is done without."""
+        """Read the merged file; start with none of it if the file is missing, damaged or of another form."""
         nothing: dict[str, Any] = {"plans": [], "entries": {}, "seeded": {}}
         if not file.exists():
             return cls(nothing)
         try:
-            found = untrusted.read_json(file, _MERGED)
+            content = untrusted.read_json(file, _MERGED)
         except VerificationError:
             return cls(nothing)
-        return cls(found if found["sha256"] == _digest(found) else nothing)
+        return cls(content if content["sha256"] == _digest(content) else nothing)
 
     def entry(self, file: Path) -> Entry:
-        """The entry of a file, read only if the merged file does not have it as it is now."""
+        """Return the entry of a file; read the file only if it has changed since the merged file was written.
+
+        A damaged entry raises EvenhandError: without it too little would be stated.
+        """
         try:
             stamp, known = _stamp(file), self._known["entries"].get(file.name)
             if known is not None and known[0] == stamp:
@@ -143,7 +151,7 @@ class _Merged:
                 written, about = _parts(untrusted.read_json(file))
                 plan = Plan.from_json(written)
                 self.anew += 1
-            made = Entry(plan, *about)
+            entry = Entry(plan, *about)
             place = self._place(plan)
         except (EvenhandError, OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError):
             raise EvenhandError(
@@ -152,7 +160,7 @@ class _Merged:
                 f"{file.name}.damaged: the run then counts as one whose epsilon is not known. Nothing was spent."
             ) from None
         self._entries[file.name] = [stamp, place, *about]
-        return made
+        return entry
 
     def _merged_plan(self, place: int) -> Plan:
         if place not in self._from_merged:
@@ -160,14 +168,14 @@ class _Merged:
         return self._from_merged[place]
 
     def _place(self, plan: Plan) -> int:
-        """Where equal plans stand, once."""
+        """Return the index of a plan; equal plans share one."""
         if plan.digest not in self._places:
             self._places[plan.digest] = len(self._plans)
             self._plans.append(plan)
         return self._places[plan.digest]
 
     def public_seed(self, file: Path) -> bool:
-        """Whether the run that a file of heads speaks of had a public noise seed."""
+        """Return whether the run of a file of heads had a public noise seed."""
         try:
             stamp = _stamp(file)
         except OSError:
@@ -180,7 +188,7 @@ class _Merged:
         return known[1] is True
 
     def write(self, file: Path) -> None:
-        """Keep what is known now, unless it is too large to be read at once."""
+        """Write what is known now, durable on return, unless it is too large to be read at once."""
         body = {
             "plans": [plan.to_json() for plan in self._plans],
             "entries": self._entries,
@@ -191,16 +199,16 @@ class _Merged:
             write_durably(file, text)
 
 
-def _parts(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str | None, bool, str | None]]:
-    """Before owners were noted, an entry was a plan alone."""
-    if "plan" not in found:
-        return found, (None, False, None)
-    about = {"seeded": False, "run": None, **found}
+def _parts(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str | None, bool, str | None]]:
+    """Return plan, owners, seed flag and run name of an entry's file; an early version's file is a plan alone."""
+    if "plan" not in content:
+        return content, (None, False, None)
+    about = {"seeded": False, "run": None, **content}
     if not untrusted.fits(about, _ABOUT):
         raise UsageError("This is not an entry.")
     return about["plan"], (about["owners"], about["seeded"], about["run"])
 
 
-def _digest(found: Mapping[str, Any]) -> str:
-    body = [found[key] for key in ("plans", "entries", "seeded")]
+def _digest(content: Mapping[str, Any]) -> str:
+    body = [content[key] for key in ("plans", "entries", "seeded")]
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

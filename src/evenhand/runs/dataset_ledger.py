@@ -41,7 +41,7 @@ WHOLE = "one record"
 
 @dataclass(frozen=True)
 class DatasetLedger:
-    """All runs on one dataset, told by a secret name (see ``data.fingerprint``).
+    """All runs on one dataset, which is identified by a secret name (see ``data.fingerprint``).
 
     ``owners`` is a secret name of who owns which record. Owner classes of two runs are the same only where it is the
     same; otherwise every record counts with the class that was charged most, so that nobody is counted too low.
@@ -62,7 +62,7 @@ class DatasetLedger:
 
     @classmethod
     def of(cls, data: Data, *, tuned: bool = False) -> DatasetLedger:
-        """The ledger of these data; ``tuned`` if trials on them chose the settings, also where the data do not say so.
+        """Return the ledger of these data; ``tuned`` says, as ``data.tuned`` does, that trials chose the settings.
 
         Examples:
           >>> import evenhand as eh
@@ -74,11 +74,11 @@ class DatasetLedger:
 
     @property
     def folder(self) -> Path:
-        """Where its entries are: the name is hashed once more, so that a listing tells nothing."""
+        """Return the folder of its entries; the name is hashed once more, so that a listing tells nothing."""
         return state_folder() / "datasets" / hashlib.sha256(f"evenhand dataset {self.secret}".encode()).hexdigest()[:32]
 
     def knows(self, run: str, reading: Reading) -> bool:
-        """Whether a run is counted here, this copy of it included; if so, how far it is by now is noted.
+        """Return whether this copy of a run is counted here; if so, note how far it is now, durable on return.
 
         Copies and restored backups of a run folder have equal names and other later rows. One that goes on from where
         another went on before has none of the heads that were noted last, and must be counted once more.
@@ -90,19 +90,19 @@ class DatasetLedger:
         return known
 
     def note(self, run: str, reading: Reading) -> None:
-        """How far this copy of a run is, once it is counted."""
+        """Note how far this copy of a run is, once it is counted; durable on return."""
         with self._locked():
             self._write(run, reading)
 
     def has(self, run: str) -> bool:
-        """Whether a run, or a copy of it, was ever counted here."""
+        """Return whether a run, or a copy of it, was ever counted here."""
         return bool(self._noted(run)["heads"])
 
     def _noted(self, run: str) -> dict[str, Any]:
         return dataset_entries.heads(self._heads / f"{run}.json")
 
     def _write(self, run: str, reading: Reading) -> None:
-        """One head for each copy that went on: this one's takes the place of the one it came from."""
+        """Write one head for each copy that went on: this copy's head replaces the one that it continued."""
         noted, rows = self._noted(run), _rows(reading)
         heads = [*(head for head in noted["heads"] if head not in rows), reading.head]
         durable.make_folder(self._heads, private=True)
@@ -135,30 +135,30 @@ class DatasetLedger:
     def enter(
         self, plan: Plan, *, run: str | None = None, left: Plan | None = None, seeded: bool = False
     ) -> dict[str, Any]:
-        """Record that a run is about to start; returns how many there are now, and what they spend together.
+        """Record that a run is about to start; return how many runs there are now, and what they spend together.
 
-        ``uncounted`` is how many of them are in no total: those without an established epsilon, such as plain SGD,
-        earlier ones with a public noise seed (``seeded``), and those that protect only a part of a record where this
-        run protects all of it; entries that were deleted count here too, as far as their numbers show. Of a run
-        whose budgets changed, the steps before are counted with the plan they began under, if an entry of the same
-        ``run`` has it. ``left`` is the plan of a run that this one was forked from: it counts in full, and is entered
-        too if it is not here. No run is forgotten, whatever its owners were called.
+        On return the entry is on disk. ``uncounted`` is how many runs are in no total: those without an established
+        epsilon, such as plain SGD, earlier ones with a public noise seed (``seeded``), and those that protect only a
+        part of a record where this run protects all of it; deleted entries count here too, as far as their numbers
+        show. Of a run whose budgets changed, the steps before are counted with the plan they began under, if an entry
+        of the same ``run`` has it. ``left`` is the plan of a run that this one was forked from: it counts in full, and
+        is entered too if it is not here. No run is forgotten, whatever its owners were called.
         """
         with self._locked():
             before = dataset_entries.read(self.folder)
             here = {entry.key for entry in before.found}
             unknown = [Entry(left, None, seeded, run)] if left is not None and (run, left.digest) not in here else []
-            own = Entry(plan, self.owners, seeded, run)
-            for place, entry in enumerate([*unknown, own], before.number):
+            new_entry = Entry(plan, self.owners, seeded, run)
+            for place, entry in enumerate([*unknown, new_entry], before.number):
                 write_json(self.folder / f"{place:06d}.json", entry.to_json())
             entries = [*before.found, *unknown]
         known = {entry.key for entry in entries}
         counted = [
-            (entry.new(known), entry is own or (self.owners is not None and entry.owners == self.owners))
-            for entry in (*entries, own)
+            (entry.new(known), entry is new_entry or (self.owners is not None and entry.owners == self.owners))
+            for entry in (*entries, new_entry)
             if entry.plan.certified
             and entry.plan.unit in (WHOLE, plan.unit)
-            and (entry is own or not (entry.seeded or entry.run in before.open_to_all))
+            and (entry is new_entry or not (entry.seeded or entry.run in before.open_to_all))
         ]
         runs = before.lost + len(entries) + 1
         names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
@@ -167,8 +167,8 @@ class DatasetLedger:
         return {"runs": runs, "uncounted": runs - len(counted), "epsilons": epsilons, **noted}
 
 
-def at_least(counted: dict[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """No figure falls where this ledger knows less than the one that counted the run before."""
+def keep_larger_counts(counted: dict[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the counts with every figure raised to that of ``before``, counted by a ledger that may know more runs."""
     if before is None or before["runs"] is None:
         return counted
     epsilons = {name: max(total, before["epsilons"].get(name, 0.0)) for name, total in counted["epsilons"].items()}
@@ -202,13 +202,13 @@ def _events(plan: Plan, name: str) -> list[Event]:
 
 
 def _dearest(stage: Stage) -> list[Event]:
-    """The highest rate with the highest bound covers every class: losses grow with either."""
+    """Return events that cover every owner class: the highest rate and the highest bound, as losses grow with both."""
     drawn = [(rate, scale) for rate, scale in zip(stage.rates, stage.scales, strict=True) if rate > 0]
     return stage.events(max(rate for rate, _ in drawn), max(scale for _, scale in drawn)) if drawn else []
 
 
 def state_folder() -> Path:
-    """Where things are kept that outlive a run: EVENHAND_STATE, or the user's state folder."""
+    """Return the folder for what outlives a run: EVENHAND_STATE, or the user's state folder."""
     given = os.environ.get("EVENHAND_STATE")
     if given and not Path(given).is_absolute():
         raise UsageError("EVENHAND_STATE must be an absolute path: a relative one would be another ledger elsewhere.")
@@ -217,8 +217,10 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "evenhand"
 
 
-def hold(folder: Folder, data: Data) -> str:
-    """The run's random name. Before the first charge it notes which records these are; later others are refused.
+def check_records(folder: Folder, data: Data) -> str:
+    """Return the run's random name; before the first charge note which records it is on, later refuse any others.
+
+    The note is on disk on return.
 
     Raises:
       PlanMismatchError: other records, another order, or other owners than the run was started with: what was charged
@@ -228,20 +230,20 @@ def hold(folder: Folder, data: Data) -> str:
     if not folder.records_file.exists():
         write_json(folder.records_file, {"records": records, "run": secrets.token_hex(16)})
         write_durably(folder.rows_file, survey(data).to_bytes())
-    held = untrusted.read_json(folder.records_file, {"records": str, "run": str}, largest=untrusted.SMALL)
-    if held["records"] != records:
+    note = untrusted.read_json(folder.records_file, {"records": str, "run": str}, largest=untrusted.SMALL)
+    if note["records"] != records:
         raise PlanMismatchError(
             "These are not the records that this run was started on, or their order or their owners changed, or a "
             "library reads them in another way by now: what was charged could count for the wrong records. Pass the "
             "data it was started with; nothing was spent. If you know that they are the same, delete "
             "private/records.json in the run folder: the run then counts once more."
         )
-    return str(held["run"])
+    return str(note["run"])
 
 
 @dataclass
 class Counting:
-    """What a run in training does so that it is counted: ``begin`` before rows are drawn, ``follow`` before a release.
+    """See that a run in training is counted: ``begin`` before rows are drawn, ``follow`` before a release.
 
     With ``compose`` False nothing is counted, and the statement says so.
     """
@@ -253,10 +255,10 @@ class Counting:
     _counted: tuple[str, DatasetLedger] | None = field(default=None, init=False)
 
     def begin(self, data: Data) -> None:
-        """Refuse other records than before, then see that the run is counted."""
+        """Refuse other records than before, then enter the run in the dataset ledger; durable on return."""
         if self._seen is data:
             return
-        run, before = hold(self.folder, data), self.folder.composition()
+        run, before = check_records(self.folder, data), self.folder.composition()
         if not self.folder.ledger().reserved:
             record_checks.tell(data)
         if before is None and not self.compose:
@@ -268,10 +270,10 @@ class Counting:
         self._seen = data
 
     def follow(self) -> None:
-        """Enter the run if it is new, unknown here, or a copy of it went on since it was last seen."""
+        """Enter the run if it is new or unknown here, or if another copy of it went on; durable on return."""
         if self._counted is None:
             return
         (run, ledger), reading, before = self._counted, self.folder.ledger(), self.folder.composition()
         if before is None or not ledger.knows(run, reading):
-            write_json(self.folder.composition_file, at_least(ledger.enter(self.plan, run=run), before))
+            write_json(self.folder.composition_file, keep_larger_counts(ledger.enter(self.plan, run=run), before))
         ledger.note(run, reading)

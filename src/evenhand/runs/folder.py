@@ -58,7 +58,7 @@ _EVALUATION: untrusted.Shape = {"step": int, "accuracy": (int, float, type(None)
 
 @dataclass(frozen=True)
 class Folder:
-    """Paths and plain files of one run."""
+    """Paths of one run's files, and how they are read and written. What is read is checked, never trusted."""
 
     path: Path
     HASHED: ClassVar = ("composition.json", "preprocessing.json", "metrics.jsonl")
@@ -66,87 +66,90 @@ class Folder:
 
     @property
     def plan_file(self) -> Path:
-        """The frozen plan."""
+        """Return the path of the frozen plan."""
         return self.path / "plan.json"
 
     @property
     def ledger_file(self) -> Path:
-        """What was spent."""
+        """Return the path of the ledger: what was spent."""
         return self.path / LEDGER
 
     @property
     def statement_file(self) -> Path:
-        """The statement as data."""
+        """Return the path of the statement as data."""
         return self.path / "statement.json"
 
     @property
     def signature_file(self) -> Path:
-        """Who stands for the folder as it was then."""
+        """Return the path of the signature over the folder."""
         return self.path / SIGNATURE
 
     @property
     def metrics_file(self) -> Path:
-        """Released metrics on held-out data, one evaluation a line."""
+        """Return the path of the released metrics on held-out data, one evaluation a line."""
         return self.path / "metrics.jsonl"
 
     @property
     def model_file(self) -> Path:
-        """The released weights."""
+        """Return the path of the released weights."""
         return self.path / "model.safetensors"
 
     @property
     def last_model_file(self) -> Path:
-        """The last iterate, beside a released average."""
+        """Return the path of the last iterate, beside a released average."""
         return self.path / "model-last.safetensors"
 
     @property
     def composition_file(self) -> Path:
-        """How many runs on the same data there were, this one included, and what they spend together."""
+        """Return the path of the count of runs on the same data, and what they spend together."""
         return self.path / "composition.json"
 
     @property
     def private(self) -> Path:
-        """What must not be shared; only the owner may enter."""
+        """Return the folder that must not be shared; only its owner may enter it."""
         return self.path / "private"
 
     @property
     def checkpoint_file(self) -> Path:
-        """What a resume takes."""
+        """Return the path of the checkpoint that a resume takes."""
         return self.private / "checkpoint.pt"
 
     @property
     def kept(self) -> Path:
-        """Earlier checkpoints, for budgets that are lowered."""
+        """Return the folder of earlier checkpoints, for budgets that are lowered."""
         return self.private / "kept"
 
     @property
     def withdrawn_file(self) -> Path:
-        """Of a run that was left for a fork: its ledger's head since, so that a row that says so cannot be lost."""
+        """Return the path of the note that this run was left for a fork: its ledger's head after that row."""
         return self.private / "withdrawn.json"
 
     @property
     def records_file(self) -> Path:
-        """A secret hash of the records that the run is on, and its random name."""
+        """Return the path of a secret hash of the run's records, and the run's random name."""
         return self.private / "records.json"
 
     @property
     def rows_file(self) -> Path:
-        """Secret digests of the training rows, by which training records among test data are told."""
+        """Return the path of secret digests of the training rows, which tell training records among test data."""
         return self.private / "rows.npz"
 
     @property
     def training_metrics_file(self) -> Path:
-        """Metrics on training records, where they were asked for: not private."""
+        """Return the path of metrics on training records, where they were asked for: not private."""
         return self.private / "metrics.jsonl"
 
     def markers(self) -> list[Path]:
-        """One small file per checkpoint, with the ledger's head that it was written after."""
+        """Return one small file per checkpoint, with the ledger's head that it was written after."""
         files = (self.checkpoint_file.with_suffix(".json"), *sorted(self.kept.glob("*.json")))
         return [file for file in files if file.exists()]
 
     @classmethod
     def create(cls, path: Path, plan: Plan) -> Folder:
-        """Make the folder for a new run. A folder with a ledger is a run already and is refused."""
+        """Make the folder for a new run and write its plan; durable on return.
+
+        A folder whose ledger has charged anything is a run already and is refused.
+        """
         folder = cls(path)
         planned = as_json(plan.to_json())
         if len(planned) > untrusted.PARSED:
@@ -167,7 +170,7 @@ class Folder:
                 f"{path} holds a model or checkpoint whose ledger is missing, so what it spent is not known. "
                 "Choose another --out."
             )
-        elif ledgers.unbegun(folder.ledger_file):
+        elif ledgers.lacks_first_row(folder.ledger_file):
             folder.ledger_file.unlink()
         try:
             durable.make_folder(path, parents=True)
@@ -183,12 +186,12 @@ class Folder:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a ledger with a first row; without one nothing was charged."""
-        return self.ledger_file.exists() and not ledgers.unbegun(self.ledger_file)
+        """Return whether there is a ledger with a whole first row; without one nothing was charged."""
+        return self.ledger_file.exists() and not ledgers.lacks_first_row(self.ledger_file)
 
     def _forget_unspent(self) -> None:
-        """Clear a run that was refused before its first charge; one that spent anything must not be overwritten."""
-        lock = ledgers.locked(self.ledger_file)
+        """Remove a run that ended before its first charge; refuse to overwrite one that spent anything."""
+        lock = ledgers.acquire_lock(self.ledger_file)
         try:
             if self.ledger().reserved:
                 raise UsageError(
@@ -202,20 +205,20 @@ class Folder:
             lock.release()
 
     def anchors(self) -> list[str]:
-        """Heads of the ledger that this folder's files were written after; a damaged file gives one that is in none."""
+        """Return the ledger heads that this folder's files were written after; of a damaged file no true head."""
         files = (self.statement_file, self.withdrawn_file, *self.markers())
         return [head_in(file) for file in files if file.exists()]
 
     @classmethod
     def existing(cls, path: str | Path) -> Folder:
-        """The folder of a run that was started before."""
+        """Return the folder of a run that was started before; raise UsageError if it has no plan."""
         folder = cls(Path(path))
         if not os.path.exists(folder.plan_file):  # False, too, for a name that no disk takes
             raise UsageError(f"{path} is not a run folder: it has no plan.json. Pass the folder given to --out.")
         return folder
 
     def plan(self) -> Plan:
-        """The plan of this run."""
+        """Return the run's plan, read from a file that is checked and not trusted."""
         try:
             return Plan.from_json(untrusted.read_json(self.plan_file))
         except UsageError:
@@ -224,11 +227,11 @@ class Folder:
             raise VerificationError("plan.json cannot be read: it was damaged or edited.") from None
 
     def ledger(self) -> ledgers.Reading:
-        """The ledger, read and checked."""
+        """Return the ledger, read and checked from its first byte to its last."""
         return ledgers.read(self.ledger_file)
 
     def finished(self) -> bool:
-        """Whether nothing is left to do: all steps are charged, and model and statement came after them."""
+        """Return whether nothing is left to do: all steps are charged, then model and statement were written."""
         if not self.begun:
             return False
         reading = self.ledger()
@@ -241,27 +244,27 @@ class Folder:
         )
 
     def metrics(self, *, training_records: bool = False) -> list[dict[str, Any]]:
-        """Evaluations so far, in order; a line that a crash cut short is left out.
+        """Return the evaluations so far, in order, without a line that a crash cut short.
 
-        With ``training_records`` those on training records, which are not private.
+        With ``training_records`` return those on training records, which are not private.
         """
         return list(_evaluations(self.training_metrics_file if training_records else self.metrics_file))
 
     def drop_metrics(self, position: int) -> None:
-        """Remove evaluations of weights after more steps of the plan than these: a crash took those weights."""
+        """Remove evaluations after more steps than ``position``: a crash took those weights. Durable on return."""
         for file in (self.metrics_file, self.training_metrics_file):
             lines = list(_evaluations(file))
-            kept = [line for line in lines if line["step"] <= position]
-            if len(kept) < len(lines):
-                write_durably(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            earlier_lines = [line for line in lines if line["step"] <= position]
+            if len(earlier_lines) < len(lines):
+                write_durably(file, "".join(json.dumps(line) + "\n" for line in earlier_lines).encode())
 
     def add_metrics(self, line: Mapping[str, Any], file: Path) -> None:
-        """Write one evaluation more into one of the folder's files of metrics; the ledger records a shareable one."""
+        """Add one evaluation to a metrics file, durable on return; the ledger records the file if it is shareable."""
         before = untrusted.read_bytes(file) if file.exists() else b""
         write_durably(file, before + json.dumps(line).encode() + b"\n")
 
     def statement(self) -> dict[str, Any]:
-        """The statement for what the ledger charges now."""
+        """Return the statement for what the ledger charges now, built from the folder's files."""
         model = untrusted.digest(self.model_file)
         return statements.build(
             self.plan(),
@@ -274,18 +277,18 @@ class Folder:
         )
 
     def hashes(self) -> dict[str, str]:
-        """Hashes of the public files that a statement rests on."""
-        found = {name: untrusted.digest(self.path / name) for name in self.HASHED}
-        return {name: digest for name, digest in found.items() if digest is not None}
+        """Return the hashes of the public files that a statement rests on, by name."""
+        digests = {name: untrusted.digest(self.path / name) for name in self.HASHED}
+        return {name: digest for name, digest in digests.items() if digest is not None}
 
     def composition(self) -> dict[str, Any] | None:
-        """What is known of other runs on the same data."""
-        found: dict[str, Any] | None = None
+        """Return the count of runs on the same data, checked; None if there is none yet."""
+        counts: dict[str, Any] | None = None
         if self.composition_file.exists():
-            found = untrusted.read_json(self.composition_file, {"runs": (int, type(None))})
-            if found["runs"] is not None and not untrusted.fits(found, _COUNTED):
+            counts = untrusted.read_json(self.composition_file, {"runs": (int, type(None))})
+            if counts["runs"] is not None and not untrusted.fits(counts, _COUNTED):
                 raise VerificationError("composition.json cannot be read: it was damaged or edited.")
-        return found
+        return counts
 
     def last_evaluation(self, *, training_records: bool = False) -> dict[str, Any]:
         """Return the last evaluation if it is one of the released model, or of a run that has released none yet.
@@ -299,23 +302,27 @@ class Folder:
         return last if measured == weights_digest.digest_of_file(self.model_file) else {}
 
     def _stated(self) -> dict[str, Any]:
-        """What a statement says of the model's use; nothing of a withdrawn run, whose figures must not be shared."""
+        """Return the evaluation that a statement gives; none of a withdrawn run, whose figures must not be shared."""
         return self.last_evaluation() if self.ledger().withdrawn is None else {}
 
     def write_statement(self) -> dict[str, Any]:
-        """Build the statement and write it as data and in words; of several owners also a table."""
-        made = self.statement()
-        if len(made["owners"]) > 1:
-            table = owner_table.as_csv(made["owners"], self._stated())
+        """Build the statement and write it as data and in words, for several owners also as a table.
+
+        The files are durable on return. ``statement.json`` comes last: a run that has it is finished.
+        """
+        statement = self.statement()
+        if len(statement["owners"]) > 1:
+            table = owner_table.as_csv(statement["owners"], self._stated())
             write_durably(self.path / owner_table.FILE, table.encode("utf-8", "replace"))
-        write_durably(self.path / "statement.md", statements.markdown(made).encode())
-        write_durably(self.statement_file, statement_bytes(made))  # the last one: a run that has it is finished
-        return made
+        write_durably(self.path / "statement.md", statements.markdown(statement).encode())
+        write_durably(self.statement_file, statement_bytes(statement))  # the last one: a run that has it is finished
+        return statement
 
     def declare_stopped(self) -> None:
         """Record the trainer's word that this run ended early for reasons that did not depend on the data.
 
-        The statement then counts the charged steps alone, and names the declaration.
+        The word is trusted, not checked. The statement then counts the charged steps alone, and names the declaration.
+        Ledger and statement are durable on return.
         """
         reading = self.ledger()
         if reading.reserved >= reading.steps:
@@ -327,24 +334,24 @@ class Folder:
         self.write_statement()
 
     def say_withdrawn(self) -> None:
-        """Write, once the ledger says so, that this run was left for a fork and what of it must not be shared."""
+        """Write, after the ledger's row, that this run was left for a fork and what of it must not be shared."""
         write_json(self.withdrawn_file, {"ledger_head": self.ledger().head})
         write_durably(self.path / "README.md", _WITHDRAWN.encode())
         self.write_statement()
 
 
 def statement_bytes(statement: Mapping[str, Any]) -> bytes:
-    """The one way in which a statement is written, so that a changed byte shows."""
+    """Return the bytes of a statement's file. Every statement is written this one way, so that a changed byte shows."""
     return as_written(statements.packed(statement))
 
 
 def as_written(form: Mapping[str, Any]) -> bytes:
-    """The bytes of a statement in one of its two forms; earlier versions listed any number of owners one by one."""
+    """Return the bytes of a statement in either form; earlier versions listed any number of owners one by one."""
     return as_json(form) if isinstance(form["owners"], list) else statements.lines(form)
 
 
 def head_in(file: Path) -> str:
-    """The ledger's head that a statement or checkpoint was written after."""
+    """Return the ledger head that a statement or checkpoint was written after; no true head for a damaged file."""
     try:
         return str(untrusted.read_json(file, {"ledger_head": str})["ledger_head"])
     except VerificationError:
@@ -361,9 +368,12 @@ def _evaluations(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def publish(model: nn.Module, file: Path, ledger: Ledger) -> None:
-    """Write a model's weights to a file of the run folder: in private first, on disk, then the rows, then the name."""
+    """Write a model's weights to a file of the run folder; durable on return.
+
+    The order is: the file in private/, the ledger's rows ``release`` and ``file``, then the file's name.
+    """
     from safetensors.torch import save
 
-    tensors, left_out = weights_digest.stored(model)
+    tensors, left_out = weights_digest.stored_tensors(model)
     data = save(tensors, left_out or None)
     put_in_place(file, ledger, lambda out: out.write(data), ledger.release)

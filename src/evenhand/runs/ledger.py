@@ -51,7 +51,7 @@ from filelock import FileLock, Timeout
 from evenhand import durable, untrusted
 from evenhand._versions import software
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.runs.ledger_rows import BLOCK, FORMAT, GENESIS, Reading, encoded, parse, read, unbegun
+from evenhand.runs.ledger_rows import BLOCK, FORMAT, GENESIS, Reading, encode_row, lacks_first_row, parse, read
 from evenhand.types import Commit
 
 __all__ = [
@@ -59,13 +59,13 @@ __all__ = [
     "Commit",
     "Ledger",
     "Reading",
-    "locked",
+    "acquire_lock",
+    "lacks_first_row",
     "parse",
     "read",
     "refuse_blocked",
     "refuse_shortened",
     "refuse_withdrawn",
-    "unbegun",
 ]
 
 _WRITERS: WeakValueDictionary[tuple[int, str], Ledger] = WeakValueDictionary()
@@ -111,15 +111,15 @@ class Ledger:
         files: Mapping[str, str] | None = None,
         block: int = BLOCK,
     ) -> Ledger:
-        """Start a ledger, or continue one that belongs to the same plan, with a new segment and a new key.
+        """Start a ledger, anew if a crash cut its first row, or continue one of the same plan, with a new segment.
 
-        ``anchors`` are heads that a checkpoint or statement was written after: a ledger without them was shortened.
-        ``files`` are digests of shareable files that lie in the folder before the ledger starts. ``block`` is the
-        largest number of steps that a row of a new ledger charges. A first row that a crash cut short is written anew.
+        On return its rows are on disk, and the lock is held until ``close``. A ledger without one of the ``anchors``,
+        heads that a checkpoint or statement was written after, was shortened. ``files`` are digests of shareable files
+        that are there before the ledger; ``block`` is the largest number of steps that a row of a new ledger charges.
         """
-        lock, ledger = locked(path), None
+        lock, ledger = acquire_lock(path), None
         try:
-            reading = read(path) if path.exists() and not unbegun(path) else None
+            reading = read(path) if path.exists() and not lacks_first_row(path) else None
             refuse_shortened(reading, anchors)
             if reading and reading.plan != plan:
                 raise PlanMismatchError(
@@ -137,9 +137,9 @@ class Ledger:
             ledger = cls(path, lock, reading)
             if reading is None:
                 ledger.steps, ledger.block = steps, block
-                made: dict[str, Any] = {"format": FORMAT, "evenhand": software()["evenhand"]}
-                made |= {} if block == BLOCK else {"block": block}
-                ledger._append({"type": "open", "plan": plan, "steps": steps, **made})
+                fields: dict[str, Any] = {"format": FORMAT, "evenhand": software()["evenhand"]}
+                fields |= {} if block == BLOCK else {"block": block}
+                ledger._append({"type": "open", "plan": plan, "steps": steps, **fields})
             else:
                 ledger._seal(reading)
             if reading is None or not reading.segments:
@@ -158,12 +158,12 @@ class Ledger:
     @classmethod
     @contextmanager
     def writing(cls, path: Path) -> Iterator[Ledger]:
-        """Give the ledger that this process has open, or open it for rows about files alone; nobody else may write."""
-        held = _WRITERS.get((os.getpid(), str(path.resolve())))
-        if held is not None:
-            yield held
+        """Yield the ledger that this process has open, or open it to add rows about files; no other may write."""
+        writer = _WRITERS.get((os.getpid(), str(path.resolve())))
+        if writer is not None:
+            yield writer
             return
-        lock = locked(path)
+        lock = acquire_lock(path)
         try:
             reading = read(path)
             with cls(path, lock, reading) as ledger:
@@ -174,24 +174,24 @@ class Ledger:
 
     @classmethod
     def replan(cls, path: Path, *, before: str, plan: str, steps: int, reserved: int) -> None:
-        """Put another plan in place of ``before`` for the steps that are not charged yet; nobody else may be writing.
+        """Replace the plan ``before`` for the steps not charged yet, while nobody writes; durable on return.
 
-        ``reserved`` is what the new plan takes as charged: refused if the ledger says otherwise by now.
+        ``reserved`` is what the new plan takes as charged. Refused if the ledger says otherwise by now.
         """
         row = {"type": "replan", "plan": plan, "steps": steps, "from": reserved}
         cls._add(path, row, lambda now: now.plan == before and now.reserved == reserved <= steps)
 
     @classmethod
     def withdraw(cls, path: Path, *, head: str, first: int, fork: str) -> None:
-        """End a ledger for good, since its run goes on elsewhere from its ``first`` steps; nobody may be writing.
+        """End a ledger that nobody writes, as its run goes on elsewhere after ``first`` steps; durable on return.
 
-        ``head`` is its last row as the fork knows it, ``fork`` the hash of the fork's first row of its own.
+        ``head`` is its last row as the fork knows it, ``fork`` the hash of the first row that only the fork has.
         """
         cls._add(path, {"type": "withdrawn", "from": first, "fork": fork}, lambda now: now.head == head)
 
     @classmethod
     def _add(cls, path: Path, row: Mapping[str, Any], fits: Callable[[Reading], bool]) -> None:
-        lock = locked(path)
+        lock = acquire_lock(path)
         try:
             reading = read(path)
             refuse_withdrawn(reading)
@@ -206,11 +206,11 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """Hash of the last row written."""
+        """Return the hash of the last row written."""
         return self._head
 
     def reserve(self, count: int) -> None:
-        """Charge the next ``count`` steps of the plan; returns only when the row is on disk."""
+        """Charge the next ``count`` steps of the plan. On return the row is on disk."""
         if self.reserved + count > self.steps:
             raise BudgetExhausted(
                 f"All {self.steps} steps of the plan are charged: one more would spend more than was "
@@ -229,7 +229,7 @@ class Ledger:
         self.reserved += count
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Record what reserved steps used. Not synced: losing it loses detail, never a charge."""
+        """Record what charged steps used. Not synced: a crash may lose this detail, never a charge."""
         for entry in commits:
             row: dict[str, Any] = {"type": "commit", "first": entry.first, "count": entry.count}
             row |= {"sensitivity": list(entry.sensitivity), "std": entry.std}
@@ -239,15 +239,15 @@ class Ledger:
         self._file.flush()
 
     def release(self, model: str) -> None:
-        """Record that a model file with this hash was released; later rows show what was spent after it."""
+        """Record that a model file with this hash was released; durable on return."""
         self.refuse_blocked()
         self._append({"type": "release", "model": model})
         self.sync()
 
     def file(self, name: str, digest: str) -> None:
-        """Record the file that is about to be put in place; returns only when the row is on disk.
+        """Record the digest of a file that is about to be put in place; durable on return.
 
-        ``files`` has the latest digest of every name; a file that is written again as it was needs no second row.
+        ``files`` has the latest digest of every name. A file that is written again unchanged needs no second row.
         """
         if self.files.get(name) != digest:
             self._append({"type": "file", "name": name, "sha256": digest})
@@ -260,7 +260,7 @@ class Ledger:
         self.sync()
 
     def told(self, position: int) -> None:
-        """Record that figures of the weights at this position leave the run; returns only when the row is on disk."""
+        """Record that figures of the weights at this position leave the run; durable on return."""
         self._append({"type": "told", "position": position})
         self.sync()
 
@@ -275,27 +275,27 @@ class Ledger:
 
     @classmethod
     def declare_stopped(cls, path: Path) -> None:
-        """Add the row of ``stopped`` to a ledger that nobody is writing."""
+        """Add the row of ``stopped`` to a ledger that nobody is writing; durable on return."""
         charged = read(path).reserved
         cls._add(path, {"type": "stopped", "position": charged}, lambda now: now.reserved == charged < now.steps)
 
     def foreign(self, position: int) -> None:
-        """Record that the weights changed outside of private steps before this position."""
+        """Record that the weights changed outside of private steps before this position; not synced."""
         self._append({"type": "foreign", "position": position})
 
     def blocked(self, position: int, cause: str) -> None:
-        """Record, on disk, that no figure holds for this run any more; from here on nothing is released."""
+        """Record that no figure holds for this run any more, and refuse later releases; durable on return."""
         self._blocked = True
         self._append({"type": "blocked", "position": position, "cause": cause})
         self.sync()
 
     def refuse_blocked(self) -> None:
-        """Raise if this run was blocked."""
+        """Raise LedgerError if this run was blocked."""
         if self._blocked:
             raise LedgerError(_BLOCKED)
 
     def close(self) -> None:
-        """Put everything on disk and let go of the lock."""
+        """Write everything to disk, unless an earlier write failed, and release the lock."""
         try:
             if not self._file.closed and self._usable:
                 self.sync()
@@ -307,12 +307,12 @@ class Ledger:
                 self._lock.release()
 
     def _close_file(self) -> None:
-        """After a failed write what is left in the buffer may fail once more: that has been said."""
+        """Close the file; after a failed write, which was reported, ignore that its buffer fails once more."""
         with contextlib.nullcontext() if self._usable else contextlib.suppress(OSError):
             self._file.close()
 
     def _abandon(self) -> None:
-        """Let go of a file that may not be writable any more; whoever opens it next reads what is on disk."""
+        """Close a file that may not be writable any more; whoever opens it next reads what is on disk."""
         _WRITERS.pop(self._name, None)
         with suppress(OSError):
             self._file.close()
@@ -324,7 +324,7 @@ class Ledger:
         self.close()
 
     def _seal(self, reading: Reading) -> None:
-        """End a last line that a crash left open, so that the next row starts on its own line."""
+        """End a last line that a crash cut short, so that the next row starts on its own line."""
         with untrusted.opened(self._path, largest=None) as file:
             file.seek(-1, os.SEEK_END)
             opened = file.read() != b"\n"
@@ -335,7 +335,7 @@ class Ledger:
             self._write(b"\n")
 
     def _append(self, row: Mapping[str, Any], before: bytes = b"") -> None:
-        line, digest = encoded(row, self._head)
+        line, digest = encode_row(row, self._head)
         self._write(before + line)
         self._head = digest
 
@@ -343,12 +343,12 @@ class Ledger:
         self._guarded(lambda: self._file.write(data))
 
     def sync(self) -> None:
-        """Return when every row written so far is on disk."""
+        """Write every row so far to disk (fsync) before returning."""
         self._guarded(self._file.flush)
         self._guarded(lambda: os.fsync(self._file.fileno()))
 
     def _guarded(self, action: Callable[[], object]) -> None:
-        """After a failed write nobody knows what is on disk: the ledger must be opened again, which reads it."""
+        """Run one write. After a failed one refuse all others: only reading the file again tells what is on disk."""
         if not self._usable:
             raise LedgerError("An earlier write to the ledger failed. Nothing more is released: resume the run.")
         self._usable = False
@@ -358,7 +358,7 @@ class Ledger:
 
 
 def refuse_shortened(reading: Reading | None, anchors: Sequence[str]) -> None:
-    """A ledger must contain every head that a checkpoint or statement of its run was written after."""
+    """Raise LedgerError unless the ledger has every row that a checkpoint or statement was written after."""
     if not set(anchors) <= set(reading.hashes if reading else ()):
         raise LedgerError(
             "The ledger is missing, or was shortened: it does not contain the row that the last checkpoint or "
@@ -367,7 +367,7 @@ def refuse_shortened(reading: Reading | None, anchors: Sequence[str]) -> None:
 
 
 def refuse_withdrawn(reading: Reading | None) -> None:
-    """A run whose budgets were lowered goes on elsewhere, and must not compute or release anything more itself."""
+    """Raise LedgerError if a run was withdrawn: it goes on in another folder and must release nothing more."""
     if reading is not None and reading.withdrawn is not None:
         raise LedgerError(
             f"This run was withdrawn: its budgets were lowered, and another run folder goes on from its first "
@@ -385,13 +385,13 @@ _BLOCKED = (
 
 
 def refuse_blocked(reading: Reading | None) -> None:
-    """A run that was found to be coupled must not compute or release anything more."""
+    """Raise LedgerError if a run was blocked: no figure holds for it, so it must release nothing more."""
     if reading is not None and reading.blocked:
         raise LedgerError(_BLOCKED)
 
 
-def locked(path: Path) -> FileLock:
-    """The lock that a writer of this ledger holds; refused while another one does."""
+def acquire_lock(path: Path) -> FileLock:
+    """Return the lock of this ledger's only writer, acquired; raise LedgerError while another process holds it."""
     lock = durable.lock(path.with_name(path.name + ".lock"))
     try:
         lock.acquire(timeout=0)
@@ -410,7 +410,7 @@ LOST = 10
 
 
 class Recorder:
-    """Charges blocks of steps ahead, and writes down what equal steps used as one row."""
+    """Charge blocks of steps before they run, and record what equal steps used as one row."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -420,10 +420,10 @@ class Recorder:
         self._used: tuple[Any, ...] = ()
 
     def charge(self, remaining: int) -> None:
-        """Put the next block on disk: one step at first, then one power of two for the whole segment.
+        """Charge the next block, durable on return: one step at first, then one power of two for the whole segment.
 
-        A block that followed the pace closely would tell in a shareable file how long single batches took. Three of
-        the first seven steps also compare the engine with autograd, so that their median is a usual step.
+        A block that followed the pace closely would tell in a shareable file how long single batches took. Three of the
+        first seven steps also compare the engine with autograd, so that their median is a usual step.
         """
         block, most = 1, max(1, self.ledger.steps // (2 * LOST))
         if len(self._times) == TIMED:
@@ -431,7 +431,7 @@ class Recorder:
         self.ledger.reserve(max(1, min(BLOCK, block, 2 ** int(math.log2(most)), remaining)))
 
     def add(self, commit: Commit, seconds: float) -> None:
-        """Note what a step used and how long it took."""
+        """Note what a step used and how long it took; in memory until ``flush``."""
         if len(self._times) < TIMED:
             self._times.append(seconds)
         used = commit.sensitivity, commit.std, commit.queries
@@ -443,7 +443,7 @@ class Recorder:
             self._counts.append(commit.count)
 
     def flush(self) -> None:
-        """Hand what was noted to the ledger."""
+        """Write what was noted to the ledger as ``commit`` rows; not synced."""
         if self._commits:
             noted = zip(self._commits, self._counts, strict=True)
             self.ledger.commit([replace(commit, count=count) for commit, count in noted])

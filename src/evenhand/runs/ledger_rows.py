@@ -1,4 +1,4 @@
-"""Reading a ledger: every row's hash, order and numbers are checked; what cannot be trusted raises LedgerError."""
+"""Read a ledger: check the hash, order and numbers of every row, and raise LedgerError for what cannot be trusted."""
 
 from __future__ import annotations
 
@@ -104,24 +104,24 @@ class Reading:
 
     @property
     def head(self) -> str:
-        """Hash of the last row: whoever holds it can tell whether the ledger was shortened."""
+        """Return the hash of the last row: whoever holds it can tell whether the ledger was shortened."""
         return self.hashes[-1]
 
     @property
     def counted(self) -> int:
-        """Number of steps that a promise counts: all of the plan, unless the stop was declared independent of the data.
+        """Return the number of steps that a promise counts: all of the plan, unless an independent stop was declared.
 
         A stop that released values decide is a part of what the whole plan may do, so the plan's epsilon covers it;
         that of the steps so far does not.
         """
         return self.reserved if self.stopped else self.steps
 
-    def survived(self, held: int | None = None) -> int:
+    def survived(self, position: int | None = None) -> int:
         """Return how many charged steps no crash took from the weights.
 
-        With ``held`` those of a checkpoint after so many steps of the plan, behind which all is lost.
+        With ``position`` return those in a checkpoint after so many steps of the plan; all later ones are lost.
         """
-        behind = [] if held is None else [(held, self.reserved)]
+        behind = [] if position is None else [(position, self.reserved)]
         lost, reached = 0, 0
         for first, end in sorted([*self.lost, *behind]):
             lost += max(0, end - max(first, reached))
@@ -130,17 +130,17 @@ class Reading:
 
     @property
     def committed(self) -> int:
-        """Number of steps that are known to have run."""
+        """Return the number of steps that are known to have run."""
         return sum(commit.count for commit in self.commits)
 
 
 def read(path: Path) -> Reading:
-    """Read and check a ledger. A last line that a crash cut short is charged in full; any other change raises."""
+    """Read and check a ledger. A last line that a crash cut short is charged in full; any other damage raises."""
     try:
         path.stat()
     except OSError:
         raise LedgerError(f"There is no ledger at {path}: without it nothing is known about what was spent.") from None
-    if unbegun(path):
+    if lacks_first_row(path):
         raise LedgerError(
             "The ledger has no whole open row yet: the run was cut off before anything was charged. `evenhand resume` "
             "begins it, and `evenhand train` with the same --out starts over."
@@ -151,8 +151,8 @@ def read(path: Path) -> Reading:
         raise LedgerError(str(error)) from None
 
 
-def unbegun(path: Path) -> bool:
-    """Return whether a crash left nothing of a ledger but a part of its first row, so that nothing was charged.
+def lacks_first_row(path: Path) -> bool:
+    """Return whether a crash left only a part of a ledger's first row, so that nothing was charged.
 
     A step is charged in a later row, which is on disk only when the first one is.
     """
@@ -164,7 +164,7 @@ def unbegun(path: Path) -> bool:
 
 
 def read_until(path: Path, head: str) -> Reading:
-    """Read a ledger up to the row whose hash is ``head``, as it was when that was its last one."""
+    """Read and check a ledger up to the row whose hash is ``head``: the ledger as it was when that row was its last."""
     return _read(_until(untrusted.lines(path, largest=LARGEST, longest=LONGEST), f'"hash":"{head}"'.encode()))
 
 
@@ -177,7 +177,7 @@ def _until(lines: Iterable[bytes], marked: bytes) -> Iterator[bytes]:
 
 
 def parse(data: bytes) -> Reading:
-    """Check the bytes of a ledger; see ``read``."""
+    """Check the bytes of a ledger and return what they say; see ``read``."""
     return _read(io.BytesIO(data))
 
 
@@ -248,7 +248,7 @@ def _read(lines: Iterable[bytes]) -> Reading:
 
 
 def _still_stopped(stopped: bool, row: Mapping[str, Any], reserved: int) -> bool:
-    """Whether a declared stop holds after this row: whatever charges steps, or changes the plan, goes on instead."""
+    """Return whether a declared stop holds after this row: a charge or a change of the plan ends it."""
     if row["type"] == "stopped":
         if row["position"] != reserved:
             raise LedgerError("A stopped row does not stand where the charges end: the ledger is damaged.")
@@ -297,7 +297,7 @@ def torn_charge(lines: Sequence[bytes], block: int) -> int:
 
 
 def _chain(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[str], list[bytes]]:
-    """Rows and hashes in order, and the lines at the end that were cut.
+    """Return rows and hashes in order, and the lines at the end that a crash cut short.
 
     A crash can leave one cut line at the end, and a crash while that one is sealed a second behind it; a ``torn`` row
     must follow them. A complete last line that does not match is damage, not a crash.
@@ -325,7 +325,7 @@ def _chain(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[str], lis
 
 
 def _seals(row: Mapping[str, Any], cut: Sequence[bytes], block: int) -> bool:
-    """Return whether a row speaks of exactly these cut lines; an early version's charges a full block for each."""
+    """Return whether a row is about exactly these cut lines; one of an early version charges a full block for each."""
     charged = row.get("charged", torn_charge(cut, block))
     return row["type"] == "torn" and row.get("lines") == len(cut) and charged == torn_charge(cut, block)
 
@@ -343,12 +343,12 @@ def _parse(line: bytes, previous: str) -> dict[str, Any] | None:
 
 
 def row_hash(body: Mapping[str, Any]) -> str:
-    """Hash of a row without its own hash; it contains the hash of the row before."""
+    """Return the hash of a row without its own hash field; the row contains the hash of the row before."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def encoded(row: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
-    """A row as it stands in the file behind the row with hash ``previous``, and its own hash."""
+def encode_row(row: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
+    """Return the line of a row that follows the row with hash ``previous``, and the row's own hash."""
     body = {**row, "prev": previous}
     digest = row_hash(body)
     return json.dumps({**body, "hash": digest}, separators=(",", ":")).encode() + b"\n", digest
@@ -373,16 +373,16 @@ def plain_name(name: str) -> bool:
 
 
 def _file_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[FileRow, ...]:
-    """The rows of this run's own folder: those before a fork speak of the folder that was left."""
+    """Return the rows about files of this run's own folder: those before a fork are about the folder that was left."""
     fork = max((place for place, row in enumerate(rows, 1) if row["type"] == "fork"), default=0)
-    found = [
+    file_rows = [
         FileRow(row["name"], row["sha256"], place)
         for place, row in enumerate(rows, 1)
         if row["type"] == "file" and place > fork
     ]
-    if not all(plain_name(row.name) for row in found):
+    if not all(plain_name(row.name) for row in file_rows):
         raise LedgerError("A row of the ledger records a file outside of the run folder: it was damaged or edited.")
-    return tuple(found)
+    return tuple(file_rows)
 
 
 def _commits(rows: Sequence[Mapping[str, Any]]) -> Iterator[Commit]:

@@ -1,4 +1,4 @@
-"""The one boundary for errors of the operating system: what failed, what is charged, what to type.
+"""Turn errors of the operating system into errors that say what failed, what is charged and what to type.
 
 A disk that is full or read-only, a folder that was moved, too many open files, no memory: each becomes one
 ``StorageError`` or ``OutOfMemory``. A run can always be continued after it, since charges are on disk before steps run.
@@ -32,7 +32,7 @@ _HELP = {
 
 @contextmanager
 def boundary(path: Path | None = None) -> Iterator[None]:
-    """Turn what the operating system refuses inside the block into an error that says how to go on.
+    """Turn errors of the operating system inside the block into errors that say how to go on.
 
     Args:
       path: the run folder, if it is known; else it is found by the file that could not be read or written.
@@ -66,7 +66,7 @@ def storage_error(error: OSError, path: Path | None = None) -> StorageError:
 
 
 def after(path: Path | None) -> str:
-    """Return what is charged in a run folder and what to type to go on; nothing where there is no run."""
+    """Return a sentence on what is charged in a run folder and what to type to go on; empty where there is no run."""
     if path is None:
         return ""
     folder = Folder(path)

@@ -1,4 +1,4 @@
-"""Signatures: whose statement is it? An Ed25519 key signs the ledger's head, every recorded file and the statement.
+"""Sign run folders: an Ed25519 key signs the ledger's head, every recorded file and the statement.
 
 ``signature.json`` holds the public key, what was signed and the signature. It is not recorded in the ledger: it is over
 the ledger's head, which a row of its own would move. Files may be added to a folder later, and ``check`` names them as
@@ -48,7 +48,7 @@ UNSIGNED = (
 
 @dataclass(frozen=True)
 class Checked:
-    """What a signature says: the fingerprint of its key if it is valid, what is wrong, what a reader must know."""
+    """Result of checking a signature: its key's fingerprint if it is valid, what is wrong, what a reader must know."""
 
     signer: str | None
     problems: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Checked:
 
 
 def new_key(path: Path, passphrase: str | None = None) -> str:
-    """Write a new private key to ``path`` and its public key to ``path.pub``; returns the fingerprint.
+    """Write a new private key to ``path`` and its public key to ``path.pub``; return the fingerprint.
 
     The private key is readable by its owner only. Nothing is ever overwritten, and no key is put into a run folder.
     """
@@ -91,9 +91,9 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
     data = _key_bytes(path)
     try:
         try:
-            found = load_pem_private_key(data, None)
+            key = load_pem_private_key(data, None)
         except TypeError:
-            found = load_pem_private_key(data, _passphrase(path).encode())
+            key = load_pem_private_key(data, _passphrase(path).encode())
     except UsageError:
         raise
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -102,9 +102,9 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
             f"{path} holds no private key that can be read, or the passphrase is another one.{hint} "
             "Make a key with: evenhand keys new"
         ) from None
-    if not isinstance(found, Ed25519PrivateKey):
+    if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(f"{path} holds a key of another kind: signatures take Ed25519. Make one: evenhand keys new")
-    return found
+    return key
 
 
 def read_public_key(path: Path) -> bytes:
@@ -119,13 +119,13 @@ def read_public_key(path: Path) -> bytes:
 
     data = _key_bytes(path)
     try:
-        found = load_pem_public_key(data)
+        key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
         hint = " It is a PRIVATE key, which must not leave its owner: pass the .pub file." if b"PRIVATE" in data else ""
         raise UsageError(f"{path} holds no public key that can be read.{hint}") from None
-    if not isinstance(found, Ed25519PublicKey):
+    if not isinstance(key, Ed25519PublicKey):
         raise UsageError(f"{path} holds a key of another kind: --key takes an Ed25519 public key.")
-    return found.public_bytes_raw()
+    return key.public_bytes_raw()
 
 
 def fingerprint(public: bytes) -> str:
@@ -140,18 +140,18 @@ def fingerprint(public: bytes) -> str:
 
 
 def write(folder: Folder, reading: Reading, key: Ed25519PrivateKey) -> str:
-    """Sign the folder as it is and write signature.json; returns the fingerprint of the key.
+    """Sign the folder as it is and write signature.json, durable on return; return the fingerprint of the key.
 
-    The caller has verified the folder and holds the ledger's lock.
+    Nothing is checked here: the caller has verified the folder and holds the ledger's lock.
     """
     names = {*RECORDED, *reading.files()}
-    found = {name: untrusted.digest(folder.path / name) for name in sorted(names)}
+    digests = {name: untrusted.digest(folder.path / name) for name in sorted(names)}
     signed = {
         "format": FORMAT,
         "plan": reading.plan,
         "ledger_head": reading.head,
         "statement": str(untrusted.read_json(folder.statement_file, {"digest": str})["digest"]),
-        "files": {name: digest for name, digest in found.items() if digest is not None},
+        "files": {name: digest for name, digest in digests.items() if digest is not None},
     }
     public = key.public_key().public_bytes_raw()
     body = {
@@ -197,7 +197,7 @@ def check(folder: Folder, reading: Reading, public: bytes | None, may_be_missing
 
 
 def _signer(written: Mapping[str, Any]) -> bytes:
-    """The public key whose signature this is, if it is one."""
+    """Return the public key that made a signature; raise VerificationError if the signature is not valid."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -214,7 +214,7 @@ def _signer(written: Mapping[str, Any]) -> bytes:
 def _differences(
     folder: Folder, reading: Reading, signed: Mapping[str, Any], may_be_missing: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """What no longer is as it was signed, and which files came later."""
+    """Return what has changed since the folder was signed, and which files were added."""
     if signed["ledger_head"] not in reading.hashes[1:]:
         return ["the ledger does not contain the row that was signed: it is another one, or was shortened."], []
     then = read_until(folder.ledger_file, signed["ledger_head"])

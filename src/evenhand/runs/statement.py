@@ -78,7 +78,7 @@ def build(
     composition: Mapping[str, Any] | None,
     files: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The statement as data, for the steps that the promise counts: the whole plan, or see ``Reading.counted``."""
+    """Return the statement as data, for the steps that the promise counts (see ``Reading.counted``)."""
     spent = plan.spent_by_owner(ledger.counted)
     owners = owner_classes.rows(plan, [None] * len(spent) if ledger.blocked else spent)
     worst = max(owners, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])
@@ -128,13 +128,13 @@ def build(
 
 
 def digest(body: Mapping[str, Any]) -> str:
-    """Hash of a statement in the form of its file, without its own digest: a changed byte shows."""
+    """Return the hash of a statement in the form of its file, without its own digest: a changed byte shows."""
     rest = {key: value for key, value in body.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def paragraphs(statement: Mapping[str, Any]) -> list[str]:
-    """The statement in words. A bare epsilon never appears: always unit, adjacency, delta, and what is not covered."""
+    """Return the statement in words. Epsilon never stands without unit, adjacency, delta and what is not covered."""
     guarantee = statement["guarantee"]
     files = statement_files.words(statement["sharing"]) if "sharing" in statement else []
     if guarantee["epsilon"] is None:
@@ -165,7 +165,7 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
 
 
 def public_counts(inputs: Mapping[str, Any]) -> str:
-    """Name the counts that are printed exactly, and what they tell whoever knows all other records.
+    """Return a sentence that names the counts printed exactly, and what they tell who knows all other records.
 
     Examples:
       >>> public_counts({"records": 900, "owners": [["all", 900]], "expected_batch": 64.0})[:61]
@@ -181,7 +181,7 @@ def public_counts(inputs: Mapping[str, Any]) -> str:
 
 
 def stop_words(mechanism: Mapping[str, Any]) -> list[str]:
-    """What the figures of a run that did not take all its steps rest on; nothing for one that did.
+    """Return what the figures of a run that stopped before its last step rest on; nothing for one that did not.
 
     Examples:
       >>> stop_words({"stop": None}), stop_words({"stop": DECLARED})[0][:32]
@@ -197,7 +197,7 @@ def _stop(ledger: Reading) -> str | None:
 
 
 def markdown(statement: Mapping[str, Any]) -> str:
-    """The statement as a page."""
+    """Return the statement as a Markdown page."""
     lines = ["# Privacy statement", "", *(f"{_plain(text)}\n" for text in paragraphs(statement))]
     lines += [f"**Warning:** {_plain(text)}\n" for text in statement["warnings"]]
     lines.append(
@@ -208,14 +208,14 @@ def markdown(statement: Mapping[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Names are anyone's: no tag, entity, link, picture or code may come of them, nor of an address in them."""
-    for found, written in _ESCAPED:
-        text = text.replace(found, written)
+    """Return text in which no tag, entity, link, picture or code can come of a name or an address that anyone chose."""
+    for mark, written in _ESCAPED:
+        text = text.replace(mark, written)
     return text
 
 
 def promise(statement: Mapping[str, Any]) -> str:
-    """The guarantee in words, or that there is none."""
+    """Return the guarantee in words, or a sentence that there is none."""
     guarantee = statement["guarantee"]
     if guarantee["level"] == "not private":
         return (
@@ -242,7 +242,7 @@ def promise(statement: Mapping[str, Any]) -> str:
 
 
 def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One sentence for the owners that are not listed; that they keep to their budgets is said only if they do.
+    """Return one sentence on the owners that are not listed; it says that they keep to their budgets only if they do.
 
     Examples:
       >>> row = {"epsilon": 1.0, "budget": 2.0}
@@ -252,8 +252,8 @@ def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
     left = owners[OWNERS_SHOWN:]
     if not left:
         return []
-    kept = "each within its own budget" if owner_classes.within(left) else "listed in statement.json"
-    return [f"And {len(left)} more owners, {kept}."]
+    remark = "each within its own budget" if owner_classes.within(left) else "listed in statement.json"
+    return [f"And {len(left)} more owners, {remark}."]
 
 
 def _owner_words(row: Mapping[str, Any], delta: float) -> str:
@@ -283,18 +283,18 @@ def _profile(plan: Plan, ledger: Reading, owner: int) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _figures(events: tuple[Event, ...], delta: float) -> tuple[float, float, tuple[float, ...]]:
-    """Mu, guess rate and profile, kept: a run that ends asks for them several times, a tenth of a second each."""
+    """Return mu, guess rate and profile; cached, since a run that ends needs them several times at 0.1 seconds each."""
     composed = accountant.compose(events)
     return composed.mu(delta), composed.guess_rate(0.01), tuple(map(composed.delta, PROFILE_EPSILONS))
 
 
 def _range(plan: Plan, values: Sequence[float]) -> list[float] | None:
-    """Smallest and largest over the schedule; each owner class scales the bound."""
+    """Return the smallest and the largest value over the schedule; each owner class scales the bound."""
     return [min(values), max(values)] if plan.certified else None
 
 
 def _composed(composition: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is known of other runs on the same data; nothing if the trainer opted out."""
+    """Return the count of runs on the same data as a statement gives it; all None if the trainer opted out."""
     if composition is None or composition["runs"] is None:
         return {"runs_composed": None, "uncounted_runs": None, "epsilon_all_runs": None, "tuning_counted": False}
     return {
@@ -306,7 +306,7 @@ def _composed(composition: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def runs_words(accounting: Mapping[str, Any], delta: float) -> str:
-    """What other runs on the same data add, in one sentence or two."""
+    """Return one or two sentences on what other runs on the same data add."""
     runs = accounting["runs_composed"]
     if runs is None:
         return "Other runs on the same data, tuning included, were NOT added up: the trainer chose not to count them."
@@ -351,13 +351,15 @@ _SHAPE: untrusted.Shape = {"names": [str], "records": [int], "kind": [int], "kin
 
 
 def packed(statement: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the form for the file; with few classes, or already in that form, it is the statement itself.
+    """Return the statement in the form of its file: with many owner classes as columns, equal figures once.
+
+    With few classes, or already in that form, it is the statement itself.
 
     Examples:
       >>> row = {"records": 2, "epsilon": 1.0}
       >>> rows = [{"name": str(place), **row} for place in range(LISTED + 1)]
-      >>> made = packed({"owners": rows})
-      >>> made["owners"]["kinds"], unpacked(made)["owners"] == rows, packed({"owners": rows[:3]})["owners"] == rows[:3]
+      >>> form = packed({"owners": rows})
+      >>> form["owners"]["kinds"], unpacked(form)["owners"] == rows, packed({"owners": rows[:3]})["owners"] == rows[:3]
       ({'epsilon': [1.0]}, True, True)
     """
     rows = statement.get("owners")

@@ -1,4 +1,4 @@
-"""The published JSON schema of statement.json (draft 2020-12)."""
+"""Statement parts about files: the JSON schema (draft 2020-12), what may be shared, the table of owners."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 def text() -> str:
-    """The schema as it is published."""
+    """Return the JSON schema of statement.json as it is published."""
     return resources.files("evenhand.runs").joinpath("statement.schema.json").read_text(encoding="utf-8")
 
 
 def schema() -> dict[str, Any]:
-    """The schema as data, for any validator.
+    """Return the schema as data, for any validator.
 
     Examples:
       >>> schema()["properties"]["guarantee"]["properties"]["unit"]["const"]
       'one record'
     """
-    found: dict[str, Any] = json.loads(text())
-    return found
+    document: dict[str, Any] = json.loads(text())
+    return document
 
 
 FROM_NOISE = (
@@ -77,7 +77,7 @@ _LIKE = {
 def sharing(
     *, certified: bool, insecure: bool = False, foreign: bool = False, withdrawn: bool = False
 ) -> dict[str, Any]:
-    """What may be shared and what must stay, for a run with an established guarantee or without one.
+    """Return which files may be shared and which must not, for a run with an established guarantee or without one.
 
     Args:
       certified: a finite epsilon is established.
@@ -103,7 +103,7 @@ def sharing(
 
 
 def of_run(plan: Plan, ledger: Reading) -> dict[str, Any]:
-    """``sharing`` of a run with this plan and ledger."""
+    """Return ``sharing`` for a run with this plan and ledger."""
     return sharing(
         certified=plan.certified and not ledger.blocked,
         insecure=statement_warnings.insecure(ledger),
@@ -112,22 +112,22 @@ def of_run(plan: Plan, ledger: Reading) -> dict[str, Any]:
     )
 
 
-def words(found: Mapping[str, Any]) -> list[str]:
-    """The same in words, one paragraph on files and one on checkpoints.
+def words(permissions: Mapping[str, Any]) -> list[str]:
+    """Return the result of ``sharing`` in words: one paragraph on files and one on checkpoints.
 
     Examples:
       >>> words(sharing(certified=True))[1][:44]
       'Intermediate checkpoints: no extra cost: the'
     """
-    withdrawn = found["intermediate_checkpoints"].startswith(_DELETED)
+    withdrawn = permissions["intermediate_checkpoints"].startswith(_DELETED)
     where = "" if withdrawn else " where the training records need protection"
+    shareable, others = (", ".join(permissions[key]) for key in ("may_be_shared", "must_not_be_shared"))
     return [
-        f"May be shared: {', '.join(found['may_be_shared'])} (metrics, card and report describe the evaluation data, "
-        f"which this statement does not cover). Must not be shared: {', '.join(found['must_not_be_shared'])}."
-        if set(FROM_NOISE) <= set(found["may_be_shared"])
-        else f"May be shared: {', '.join(found['may_be_shared'])}. Must not be shared{where}: "
-        f"{', '.join(found['must_not_be_shared'])}.",
-        f"Intermediate checkpoints: {found['intermediate_checkpoints']}.",
+        f"May be shared: {shareable} (metrics, card and report describe the evaluation data, "
+        f"which this statement does not cover). Must not be shared: {others}."
+        if set(FROM_NOISE) <= set(permissions["may_be_shared"])
+        else f"May be shared: {shareable}. Must not be shared{where}: {others}.",
+        f"Intermediate checkpoints: {permissions['intermediate_checkpoints']}.",
     ]
 
 
@@ -137,7 +137,7 @@ FILE = "owners.csv"
 
 
 def recalls(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> dict[str, float | None]:
-    """The share of each owner's held-out records that are answered correctly; None where nobody knows their owner.
+    """Return the share of each owner's held-out records that are predicted correctly; None if their owners are unknown.
 
     Examples:
       >>> recalls([{"name": "a"}, {"name": "b"}], {"accuracy": 0.9, "owners": {"a": 0.8}})
@@ -150,24 +150,30 @@ def recalls(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> dic
 
 
 def as_json(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any], table: str | None = None) -> dict[str, Any]:
-    """``{"owners": {name: {"epsilon", "budget", "records", "recall"}}}``; of many a summary, and where the table is."""
+    """Return ``{"owners": {name: {"epsilon", "budget", "records", "recall"}}}``.
+
+    Of more than ``LISTED`` owners return a summary, and where the table is.
+    """
     if len(owners) > LISTED:
         return {"owners": None, "owners_summary": owner_classes.summary(owners), "owners_table": table}
-    found = recalls(owners, last)
-    kept = ("epsilon", "budget", "records", "rate", "bound", "noise_multiplier")
+    recall_by_owner = recalls(owners, last)
+    figures = ("epsilon", "budget", "records", "rate", "bound", "noise_multiplier")
     return {
-        "owners": {row["name"]: {**{key: row[key] for key in kept}, "recall": found[row["name"]]} for row in owners}
+        "owners": {
+            row["name"]: {**{key: row[key] for key in figures}, "recall": recall_by_owner[row["name"]]}
+            for row in owners
+        }
     }
 
 
 def as_csv(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> str:
-    """One line per owner class; a name that a spreadsheet would run as a formula gets an apostrophe."""
-    found, text = recalls(owners, last), io.StringIO()
+    """Return a line per owner class; a name that a spreadsheet would run as a formula gets an apostrophe."""
+    recall_by_owner, text = recalls(owners, last), io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     pairs = ("clip_bound_least", "clip_bound_most", "noise_multiplier_least", "noise_multiplier_most")
     writer.writerow(["owner", "records", "promised_epsilon", "spent_epsilon", "rate", *pairs, "recall"])
     for row in owners:
         ends = [*(row["bound"] or (None, None)), *(row["noise_multiplier"] or (None, None))]
-        values = [row["records"], row["budget"], row["epsilon"], row["rate"], *ends, found[row["name"]]]
+        values = [row["records"], row["budget"], row["epsilon"], row["rate"], *ends, recall_by_owner[row["name"]]]
         writer.writerow([cell(row["name"]), *("" if value is None else value for value in values)])
     return text.getvalue()

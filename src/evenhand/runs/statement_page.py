@@ -1,6 +1,6 @@
-"""Writes a privacy statement as one page to print and sign: A4 or Letter, one file, nothing loaded, every name inert.
+"""Write a privacy statement as one page to print and sign: A4 or Letter, one file, nothing loaded, every name inert.
 
-The layout is in ``reporting/templates/statement.html.j2``; the words are those of ``privacy.statement``.
+The layout is in ``reporting/templates/statement.html.j2``; the words are those of ``runs.statement``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def render_statement(statement: Mapping[str, Any]) -> str:
     """Return the page of one statement; it runs no script.
 
     Args:
-        statement: the data of ``statement.json``, made by ``privacy.statement.build``.
+        statement: the data of ``statement.json``, made by ``runs.statement.build``.
     """
     established = statement["guarantee"]["epsilon"] is not None
     return document(

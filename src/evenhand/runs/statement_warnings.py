@@ -1,4 +1,4 @@
-"""What a reader of a statement must know about the run behind it: how it went, and what else came of its data."""
+"""Warnings of a statement: how the run behind it went, and what else came of its data."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ _NO_EPSILON = "no bound and no epsilon holds for this run"
 
 
 def of_run(plan: Plan, ledger: Reading, model: str | None) -> list[str]:
-    """Warnings that follow from the ledger; those that follow from the plan alone are the plan's."""
-    found = []
+    """Return the warnings that follow from the ledger; those that follow from the plan alone are the plan's."""
+    warnings = []
     if insecure(ledger):
-        found.append(
+        warnings.append(
             "the noise comes from a known seed: this run is for research and protects nobody who knows the seed."
         )
-    found += [blocked(row) for row in ledger.blocked]
+    warnings += [blocked(row) for row in ledger.blocked]
     if ledger.foreign:
-        found.append(
+        warnings.append(
             "weights, or settings of model or loss, were also changed outside of private steps: only changes that use "
             "no data are harmless."
         )
     if plan.earlier:
-        found.append(
+        warnings.append(
             f"budgets changed after {sum(stage.steps for stage in plan.earlier)} steps: the figures hold for all steps "
             "together if that was decided without looking at what this run had released."
         )
-    found += plan.replacement_warnings(ledger.counted)
-    found += [forked(row) for row in ledger.forks]
+    warnings += plan.replacement_warnings(ledger.counted)
+    warnings += [forked(row) for row in ledger.forks]
     if ledger.withdrawn is not None:
-        found.append(withdrawn(ledger.withdrawn))
+        warnings.append(withdrawn(ledger.withdrawn))
     if ledger.lost:
-        found.append(
+        warnings.append(
             f"{ledger.reserved - ledger.survived()} of the {ledger.reserved} charged steps are in no weights: the run "
             "stopped before a checkpoint held them. They are paid for, and the model was trained for as many fewer."
         )
     if model is not None and ledger.reserved < plan.steps:
-        found.append(
+        warnings.append(
             f"the model was released after {ledger.reserved} of {plan.steps} planned steps: if held-out figures "
             "decided that, they no longer are an independent test of it."
         )
-    return found
+    return warnings
 
 
 def insecure(ledger: Reading) -> bool:
-    """Whether any noise came from a public seed."""
+    """Return whether any noise came from a public seed."""
     return any(row["insecure"] for row in ledger.segments)
 
 
 def forked(row: Mapping[str, Any]) -> str:
-    """That a run went back, and what its promise therefore rests on.
+    """Return the warning that a run went back to an earlier step, and what its promise therefore rests on.
 
     Examples:
       >>> forked({"from": 40, "charged": 100})[:43]
@@ -68,27 +68,27 @@ def forked(row: Mapping[str, Any]) -> str:
 
 
 def not_covered(row: Mapping[str, Any]) -> str:
-    """The same as an entry of what a statement does not cover."""
+    """Return the fork as an entry of the list of what a statement does not cover."""
     return f"what the run that this one was forked from computed after step {row['from']}: it must never be released"
 
 
 def blocked(row: Mapping[str, Any]) -> str:
-    """That a run was stopped since no figure holds for it.
+    """Return the warning that a run was stopped because no figure holds for it.
 
     Examples:
       >>> blocked({"position": 7, "cause": "records"})[:57]
       "before step 7 records were found to influence each other'"
     """
-    found = {
+    causes = {
         "records": "records were found to influence each other's gradients",
         "state": "state of the model was found to have been changed by no private step",
     }
-    cause = found.get(row["cause"], "the run was found to be unsound")
+    cause = causes.get(row["cause"], "the run was found to be unsound")
     return f"before step {row['position']} {cause}: {_NO_EPSILON}. Nothing that it computed may be released: delete it."
 
 
 def tells_blocked(warnings: Sequence[str]) -> bool:
-    """Whether these warnings of a statement say that its run was stopped since no figure holds for it.
+    """Return whether these warnings say that the run was stopped because no figure holds for it.
 
     Examples:
       >>> tells_blocked([blocked({"position": 7, "cause": "state"})]), tells_blocked([])
@@ -98,7 +98,7 @@ def tells_blocked(warnings: Sequence[str]) -> bool:
 
 
 def withdrawn(row: Mapping[str, Any]) -> str:
-    """That a run was left for a fork, and must release nothing more."""
+    """Return the warning that a run was left for a fork and must release nothing more."""
     return (
         f"this run was withdrawn: budgets were lowered, and another run goes on from its first {row['from']} steps. "
         "Nothing that it computed after them may be released: delete it."

@@ -2,7 +2,7 @@
 
 Every epsilon that it gives is computed from the plan and the ledger; a number in another file is compared with it and
 never taken. The chain of hashes is not keyed: who rewrites the whole folder can make it consistent, unless it is
-signed (see ``signing``), or the statement's ledger head was noted elsewhere.
+signed (see ``signatures``), or the statement's ledger head was noted elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, as_json, as_written, head_in
 from evenhand.runs.ledger import Ledger, Reading
 from evenhand.runs.ledger_rows import read_until
-from evenhand.runs.run_files import LEDGER, RECORDED, SIGNATURE, mend, waiting
+from evenhand.runs.run_files import LEDGER, RECORDED, SIGNATURE, find_unplaced_files, place_recorded_files
 from evenhand.types import Commit
 
 if TYPE_CHECKING:
@@ -74,17 +74,17 @@ def verify(path: str | Path, key: str | Path | None = None) -> dict[str, Any]:
     folder = Folder(Path(path))
     if not any(_there(file) for file in (folder.plan_file, folder.ledger_file)):
         raise UsageError(f"{path} is not a run folder: it has no plan.json. Pass the folder given to --out.")
-    found, reading = _examined(folder)
+    findings, reading = _check_folder(folder)
     if reading is None:
-        return {**found, "signed_by": None}
-    signature = signatures.check(folder, reading, public, _kept(folder.plan(), reading))
-    problems = [*found["problems"], *signature.problems]
-    notes = [*found["notes"], *signature.notes]
-    return {**found, "ok": not problems, "problems": problems, "notes": notes, "signed_by": signature.signer}
+        return {**findings, "signed_by": None}
+    signature = signatures.check(folder, reading, public, _unshareable_files(folder.plan(), reading))
+    problems = [*findings["problems"], *signature.problems]
+    notes = [*findings["notes"], *signature.notes]
+    return {**findings, "ok": not problems, "problems": problems, "notes": notes, "signed_by": signature.signer}
 
 
 def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
-    """Sign a run folder that verifies: write signature.json; returns the fingerprint of the key.
+    """Sign a run folder that verifies: write signature.json, durable on return; return the fingerprint of the key.
 
     The statement is written again first if the ledger went on since. Refused where nothing was released.
 
@@ -105,20 +105,21 @@ def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
     if not folder.statement_file.exists() or head_in(folder.statement_file) != reading.charged_head:
         folder.write_statement()
     with Ledger.writing(folder.ledger_file) as ledger:
-        mend(folder.path, ledger)
-        found, checked = _examined(folder)
-        if checked is None or found["problems"]:
+        place_recorded_files(folder.path, ledger)
+        findings, checked = _check_folder(folder)
+        if checked is None or findings["problems"]:
             raise VerificationError(
-                f"This run does not verify, so there is nothing to sign: {found['problems'][0]} See `evenhand verify`."
+                f"This run does not verify, so there is nothing to sign: {findings['problems'][0]} See "
+                "`evenhand verify`."
             )
         return signatures.write(folder, checked, secret)
 
 
-def _examined(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
-    """All of ``verify`` except the signature, and the ledger if it can be read and belongs to the plan."""
+def _check_folder(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
+    """Check all but the signature; return the findings, and the ledger if it is readable and fits the plan."""
     try:
         plan, reading = folder.plan(), folder.ledger()
-        return _compared(folder, plan, reading)
+        return _compare_with_ledger(folder, plan, reading)
     except EvenhandError as error:
         return _unreadable(str(error)), None
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -126,8 +127,8 @@ def _examined(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
         return _unreadable(f"plan.json, ledger and statement cannot be computed with ({type(error).__name__})."), None
 
 
-def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, Any], Reading | None]:
-    """What follows from plan and ledger, and what in the folder does not."""
+def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, Any], Reading | None]:
+    """Return what follows from plan and ledger, and as problems what in the folder differs from it."""
     if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
         return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it."), None
     problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
@@ -135,11 +136,11 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
     for owner, (name, epsilon, budget) in enumerate(zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True)):
         if epsilon is not None and budget is not None and not _holds(plan, owner, reading.counted, budget, epsilon):
             problems.append(f"owner {name!r} was promised epsilon {budget:g} but plan and ledger count {epsilon:.6g}.")
-    kept = _kept(plan, reading)
+    unshareable = _unshareable_files(plan, reading)
     problems += [statement_warnings.blocked(row) for row in reading.blocked]
-    problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, kept)
-    problems += _statement_problems(folder, plan, reading, kept)
-    about = verify_figures.examined(folder, reading)
+    problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, unshareable)
+    problems += _statement_problems(folder, plan, reading, unshareable)
+    about = verify_figures.check_figures(folder, reading)
     problems += about.problems
     return {
         "ok": not problems,
@@ -154,26 +155,26 @@ def _compared(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, A
     }, reading
 
 
-def _kept(plan: Plan, reading: Reading) -> list[str]:
-    """Files that must not be shared, so that a copy of the folder may lack them."""
+def _unshareable_files(plan: Plan, reading: Reading) -> list[str]:
+    """Return the files that must not be shared, so that a copy of the folder may lack them."""
     return list(statement_files.of_run(plan, reading)["must_not_be_shared"])
 
 
 def _history(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """The plans before this one, with the steps that were charged when each was replaced, as the ledger lists them."""
+    """Return the plans before this one, each with the steps charged when it was replaced, as the ledger lists them."""
     ends = itertools.accumulate(stage.steps for stage in plan.earlier)
     return tuple((stage.plan, end) for stage, end in zip(plan.earlier, ends, strict=True))
 
 
 def _there(file: Path) -> bool:
-    """Whether there is something of this name, a broken link included."""
+    """Return whether there is something of this name, a broken link included."""
     return file.exists() or file.is_symlink()
 
 
 def _largest(epsilons: Sequence[float | None]) -> float | None:
-    """The largest over the owners; None where one has none."""
-    found = [epsilon for epsilon in epsilons if epsilon is not None]
-    return max(found) if len(found) == len(epsilons) else None
+    """Return the largest over the owners; None if one of them has none."""
+    values = [epsilon for epsilon in epsilons if epsilon is not None]
+    return max(values) if len(values) == len(epsilons) else None
 
 
 def _unreadable(problem: str) -> dict[str, Any]:
@@ -182,7 +183,7 @@ def _unreadable(problem: str) -> dict[str, Any]:
 
 
 def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
-    """The file must be what was written, and its epsilons must follow from its noise, now as then."""
+    """Check that plan.json is as it was written, and that its epsilons follow from its noise and steps."""
     problems = [] if untrusted.read_bytes(folder.plan_file) == as_json(plan.to_json()) else ["plan.json was changed."]
     for owner, (recomputed, written) in enumerate(zip(plan.spent_by_owner(), plan.epsilons, strict=True)):
         if recomputed is None or written is None:
@@ -195,7 +196,7 @@ def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
 
 
 def _holds(plan: Plan, owner: int, steps: int, written: float, computed: float) -> bool:
-    """Whether an epsilon is a true bound: it is not below the computed one, or a finer computation proves it.
+    """Return whether an epsilon is a true bound: it is not below the computed one, or a finer computation proves it.
 
     There is no tolerance downwards, apart from the last digits of a float. The computed value is an upper bound with
     some slack, and another machine may round it elsewhere: what is below it must be proved with less slack.
@@ -208,7 +209,7 @@ def _holds(plan: Plan, owner: int, steps: int, written: float, computed: float) 
 
 
 def _noise_problems(plan: Plan, reading: Reading) -> list[str]:
-    """Every committed step must have been reserved, and have used at least the planned noise for every class."""
+    """Check that every committed step was reserved, and used at least the planned noise for every class."""
     if not plan.certified:
         return []
     for commit in reading.commits:
@@ -231,13 +232,14 @@ def _noise_problems(plan: Plan, reading: Reading) -> list[str]:
 
 
 def _covered(scales: Sequence[float], commit: Commit) -> list[tuple[float, float]]:
-    """Sensitivity and scale of every class that a commit lists; one number for many classes is per unit of scale."""
+    """Return sensitivity and scale of every class in a commit; one number for many classes is per unit of scale."""
     if len(commit.sensitivity) == 1 < len(scales):
         return [(commit.sensitivity[0], 1.0)]
     return list(zip(commit.sensitivity, scales, strict=True))
 
 
 def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
+    """Check that the ledger has the rows that checkpoints, and the note of a withdrawal, were written after."""
     known = set(reading.hashes)
     for marker in folder.markers():
         try:
@@ -250,18 +252,18 @@ def _checkpoint_problems(folder: Folder, reading: Reading) -> list[str]:
     return []
 
 
-def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> list[str]:
-    """Every file must be the one that the ledger records, and a shareable one must be recorded.
+def _file_problems(folder: Folder, reading: Reading, unshareable: Collection[str]) -> list[str]:
+    """Check that every file is the one that the ledger records, and that every shareable file is recorded.
 
     A file that must not be shared may be missing: then this is a copy that was made to be shared. So may a page that
     somebody wrote into the folder under a name of their own.
     """
-    recorded, late = reading.files(), waiting(folder.path)
+    recorded, late = reading.files(), find_unplaced_files(folder.path)
     problems = []
     for name, digest in recorded.items():
         file = folder.path / name
-        found = untrusted.digest(file)
-        if found == digest or (not _there(file) and (name in kept or name not in RECORDED)):
+        file_digest = untrusted.digest(file)
+        if file_digest == digest or (not _there(file) and (name in unshareable or name not in RECORDED)):
             continue
         if digest in late:
             problems.append(
@@ -281,7 +283,8 @@ def _file_problems(folder: Folder, reading: Reading, kept: Collection[str]) -> l
     return problems
 
 
-def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Collection[str]) -> list[str]:
+def _statement_problems(folder: Folder, plan: Plan, reading: Reading, unshareable: Collection[str]) -> list[str]:
+    """Check that the statement follows from plan, ledger and model. Its own numbers are never trusted."""
     name = folder.statement_file.name
     if not _there(folder.statement_file) or reading.files().get(name) not in (
         None,
@@ -298,7 +301,7 @@ def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Coll
             return ["statement.json cannot be read: it was damaged or edited."]
         if written["ledger_head"] not in reading.hashes[1:]:
             return ["the ledger no longer contains the row that the statement was written after: it was shortened."]
-        again = _rebuilt(folder, plan, reading, written, kept)
+        again = _rebuilt(folder, plan, reading, written, unshareable)
     except VerificationError as error:
         return [str(error)]
     same_words = reading.covering and written["software"].get("evenhand") == software()["evenhand"]
@@ -314,7 +317,7 @@ def _statement_problems(folder: Folder, plan: Plan, reading: Reading, kept: Coll
 
 
 def _page_problems(page: Path, written: Mapping[str, Any]) -> list[str]:
-    """The words must be those of the data."""
+    """Check that the words of statement.md are those of statement.json."""
     try:
         said = untrusted.read_bytes(page)
     except VerificationError as error:
@@ -324,9 +327,9 @@ def _page_problems(page: Path, written: Mapping[str, Any]) -> list[str]:
 
 
 def _rebuilt(
-    folder: Folder, plan: Plan, reading: Reading, written: Mapping[str, Any], kept: Collection[str]
+    folder: Folder, plan: Plan, reading: Reading, written: Mapping[str, Any], unshareable: Collection[str]
 ) -> dict[str, Any]:
-    """The statement that follows from the plan and from the ledger as it was when the statement was written.
+    """Return the statement that follows from the plan and from the ledger as it was when the statement was written.
 
     Epsilons are computed; a written one is put in their place only where it holds.
     """
@@ -336,7 +339,7 @@ def _rebuilt(
     again = statements.build(
         plan,
         then,
-        model=_model(folder, written["model_sha256"], kept),
+        model=_model(folder, written["model_sha256"], unshareable),
         software=written["software"],
         groups=written["groups"],
         composition=folder.composition(),
@@ -353,20 +356,20 @@ def _rebuilt(
     return again
 
 
-def _model(folder: Folder, written: str | None, kept: Collection[str]) -> str | None:
-    """The model that a statement must name; where it must not be shared a copy of the folder does without it."""
-    if written is None or (folder.model_file.name in kept and not _there(folder.model_file)):
+def _model(folder: Folder, written: str | None, unshareable: Collection[str]) -> str | None:
+    """Return the model digest that a statement must name; a copy may lack a model that must not be shared."""
+    if written is None or (folder.model_file.name in unshareable and not _there(folder.model_file)):
         return written
     return untrusted.digest(folder.model_file)
 
 
 def _alike(ours: Any, theirs: Any) -> bool:
-    """``_follows``, at once where both are written alike: number by number takes long for thousands of owners."""
+    """Return whether ``_follows`` holds; equal JSON decides at once, since thousands of owners take long one by one."""
     return json.dumps(ours) == json.dumps(theirs) or _follows(ours, theirs)
 
 
 def _follows(ours: Any, theirs: Any, slack: float = 0.0) -> bool:
-    """Equal in value and kind; bounds beside epsilon may be looser, and lower by no more than arithmetic differs."""
+    """Return whether two values agree in value and kind; bounds beside epsilon may be looser, or lower by rounding."""
     if isinstance(ours, Mapping):
         return (
             isinstance(theirs, Mapping)
@@ -413,7 +416,7 @@ def _notes(folder: Folder, reading: Reading) -> list[str]:
 
 
 def _uncovered(folder: Folder, reading: Reading) -> list[str]:
-    """Files that no row speaks of: nothing about them is checked."""
+    """Return notes on files that no row is about: nothing about them is checked."""
     recorded = reading.files()
     names = {entry.name for entry in folder.path.iterdir()} - recorded.keys()
     early = sorted(name for name in names if name in RECORDED and not reading.covering)

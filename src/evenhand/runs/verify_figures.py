@@ -1,7 +1,7 @@
-"""Whether what a run folder says of its model is said of the model that lies in it: metrics, statement, card, report.
+"""Check that figures in a run folder are of the model that lies in it: metrics, statement, card, report.
 
-Each evaluation names the weights it measured by a digest that follows from the model's file (see ``weights``); card and
-report name that file. What an earlier version wrote names neither.
+Each evaluation names the weights it measured by a digest that follows from the model's file (see ``weights_digest``);
+card and report name that file. Files of an earlier version name neither.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _NAMING = 2
 
 @dataclass(frozen=True)
 class Findings:
-    """Problems (files that do not speak of the released model) and notes (what cannot be told)."""
+    """Problems: files that are not about the released model. Notes: what cannot be told."""
 
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def examined(folder: Folder, reading: Reading) -> Findings:
-    """Compare the figures of a folder that has released a model with that model; reads no more than the folder."""
+def check_figures(folder: Folder, reading: Reading) -> Findings:
+    """Compare the figures of a folder that has released a model with that model; only the folder is read."""
     digest = untrusted.digest(folder.model_file)
     if digest is None or reading.withdrawn is not None:
         return Findings()
     try:
-        found = (_metrics(folder, reading), *(_page(folder.path / name, digest, reading) for name in _PAGES))
+        findings = (_metrics(folder, reading), *(_page(folder.path / name, digest, reading) for name in _PAGES))
     except VerificationError as error:
         return Findings((str(error),))
-    problems = tuple(problem for part in found for problem in part.problems)
-    return Findings(problems, tuple(note for part in found for note in part.notes))
+    problems = tuple(problem for part in findings for problem in part.problems)
+    return Findings(problems, tuple(note for part in findings for note in part.notes))
 
 
 def _metrics(folder: Folder, reading: Reading) -> Findings:
@@ -55,7 +55,7 @@ def _metrics(folder: Folder, reading: Reading) -> Findings:
         return Findings(notes=(early,) if lines else ())
     digest = weights_digest.digest_of_file(folder.model_file)
     about = [line for line in lines if line.get("weights") == digest]
-    said = _said(folder)
+    said = _read_statement(folder)
     if said is None:
         return Findings()
     if not (said["groups"] or about):
@@ -72,7 +72,7 @@ def _metrics(folder: Folder, reading: Reading) -> Findings:
     return Findings()
 
 
-def _said(folder: Folder) -> Mapping[str, Any] | None:
+def _read_statement(folder: Folder) -> Mapping[str, Any] | None:
     """Return the parts of a statement that are compared here; None if there is none."""
     if not folder.statement_file.exists():
         return None
@@ -81,9 +81,9 @@ def _said(folder: Folder) -> Mapping[str, Any] | None:
 
 
 def _page(page: Path, digest: str, reading: Reading) -> Findings:
-    """Whether a page names the model's file as it is: one that was written before its release does not.
+    """Check that a page names the model's file as it is now, which one written before its release does not.
 
-    One that is not the page that the ledger records is another problem.
+    A page that is not the recorded one is another problem, found elsewhere.
     """
     recorded = reading.files().get(page.name)
     if not page.exists() or recorded not in (None, untrusted.digest(page)):

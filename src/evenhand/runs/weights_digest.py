@@ -1,4 +1,4 @@
-"""A digest of a model's weights that is the same of the model in memory and of its file, which needs no torch to read.
+"""Digest of a model's weights, equal for the model in memory and for its file, and computed without torch for the file.
 
 It is over the tensors alone, by name: whoever measured a model can write down which one, before it has a file.
 """
@@ -25,7 +25,7 @@ LARGEST_HEADER = 2**27
 _ENTRY: untrusted.Shape = {"dtype": str, "shape": [int], "data_offsets": [int]}
 
 
-def stored(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a model as its file holds them, and the names left out with the one that has their numbers.
 
     Of tensors in the same memory the first name that covers all of it is kept.
@@ -34,7 +34,7 @@ def stored(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
       >>> from torch import nn
       >>> tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
       >>> tied[1].weight = tied[0].weight
-      >>> [sorted(part) for part in stored(tied)]
+      >>> [sorted(part) for part in stored_tensors(tied)]
       [['0.weight'], ['1.weight']]
     """
     state = model.state_dict()
@@ -65,14 +65,16 @@ def digest(model: nn.Module) -> str:
     import torch
 
     total = hashlib.sha256()
-    for name, value in sorted(stored(model)[0].items()):
+    for name, value in sorted(stored_tensors(model)[0].items()):
         total.update(_heading(name, list(value.shape), value.nbytes))
         total.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
 def digest_of_file(path: Path) -> str:
-    """Return the same of a safetensors file, of any size, in little memory.
+    """Return the ``digest`` of the model in a safetensors file of any size, in little memory and without torch.
+
+    The file is not trusted: its header is checked before any length in it is used.
 
     Raises:
       VerificationError: it is not a file, or not one of that format.

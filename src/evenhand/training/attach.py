@@ -20,7 +20,7 @@ from evenhand.runs import checkpoints
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import Ledger, Reading
 from evenhand.runs.os_errors import boundary
-from evenhand.runs.run_files import digests, mend
+from evenhand.runs.run_files import digests, place_recorded_files
 from evenhand.training.augment import Augment, Views, views_of
 from evenhand.training.guards import model_guards
 from evenhand.training.guards.coupling_guard import Coupling
@@ -147,8 +147,8 @@ def start(
         files=digests(folder.path),
     )
     try:
-        mend(folder.path, ledger)
-        checkpoints.mend(folder)
+        place_recorded_files(folder.path, ledger)
+        checkpoints.repair_marker(folder)
         if held < ledger.reserved:
             ledger.lost(held, ledger.reserved)
         private = Private(

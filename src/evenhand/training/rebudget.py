@@ -22,17 +22,17 @@ from evenhand.errors import CalibrationError, EvenhandError, LedgerError, PlanMi
 from evenhand.mechanism.replan import OverspentError, back, promised, refuse_overspent, replan
 from evenhand.runs import checkpoints
 from evenhand.runs.checkpoints import Mark
-from evenhand.runs.dataset_ledger import DatasetLedger, at_least, hold
+from evenhand.runs.dataset_ledger import DatasetLedger, check_records, keep_larger_counts
 from evenhand.runs.folder import Folder, sha256, write_durably, write_json
 from evenhand.runs.ledger import (
     Ledger,
-    locked,
+    acquire_lock,
     read,
     refuse_blocked,
     refuse_shortened,
     refuse_withdrawn,
 )
-from evenhand.runs.ledger_rows import LARGEST, Reading, encoded, parse
+from evenhand.runs.ledger_rows import LARGEST, Reading, encode_row, parse
 from evenhand.runs.os_errors import boundary
 from evenhand.runs.run_files import digests
 from evenhand.training import trusted_code
@@ -154,7 +154,7 @@ def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) 
     if data.facts != plan.facts:
         raise PlanMismatchError("These data have other public facts than the run's: pass the data it was started with.")
     before, reading = folder.composition() or {"runs": None}, folder.ledger()
-    run = hold(folder, data)
+    run = check_records(folder, data)
     ledger = DatasetLedger.of(data, tuned=bool(before.get("tuned")))
     if (before["runs"] or 0) > 1 and not ledger.has(run):
         raise EvenhandError(
@@ -163,7 +163,7 @@ def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) 
         )
     if before["runs"] is not None and not ledger.knows(run, reading):
         ledger.enter(folder.plan(), run=run)
-    counted = at_least(ledger.enter(plan, run=run, left=left), before)
+    counted = keep_larger_counts(ledger.enter(plan, run=run, left=left), before)
     ledger.note(run, reading)
     return counted
 
@@ -185,7 +185,7 @@ def last_that_fits(folder: Folder, plan: Plan, budgets: Sequence[float]) -> Poin
       CalibrationError: there is none, or a model was released after it, or loggers were told figures of later steps.
       LedgerError: the ledger was shortened, so that releases might be missing from it.
     """
-    checkpoints.mend(folder)
+    checkpoints.repair_marker(folder)
     whole = folder.ledger()
     data = untrusted.read_bytes(folder.ledger_file, largest=LARGEST)
     refuse_shortened(whole, folder.anchors())
@@ -313,7 +313,7 @@ def _ledger(folder: Folder) -> bytes:
 
 def _begin_ledger(folder: Folder, new: Folder) -> None:
     """Let the old folder say that it is withdrawn, and put the new ledger in place: once, for it may grow since."""
-    lock = locked(new.ledger_file)
+    lock = acquire_lock(new.ledger_file)
     try:
         folder.say_withdrawn()
         ledger = _ledger(new)
@@ -369,14 +369,14 @@ def forked(start: bytes, left: Reading, *, position: int, plan: str, steps: int)
     fork = {"type": "fork", "head": left.head, "from": before.reserved, "charged": left.reserved}
     keys = [key for key in left.keys if key not in before.keys]
     foreign, told = left.foreign[len(before.foreign) :], left.told[len(before.told) :]
-    line, mark = encoded({**fork, "keys": keys, "id": secrets.token_hex(16)}, before.head)
+    line, mark = encode_row({**fork, "keys": keys, "id": secrets.token_hex(16)}, before.head)
     lines, head = [start, line], mark
     for row in (
         *({"type": "foreign", "position": place} for place in foreign if place <= position),
         *({"type": "told", "position": place} for place in told if place <= position),
         {"type": "replan", "plan": plan, "steps": steps, "from": before.reserved},
     ):
-        line, head = encoded(row, head)
+        line, head = encode_row(row, head)
         lines.append(line)
     return b"".join(lines), mark
 
@@ -387,7 +387,7 @@ def with_files(data: bytes, files: Mapping[str, str]) -> bytes:
     head, known = reading.head, reading.files()
     for name, digest in files.items():
         if known.get(name) != digest:
-            line, head = encoded({"type": "file", "name": name, "sha256": digest}, head)
+            line, head = encode_row({"type": "file", "name": name, "sha256": digest}, head)
             lines.append(line)
     return b"".join(lines)
 
