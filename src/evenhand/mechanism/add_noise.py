@@ -1,4 +1,4 @@
-"""A sum leaves the process only through here: rounded to a grid, with Gaussian noise on the same grid."""
+"""Release sums: round to a grid, add Gaussian noise, round again. No sum leaves the process in another way."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FEW = AT_ONCE * BLOCK // 2
 
 
 class Ahead:
-    """The numbers of a stream; without compiled loops, those of the next step are made by a thread of their own.
+    """A source of normals from a stream that may compute those of later steps ahead of time, perhaps in a thread.
 
-    Noise is addressed by step and position, so working ahead cannot change it. Without a core to spare there is nothing
-    to gain. What is returned is overwritten by the next call.
+    Noise is addressed by step and position, so working ahead cannot change it. The thread is started only if a core is
+    free. The source owns the arrays that it returns: the next call overwrites them.
 
     >>> stream = Stream.insecure(0, 0)
     >>> bool((Ahead(stream).normals("gradient", 3, 40_000) == stream.normals("gradient", 3, 40_000)).all())
@@ -45,7 +45,7 @@ class Ahead:
         self._several, self._made = Desk(), dict[tuple[int, int], NDArray[np.float64]]()
 
     def parts(self, domain: Domain, step: int, count: int) -> Iterator[NDArray[np.float64]]:
-        """As ``in_parts`` gives them; what is made before its step is there as a whole."""
+        """Yield the first ``count`` normals of a step in parts, as ``in_parts`` does."""
         if not self._works(count):
             yield from in_parts(self.stream, domain, step, count, self.desk)
             return
@@ -54,11 +54,11 @@ class Ahead:
             yield whole[start : start + SMALL_CHUNK]
 
     def _works(self, count: int) -> bool:
-        """Whether so many numbers are made before their step."""
+        """Return whether so many numbers are computed ahead of their step."""
         return count <= FEW or (self._worker is not None and count >= AHEAD_FROM)
 
     def normals(self, domain: Domain, step: int, count: int, offset: int = 0) -> NDArray[np.float64]:
-        """As the stream gives them."""
+        """Return the normals that ``Stream.normals`` returns for this address."""
         if domain != "gradient" or offset or not self._works(count):
             return self.stream.normals(domain, step, count, offset, self.desk)
         if count <= FEW or self._worker is None:
@@ -74,7 +74,7 @@ class Ahead:
         return numbers
 
     def _few(self, step: int, count: int) -> NDArray[np.float64]:
-        """Those of a small model's gradient. What is handed out may be overwritten, so each is handed out once."""
+        """Return the normals of a small gradient. Callers may write over a row, so each row is handed out once."""
         if (step, count) not in self._made:
             steps = AT_ONCE // max(1, -(-count // BLOCK))
             self._made = {}
@@ -86,7 +86,7 @@ class Ahead:
 def in_parts(
     stream: Stream, domain: Domain, step: int, count: int, desk: Desk | None = None
 ) -> Iterator[NDArray[np.float64]]:
-    """The first normals of a step, ``SMALL_CHUNK`` at a time; what is given is overwritten by the next part.
+    """Yield the first ``count`` normals of a step, ``SMALL_CHUNK`` at a time. The next part overwrites the last one.
 
     >>> [len(part) for part in in_parts(Stream.insecure(0, 0), "gradient", 0, 40_000)]
     [32768, 7232]
@@ -106,10 +106,11 @@ def release(
     offset: int = 0,
     divisor: float = 1.0,
 ) -> Tensor:
-    """``total`` rounded to the grid, plus N(0, std^2), rounded to the grid again, then divided; float64.
+    """Return ``total`` rounded to the grid, plus N(0, std^2), rounded to the grid again, then divided; in float64.
 
-    What is released is a whole multiple of ``spacing`` (a power of two), so its low-order bits carry no trace of the
-    datum; the second rounding and the division see the noisy sum only.
+    Guarantee:
+      The noisy sum is a whole multiple of ``spacing`` (a power of two), so its low-order bits carry no trace of a
+      record. The second rounding and the division see the noisy sum only. ``total`` is not written.
 
     >>> release(torch.zeros(2), 0.0, 0.25, Stream.fresh(), "gradient", 0) + 0.0
     tensor([0., 0.], dtype=torch.float64)
@@ -126,7 +127,7 @@ def release(
 def release_few(
     total: NDArray[np.float64], std: float, spacing: float, source: Ahead, domain: Domain, step: int, offset: int
 ) -> NDArray[np.float64]:
-    """As ``release``, for a few numbers such as the answers of a query: outside torch, which is quicker.
+    """Return what ``release`` returns, for a few numbers such as the answer of a query: quicker, since without torch.
 
     >>> source = Ahead(Stream.insecure(0, 0))
     >>> few = release_few(np.ones(3), 1.0, 2**-20, source, "queries", 5, 1)
@@ -147,11 +148,22 @@ def release_parts(
     lean: bool = False,
     own: bool = False,
 ) -> list[Tensor]:
-    """The gradient's sum, in as many tensors as it has parameters, as ``release`` gives it for all of them in a row.
+    """Return the noisy gradient, one tensor per tensor of ``totals``; the noise is that of ``release`` on all in a row.
 
-    What comes out has the shape and device of what went in, which stays as it was unless it is the caller's ``own`` to
-    be written over, and the precision that all of it together has. Raises before anything is returned if a number is
-    not finite. ``lean`` makes no numbers before they are needed.
+    Shapes and devices are those of ``totals``, and one precision for all. The caller owns the result.
+
+    Args:
+      totals: the bounded sum, one tensor per parameter.
+      std: standard deviation of the noise.
+      spacing: of the grid.
+      source: of the normals.
+      step: of the plan; its noise must serve once.
+      divisor: the noisy sum is divided by it.
+      lean: compute no normals before they are needed.
+      own: whether ``totals`` may be overwritten with the result; otherwise they stay as they are.
+
+    Raises:
+      UnsupportedModelError: the sum is not finite. Nothing is released then.
 
     >>> ones = [torch.ones(2), torch.ones(1, 3)]
     >>> [part.tolist() for part in release_parts(ones, 0.0, 0.25, Ahead(Stream.fresh()), 0, 2.0)]
@@ -179,6 +191,7 @@ def _by_loops(
     divisor: float,
     own: bool,
 ) -> list[Tensor]:
+    """Release float32 sums with the compiled loops, in place if they are the caller's ``own``."""
     held = [_plain(total) for total in totals]
     outs = held if own and _apart(held) else [torch.empty_like(total) for total in held]
     counts = [total.numel() for total in held]
@@ -195,7 +208,7 @@ def _by_loops(
 
 
 def _given(loops: Loops, parts: Parts, desk: Desk, cipher: Cipher, std: float, spacing: float, divisor: float) -> int:
-    """The same with bits that OpenSSL makes, a few at a time."""
+    """Release with random bits from OpenSSL, a chunk at a time; return how many numbers were not finite."""
     odd = 0
     for first in range(0, parts.count, SMALL_CHUNK):
         last = min(first + SMALL_CHUNK, parts.count)
@@ -205,14 +218,14 @@ def _given(loops: Loops, parts: Parts, desk: Desk, cipher: Cipher, std: float, s
 
 
 def _plain(total: Tensor) -> Tensor:
-    """One number after the other in the memory of the CPU."""
+    """Return ``total`` as one contiguous piece of CPU memory: itself if it is one already."""
     if total.is_cpu and total.is_contiguous() and not total.requires_grad and not total.is_neg():
         return total
     return total.detach().cpu().contiguous().resolve_neg()
 
 
 def _apart(parts: Sequence[Tensor]) -> bool:
-    """Whether each fills a piece of memory of its own: written over, it is no other's, nor gets noise twice.
+    """Return whether each tensor fills a storage of its own, so that writing noise over one cannot reach another.
 
     >>> both = torch.zeros(2, 3)
     >>> _apart([both, torch.zeros(3)]), _apart([both, both]), _apart([both[0], torch.zeros(3)])
@@ -225,15 +238,16 @@ def _apart(parts: Sequence[Tensor]) -> bool:
 
 
 def _not_finite() -> UnsupportedModelError:
+    """Return the error for a sum that is not finite."""
     return UnsupportedModelError("The bounded sum of gradients is not finite: nothing was released.")
 
 
 def release_within(
     total: Tensor, std: float, spacing: float, parts: Iterator[NDArray[np.float64]], divisor: float
 ) -> Tensor:
-    """As ``release``, in the memory of ``total`` (one dimension) and a small chunk more, with normals in parts.
+    """Overwrite ``total`` (one dimension) with what ``release`` returns, and return it; ``parts`` are the normals.
 
-    What comes out are the same numbers, rounded once more to the precision of ``total``, which is overwritten.
+    The numbers are rounded once more, to the precision of ``total``. Beside it a small chunk of memory is needed.
 
     >>> parts = in_parts(Stream.insecure(0, 0), "gradient", 5, 3)
     >>> noisy = release_within(torch.zeros(3), 1.0, 2**-20, parts, 2.0)
@@ -250,12 +264,12 @@ def release_within(
 
 
 def _add(total: Tensor, noise: Tensor, std: float, spacing: float, divisor: float, out: Tensor) -> Tensor:
-    """On the grid in float64 before the noise is added, and again afterwards."""
+    """Write into ``out`` (float64) the sum rounded to the grid, plus noise, rounded again, then divided; return it."""
     out.copy_(total).mul_(1 / spacing).round_()
     return out.add_(noise, alpha=std / spacing).round_().mul_(spacing / divisor)
 
 
 def _spare() -> bool:
-    """Whether there is a core that torch does not use: its threads wait for each other, so one more slows all down."""
+    """Return whether there is a core that torch does not use; without one, a further thread slows all others down."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores > torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""A plan in words, for people who must decide before anything is spent."""
+"""Describe a plan in words, for people who must decide before anything is spent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def describe(made: Plan) -> str:
-    """The plan in words: promise, mechanism, and the public facts it relies on."""
+    """Return the plan in words: promise, mechanism, and the public facts it relies on."""
     lines = [
         f"Plan {made.digest[:12]}: {made.method} ({made.guarantee}), "
         + (
@@ -38,15 +38,15 @@ def describe(made: Plan) -> str:
 
 
 def warnings(made: Plan) -> list[str]:
-    """The plan's, and what its promise means where every record is released in a row of its own.
+    """Return the plan's warnings, and for some methods the epsilon for replacing a record instead of removing it.
 
-    The statement of the run will say the same.
+    The statement of the run contains the same sentences.
     """
     return [*made.warnings(), *made.replacement_warnings(made.steps)]
 
 
 def _levels(made: Plan) -> list[str]:
-    """A line per stretch of steps; the releases of a density by their names."""
+    """Return a line per level of the schedule, at most six; the releases of a density are named."""
     names = list(DENSITIES[made.method].releases[-made.steps :]) if made.method in DENSITIES else []
     lines = []
     for level in made.levels[:6]:
@@ -60,7 +60,7 @@ def _levels(made: Plan) -> list[str]:
 
 
 def _owners(made: Plan) -> list[str]:
-    """A line per owner class, or quantiles over them."""
+    """Return a line per owner class; of many classes, quantiles over them."""
     found = owner_classes.rows(made, made.epsilons)
     if len(found) > owner_classes.LISTED:
         first, *rest = owner_classes.in_words(owner_classes.summary(found))
@@ -70,6 +70,7 @@ def _owners(made: Plan) -> list[str]:
 
 
 def _owner(row: Mapping[str, Any], made: Plan) -> str:
+    """Return the line of one owner class."""
     spends = (
         "no epsilon is established"
         if row["epsilon"] is None

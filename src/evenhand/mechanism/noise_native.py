@@ -1,4 +1,4 @@
-"""The compiled loops of the noise (``noise.c``), compared with numpy and OpenSSL when they are loaded."""
+"""Load the compiled noise loops (``noise.c``) and compare them with numpy and OpenSSL before they are used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _PRECISE = 1e-13
 
 
 class Loops:
-    """The functions of the library. They run without Python's lock; addresses must stay valid during the call."""
+    """The functions of the compiled library. They run without Python's lock.
+
+    Addresses belong to the caller and must stay valid during the call. Keys are secret and are not kept.
+    """
 
     def __init__(self, library: ctypes.CDLL):
         whole, address, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
@@ -45,11 +48,11 @@ class Loops:
         """Whether the processor can make the bits by itself, so that ``encrypted`` and ``keyed`` may be asked."""
 
     def normals(self, words: int, out: int, blocks: int) -> None:
-        """Make normals from the bits at an address, ``BLOCK`` of them per block, perhaps in the same memory."""
+        """Write normals to address ``out``, made of the random bits at ``words``, which may be the same address."""
         self._normals(words, out, blocks)
 
     def keyed(self, key: bytes, counter: int, first: int, blocks: int) -> NDArray[np.float64]:
-        """Return standard normals of some blocks of the key stream of AES-256 in counter mode, see ``encrypted``."""
+        """Return the normals of some blocks of the AES-256 key stream (see ``encrypted``), in a new array."""
         _check(key)
         out = np.empty(BLOCK * blocks)
         self._keyed(key, counter, first, blocks, out.ctypes.data)
@@ -58,7 +61,7 @@ class Loops:
     def release(
         self, words: int, first: int, last: int, parts: Parts, std: float, spacing: float, divisor: float
     ) -> int:
-        """Write numbers ``first`` to ``last - 1`` of a sum with noise; return how many were not finite."""
+        """Write the noisy numbers ``first`` to ``last - 1`` of a sum; return how many were not finite."""
         found: int = self._release(
             words, first, last, parts.totals, parts.outs, parts.ends, 1 / spacing, std / spacing, spacing / divisor
         )
@@ -67,10 +70,10 @@ class Loops:
     def encrypted(
         self, key: bytes, counter: int, parts: Parts, std: float, spacing: float, divisor: float, threads: int = 1
     ) -> int:
-        """Write all numbers of a sum as ``release`` does, for the key stream of AES-256 in counter mode.
+        """Write all noisy numbers of a sum; return how many were not finite. Unless that is 0, release nothing.
 
-        ``counter`` is the upper half of the first counter block; the lower half is zero. What comes out does not depend
-        on the number of ``threads``, which are those of torch. Anything but 0 says that nothing may leave.
+        The random bits are the key stream of AES-256 in counter mode. ``counter`` is the upper half of the first
+        counter block; the lower half is zero. The result does not depend on the number of ``threads`` (torch's).
         """
         _check(key)
         crew = team() if threads > 1 and parts.count >= _SHARED else None
@@ -87,7 +90,9 @@ def _check(key: bytes) -> None:
 
 
 class Parts:
-    """A sum that lies in several places (float32, contiguous), and as many places of the same size for what leaves.
+    """Addresses of a sum in several pieces (float32, contiguous), and of as many pieces of equal size for the result.
+
+    The caller owns the memory and must keep it alive.
 
     >>> Parts([1, 2], [3, 4], [10, 5]).count
     15
@@ -102,7 +107,7 @@ class Parts:
 
 
 def reference(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return normals from words of whole blocks, in numpy: what the loops are compared with.
+    """Return the normals of whole blocks of random words, computed in numpy: the loops are compared with them.
 
     >>> reference(np.full(BLOCK, 2**63, np.uint64))[[0, 512]].round(3).tolist()
     [-8.572, -0.0]
@@ -114,7 +119,7 @@ def reference(words: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def right(found: Loops) -> bool:
-    """Return whether the loops agree with numpy, on extreme and ordinary words, for every number and place."""
+    """Return whether the loops agree with numpy and OpenSSL, on extreme and ordinary words."""
     ends = np.array([0, 1, 2**11, 2**62, 2**63 - 1, 2**63, 2**63 + 2**11, 2**64 - 1], np.uint64)
     words = np.random.default_rng(0).integers(0, 2**64, sum(_COUNTS) // BLOCK * BLOCK + BLOCK, np.uint64)
     words[: BLOCK // 2] = np.resize(ends, BLOCK // 2)
@@ -146,7 +151,7 @@ def _released_right(
     std: float,
     spacing: float,
 ) -> bool:
-    """Release in two calls, and over the sums: every finite number to the bit, and as many not finite."""
+    """Return whether finite numbers agree bit by bit and the others are counted: in two calls, and in place."""
     outs, cuts = [np.zeros(count, np.float32) for count in _COUNTS], list(accumulate(_COUNTS))[:-1]
     held = [np.ascontiguousarray(part) for part in np.split(total.astype(np.float32), cuts)]
     parts = Parts([part.ctypes.data for part in held], [part.ctypes.data for part in outs], _COUNTS)
@@ -163,9 +168,10 @@ def _released_right(
 
 
 def _encrypted_right(found: Loops, total: NDArray[np.float32], step: int) -> bool:
-    """Return whether what leaves is, to the bit, what leaves with the key stream that OpenSSL makes.
+    """Return whether the result is, bit by bit, that of the key stream which OpenSSL computes.
 
-    In parts, one of them empty, in one thread and in two, with numbers that are not finite, and far into the stream.
+    Tried in pieces, one of them empty, in one thread and in two, with numbers that are not finite, and far into the
+    stream.
     """
     key = hashlib.sha256(step.to_bytes(8, "big")).digest()
     total = np.resize(total, _SHARED + BLOCK + 7)
@@ -185,7 +191,7 @@ def _encrypted_right(found: Loops, total: NDArray[np.float32], step: int) -> boo
 
 
 def _places(total: NDArray[np.float32], out: NDArray[np.float32], ends: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return where the parts between these ends lie, in and out, and how long they are."""
+    """Return (address in, address out, length) of the pieces between these ends."""
     size = total.itemsize
     return [(total.ctypes.data + size * a, out.ctypes.data + size * a, b - a) for a, b in pairwise(ends)]
 
@@ -198,7 +204,7 @@ def _keyed_right(found: Loops, key: bytes, step: int, first: int) -> bool:
 
 
 def _openssl(key: bytes, step: int, first: int, blocks: int) -> NDArray[np.uint64]:
-    """Return the bits of some blocks of a step."""
+    """Return the random words of some blocks of a step, computed by OpenSSL."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     start = step.to_bytes(8, "big") + (first * BLOCK // 2).to_bytes(8, "big")

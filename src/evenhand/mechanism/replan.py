@@ -1,4 +1,4 @@
-"""Plans for budgets that changed: what was charged stays, and the steps that remain are planned on top of it."""
+"""Plan again for budgets that changed: what is charged stays charged, and the remaining steps are planned anew."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Solved = tuple[float, tuple[float, ...], tuple[float, ...]]
 
 
 class OverspentError(CalibrationError):
-    """An owner has spent more than it would be promised."""
+    """An owner has already spent more than its new budget."""
 
 
 def replan(plan: Plan, privacy: Privacy | Budgets, charged: int, *, epochs: float | None = None) -> Plan:
-    """The plan for a run that has charged ``charged`` steps of ``plan`` and has other budgets from now on.
+    """Return the plan of a run that has charged ``charged`` steps of ``plan`` and has other budgets from now on.
 
     Guarantee:
       Every owner's epsilon is that of all its steps composed, those before and those to come, and is at most its new
@@ -52,10 +52,17 @@ def replan(plan: Plan, privacy: Privacy | Budgets, charged: int, *, epochs: floa
 
 
 def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, epochs: float | None = None) -> Plan:
-    """The plan for a run that goes back to its first ``charged`` steps; budgets had changed ``replans`` times by then.
+    """Return the plan of a run that goes back to its first ``charged`` steps.
 
-    As ``replan``; what ``plan`` fixed for later steps is forgotten. Where nothing is left for a further step, or none
-    is asked for, it ends there.
+    Guarantee and errors are those of ``replan``. What ``plan`` fixed for later steps is dropped. If the budgets leave
+    nothing for a further step, or ``epochs`` is 0, the plan ends there.
+
+    Args:
+      plan: the plan before.
+      privacy: the new budgets.
+      charged: steps that count.
+      replans: how often budgets had changed when these steps were charged.
+      epochs: expected further passes over the data; default the steps that remain.
 
     Examples:
       >>> from evenhand.mechanism.make_plan import plan
@@ -90,7 +97,7 @@ def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, 
 
 
 def promised(plan: Plan, privacy: Privacy | Budgets) -> list[float]:
-    """The new budget of every owner class of a plan."""
+    """Return the new budget of every owner class; raise if the plan has none or if delta would change."""
     if not plan.certified:
         raise UsageError("This run has no established epsilon, so there are no budgets that could change.")
     if privacy.delta is not None and privacy.delta != plan.delta:
@@ -117,6 +124,7 @@ def refuse_overspent(plan: Plan, budgets: Sequence[float], charged: int) -> None
 
 
 def _further(plan: Plan, charged: int, epochs: float | None) -> int:
+    """Return the number of steps to come."""
     if epochs is None:
         return plan.steps - charged
     return math.ceil(
@@ -125,13 +133,14 @@ def _further(plan: Plan, charged: int, epochs: float | None) -> int:
 
 
 def _before(plan: Plan, charged: int, replans: int) -> tuple[Stage, ...]:
-    """The stages of the first ``charged`` steps; budgets had changed ``replans`` times then."""
+    """Return the stages of the first ``charged`` steps, during which budgets changed ``replans`` times."""
     whole = (*plan.earlier, Stage(plan.rates, plan.scales, plan.levels, plan.digest))
     over = whole[:replans]
     return (*over, whole[replans].first(charged - sum(stage.steps for stage in over)))
 
 
 def _continued(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], further: int) -> Plan:
+    """Return the plan of ``further`` steps after ``before``; raise if it would exceed a budget."""
     charged = sum(stage.steps for stage in before)
     chosen = _method(plan)
     stretches = stretches_of(chosen, charged + further, plan.facts.records / plan.expected_batch)
@@ -156,7 +165,7 @@ def _continued(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], 
 
 
 def _method(plan: Plan) -> Method:
-    """The method of a plan, from its parts; how owners are treated shows in rates and bounds, or in its name."""
+    """Return the method of a plan, rebuilt from its parts; rates, bounds or its name tell how owners are treated."""
     try:
         named = find_method(plan.method)
         sampling, bounds = named.sampling, named.bounds
@@ -173,7 +182,7 @@ def _method(plan: Plan) -> Method:
 
 
 def _solved(plan: Plan, chosen: Method, budgets: Sequence[float], charged: int, rest: Sequence[PlannedLevel]) -> Solved:
-    """Scale of the noise, rates and relative bounds for the steps that remain, on top of what was spent."""
+    """Return scale of the noise, rates and relative bounds of the remaining steps, given what is spent already."""
     side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
     left = remaining_budget.RemainingSteps(
         tuple((part.noise, part.count) for part in rest), plan.expected_batch, plan.delta, query_noise=side

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What stays the same over a segment: the plan, the parts it names, and the secret stream."""
+    """The plan of one segment of a run, the rule and queries it names, and the secret random stream.
+
+    Nothing in it changes during the segment. The caches are filled from the plan alone, never from the data.
+    """
 
     plan: Plan
     rule: Rule
@@ -46,20 +49,21 @@ class Mechanism:
 
     @cached_property
     def normals(self) -> Ahead:
-        """The stream's normals, made one step ahead where that pays."""
+        """Return the source of the noise, which may compute the normals of a step ahead of it."""
         return Ahead(self.stream)
 
     @cached_property
     def usual_noise(self) -> dict[tuple[float, float, int], tuple[float, tuple[float, ...], float]]:
-        """Grid, covered sensitivities and standard deviation where a rule's sensitivity is its bound.
+        """Return the cache of (grid spacing, covered sensitivities, standard deviation).
 
-        They depend on the level's noise and bound, and on how many numbers are released.
+        It serves rules whose sensitivity is the clip bound. The key is the level's noise, the level's bound, and how
+        many numbers are released.
         """
         return {}
 
     @cached_property
     def asking(self) -> tuple[tuple[int, float, float, float], ...]:
-        """Of every query the length of its answer, its sensitivity, its grid, and what its noise covers."""
+        """Return for every query (length of the answer, sensitivity, grid spacing, covered sensitivity)."""
         found = []
         for query in self.queries:
             width, sensitivity = int(query.width(self.plan.facts)), float(query.sensitivity)
@@ -72,21 +76,21 @@ class Mechanism:
 
     @cached_property
     def summation(self) -> Summation:
-        """How the sums of gradients are split, and what their rounding costs."""
+        """Return how sums of gradients are split into blocks, and the sensitivity that their rounding adds."""
         return Summation(self.plan.expected_batch, 1.0 if self.whole else ratio_of(self.plan.scales))
 
     @property
     def whole(self) -> bool:
-        """Whether the weight of a record may depend on the other records of its batch."""
+        """Return whether the weight of a record may depend on the other records of its batch."""
         return not isinstance(self.rule, SampleRule)
 
     @cached_property
     def scales(self) -> Tensor:
-        """What multiplies the clip bound, per owner class."""
+        """Return the factor of the clip bound, per owner class."""
         return torch.tensor(self.plan.scales, dtype=torch.float64)
 
     def bound(self, level: PlannedLevel, device: torch.device) -> Tensor:
-        """The clip bound per owner class. Rules get a copy, since they could write into it unnoticed."""
+        """Return the clip bound per owner class. The mechanism owns the tensor: give rules a copy of it."""
         usual = self._bounds.get(level.bound)
         if usual is None:
             usual = self._bounds[level.bound] = self.scales * level.bound
@@ -98,7 +102,7 @@ class Mechanism:
 
     @cached_property
     def public(self) -> Public:
-        """The plan's constants as rules see them."""
+        """Return the plan's constants that rules may see. All of them are public."""
         rates = torch.tensor(self.plan.rates, dtype=torch.float64)
         sizes = torch.tensor([count for _, count in self.plan.facts.owners], dtype=torch.float64)
         return Public(
@@ -119,7 +123,8 @@ _LISTED_CLASSES = 16
 class Released:
     """The outcome of a step: a private gradient, the rule's next memory, and what the ledger must say.
 
-    ``left_out`` (rows that were not finite) is not private: it belongs in the run's private log only.
+    The plan's promise covers all of it except ``left_out``, the number of rows that were not finite: it is not private
+    and belongs in the run's private log only. The caller owns the tensors.
     """
 
     gradient: dict[str, Tensor]
@@ -129,7 +134,9 @@ class Released:
 
 
 def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Released:
-    """Turn one pass over the sampled rows into a private gradient.
+    """Return the private gradient of one pass over the sampled rows. The step must be charged already.
+
+    The sum of ``result`` may be overwritten with the gradient; ``result`` must not be summed again.
 
     Guarantee:
       For a record of class k the released values are a Gaussian mechanism of sensitivity ``commit.sensitivity[k]`` and
@@ -161,10 +168,10 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
 
 
 def early_weights(mechanism: Mechanism, batch: Batch, memory: Mapping[str, Any]) -> Early | None:
-    """Weights of some rows of a batch before the others are known, for a rule that looks at each row alone.
+    """Return a function that computes the weights of some rows before the other rows of the batch are known.
 
-    None if the rule needs the whole batch or an answer about it. ``private_gradient`` computes the weights again from
-    all rows, so nothing rests on these: a sum made with them is used only if they are the same.
+    Return None if the rule needs the whole batch, or a query about it. No guarantee rests on these weights:
+    ``private_gradient`` computes all of them again, and a sum made with these is used only if they are equal.
     """
     rule = mechanism.rule
     if mechanism.queries or not isinstance(rule, SampleRule):
@@ -183,7 +190,7 @@ def early_weights(mechanism: Mechanism, batch: Batch, memory: Mapping[str, Any])
 
 
 def rehearse(mechanism: Mechanism) -> None:
-    """Run rule and queries on made-up rows, so that code which cannot run fails before anything is charged."""
+    """Run rule and queries on made-up rows with a fresh key: code that cannot run fails before anything is charged."""
     ones = torch.ones(2, dtype=torch.float64)
     facts = mechanism.plan.facts
     group, owner = (torch.tensor([0, len(names) - 1]) for names in (facts.groups, facts.owners))
@@ -194,9 +201,10 @@ def rehearse(mechanism: Mechanism) -> None:
 
 
 def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
-    """Project onto ``0 <= w n <= S_k``: the guarantee of every sample rule, whatever its code returns.
+    """Return the weights clamped so that ``0 <= weight * norm <= sensitivity[owner]``, whatever the rule returned.
 
-    A weight that is not finite becomes 0, and none exceeds what float32 can carry.
+    The guarantee of every sample rule rests on this. A weight that is not finite becomes 0, and no weight exceeds
+    what float32 can carry.
     """
     norm, owner = stats.norm, stats.owner.long()
     quick = bounded_weights(weights, norm, owner, sensitivity, _LARGEST_WEIGHT)
@@ -209,9 +217,9 @@ def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
 
 
 def _declared(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:
-    """The rule's sensitivity per class; anything that is not a bound is refused before it can serve as one.
+    """Return the rule's sensitivity per owner class; raise unless every one is finite and positive.
 
-    It is ``bound``, the plan's own, or a copy: the rule holds neither, so it cannot change them later.
+    The tensor is ``bound`` itself or a copy. The rule has neither, so it cannot change the sensitivity later.
     """
     sensitivity = mechanism.rule.sensitivity(state)
     if sensitivity is state.bound and torch.equal(sensitivity, bound):
@@ -226,7 +234,7 @@ def _declared(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:
 
 
 def _between(values: Tensor, largest: float) -> bool:
-    """Whether all are positive and none is larger, or no number."""
+    """Return whether all values are numbers above 0 and at most ``largest``."""
     if len(values) <= _LISTED_CLASSES:
         return all(0.0 < value <= largest for value in values.tolist())
     column = numbers(values)
@@ -234,9 +242,9 @@ def _between(values: Tensor, largest: float) -> bool:
 
 
 def _stats(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:
-    """The columns a rule may see, and which rows they are (None: all).
+    """Return the columns that a rule may see, and a mask of the rows they belong to (None: all rows).
 
-    A row that is not finite is absent: it contributes to nothing.
+    A row whose norm or loss is not finite is left out: it contributes to nothing.
     """
     norm, loss = result.norm.double(), result.loss.double()
     columns: tuple[Tensor, ...] = (norm, loss, batch.group, batch.owner, batch.record)
@@ -253,7 +261,10 @@ def _stats(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:
 def _answers(
     mechanism: Mechanism, level: PlannedLevel, stats: Stats, state: State
 ) -> tuple[dict[str, Tensor], tuple[tuple[float, float], ...]]:
-    """Noisy side queries on this step's own sample, each value held to its declared norm."""
+    """Return the noisy answer of every query by name, and what is charged: (sensitivity, standard deviation) of each.
+
+    Queries see the rows of this step. Every record's value is clipped to the declared sensitivity.
+    """
     answers: dict[str, Tensor] = {}
     asked: list[tuple[float, float]] = []
     offset = 0
@@ -276,9 +287,9 @@ def _released(
     bound: Tensor,
     step: int,
 ) -> tuple[dict[str, Tensor], tuple[float, ...], float]:
-    """The gradient by parameter, the sensitivity its noise covers per class, and the noise's standard deviation.
+    """Return the gradient by parameter, the sensitivity its noise covers per class, and the standard deviation.
 
-    If ``total`` is our own, the gradient may be made in its memory.
+    The last two are charged. If ``total`` is our own, the gradient may be written over it.
     """
     plan = mechanism.plan
     if plan.guarantee == "not private":
@@ -302,10 +313,10 @@ def _released(
 def noise_std(
     level: PlannedLevel, charged: NDArray[np.float64], scales: NDArray[np.float64]
 ) -> tuple[tuple[float, ...], float]:
-    """Return the sensitivities to cover per class, and the one number s_t that does.
+    """Return the sensitivity that the noise covers per class, and the one standard deviation for all of them.
 
-    It is large enough that every class k sees at least its planned multiplier noise / scale_k. With many classes one
-    covered sensitivity stands for all of them, per unit of scale.
+    It is so large that every class k gets at least its planned noise multiplier, ``level.noise / scales[k]``. With many
+    classes one number stands for all sensitivities: the largest per unit of scale.
     """
     ratio = float((charged / scales).max())
     listed = tuple(charged.tolist()) if len(charged) <= _LISTED_CLASSES else (ratio,)

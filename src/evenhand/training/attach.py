@@ -1,4 +1,4 @@
-"""``attach``: the private step inside a user's own loop, on their own model and optimizer."""
+"""Attach private steps to a user's own loop, model and optimizer."""
 
 from __future__ import annotations
 
@@ -105,9 +105,20 @@ def start(
 ) -> Private:
     """Open the next segment of a run: load the last checkpoint if there is one, take a new key, lock the ledger.
 
-    ``kept`` is saved with every checkpoint; what a checkpoint has must be there to take it, since a run that forgets
-    its average or its schedule would silently be another one. ``release_untrained`` goes on also where all steps are
-    charged and none is in the checkpoint.
+    Args:
+      model: trained in place; it stays the caller's.
+      optimizer: over its parameters, likewise.
+      loss: one value per record.
+      plan: of the run.
+      folder: of the run.
+      insecure_seed: see ``attach``; so are ``compose``, ``compute`` and ``allow_not_finite``.
+      compose: see ``attach``.
+      compute: see ``attach``.
+      views: random views of the records.
+      kept: objects that are saved with every checkpoint, by name. All that a checkpoint contains must be passed again:
+        without its average or schedule the run would silently be another one.
+      allow_not_finite: see ``attach``.
+      release_untrained: go on even if all steps are charged and none of them is in the checkpoint.
     """
     refuse_wrapped(model)
     kept = {**(kept or {}), **({} if views is None else {"augment": views})}
@@ -175,7 +186,7 @@ def start(
 
 
 def _refuse_untrained(folder: Folder, reading: Reading, held: int) -> None:
-    """Raise where the whole plan is paid for and nothing of it is left: what would be released has learnt nothing."""
+    """Raise if all steps are charged and none is in the checkpoint: the released model would be untrained."""
     if reading.reserved >= reading.steps and not reading.survived(held):
         raise BudgetExhausted(
             f"All {reading.steps} steps of the plan are charged, and none of them is in a checkpoint: the run died "
@@ -188,6 +199,7 @@ def _refuse_untrained(folder: Folder, reading: Reading, held: int) -> None:
 def _restore(
     state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, kept: Mapping[str, Kept]
 ) -> None:
+    """Load a checkpoint into model, optimizer and ``kept``; raise if it does not fit them."""
     missing = sorted(state.get("kept", {}).keys() - kept.keys())
     if missing:
         raise UsageError(f"The run was started with its own {missing[0]}: pass {missing[0]}= again to resume it.")

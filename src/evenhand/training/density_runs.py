@@ -1,4 +1,4 @@
-"""A density as a Config describes it: trained, evaluated and written into a run folder, or finished after a crash."""
+"""Fit the density that a Config describes, evaluate it and write its run folder; or finish one after a crash."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 def promised(config: Config, data: Data) -> Budgets | None:
-    """The budgets per owner or per record that a config asks for; None if it promises the same to all."""
+    """Return the budgets per owner or per record that a config asks for; None if it promises the same to all."""
     if config.record_budgets is not None:
         return Budgets.named(data.facts.owner_names, config.delta)
     return Budgets(config.budgets, config.delta) if config.budgets else None
 
 
 def estimator(config: Config, out: Path | None) -> PrivateDensity:
-    """The estimator that a config asks for, which writes into ``out``."""
+    """Return the estimator that a config asks for, which writes into ``out``."""
     kind = getattr(density, density.METHODS[config.method])
     for key in config.settings:
         _validate.known(key, density.settings(config.method), f"setting of {config.method}")
@@ -56,7 +56,10 @@ def train(
     on_start: Callable[[Plan, float], None] | None = None,
     loggers: Sequence[Logger] = (),
 ) -> Run:
-    """Fit a density: every release is a step over all records. Releases that ``out`` has on disk are not made again."""
+    """Fit a density and return its run. Every release is a step over all records.
+
+    Releases that are on disk in ``out`` already are used again and not charged twice.
+    """
     made = estimator(config, None).plan(data.facts, promise)
     research = config.training_records
     if held_out is not None and not research:
@@ -93,14 +96,14 @@ def train(
 
 
 def _advice(out: Path) -> str:
-    """Return how a density that was stopped goes on."""
+    """Return in words how to continue a density that was stopped."""
     if Folder(out).plan_file.exists():
         return f"Stopped. What was charged stays charged. Continue with: evenhand resume {out}"
     return "Stopped before anything was charged. Type the same command again."
 
 
 def forget_sums(folder: Folder) -> None:
-    """Remove the noisy sums of a density whose model is out, where the process died before it did so itself."""
+    """Remove the noisy sums of a density whose model is released, if the process died before it removed them."""
     from evenhand.density.noisy_sums import Sums
 
     Sums(folder).forget()

@@ -1,4 +1,4 @@
-"""How a model does on held-out records, overall and per group. Evaluation data are not protected by the statement."""
+"""Measure a model on held-out records, overall and per group. The statement does not protect these records."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OWNERS = 1000
 
 
 def predict(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """Predicted and true class of every row, in order; the model's mode is put back afterwards."""
+    """Return predicted and true class of every row, in order. The model's mode is put back afterwards."""
     scores, true = scored(model, data)
     return scores.argmax(-1), true
 
 
 def scored(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """The model's outputs and the true class of every row, in order; the model's mode is put back afterwards."""
+    """Return the model's outputs and the true class of every row, in order. Its mode is put back afterwards."""
     device = next(model.parameters()).device
     was_training, parts = model.training, []
     model.eval()
@@ -44,14 +44,14 @@ def scored(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
 
 
 def outputs(model: nn.Module, inputs: Any) -> Any:
-    """Call a model on a tensor, a tuple of arguments or a dict of keyword arguments."""
+    """Return the outputs of a model for a tensor, a tuple of arguments or a dict of keyword arguments."""
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same structure on another device."""
+    """Return tensors on another device, in the same structure of dicts and tuples."""
     if isinstance(value, dict):
         return {key: moved(part, device) for key, part in value.items()}
     if isinstance(value, tuple | list):
@@ -60,13 +60,13 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def evaluate(model: nn.Module, data: Data) -> GroupFrame:
-    """Accuracy overall and per group with 95 % intervals."""
+    """Return accuracy overall and per group with 95 % intervals."""
     predicted, true = predict(model, data)
     return accuracy_by_group(true.tolist(), predicted.tolist(), data.group_names())
 
 
 def measures(model: nn.Module, data: Data) -> Measures:
-    """Every metric on held-out data, overall, per group and per owner. Outputs are taken as logits.
+    """Return every metric on held-out data, overall, per group and per owner. Outputs are taken as logits.
 
     Examples:
       >>> import torch, evenhand as eh
@@ -87,9 +87,9 @@ def measures(model: nn.Module, data: Data) -> Measures:
 
 
 def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]:
-    """One line of metrics.jsonl: the values of ``measures`` by counting, cheap enough for every epoch.
+    """Return one line of metrics.jsonl: most values of ``measures``, cheap enough for every epoch.
 
-    What is undefined is None: plain JSON has no NaN.
+    An undefined value is None, since plain JSON has no NaN.
     """
     scores, true = scored(model, data)
     likely = scores.double().log_softmax(-1)
@@ -117,7 +117,7 @@ def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]
 
 
 def _means(code: Tensor, values: Tensor, names: tuple[str, ...]) -> tuple[dict[str, float], dict[str, int]]:
-    """Mean and number of records by name, for the names that occur."""
+    """Return mean and number of records by name, for the names that occur."""
     counts = torch.bincount(code, minlength=len(names)).tolist()
     sums = torch.bincount(code, weights=values, minlength=len(names)).tolist()
     present = [index for index in range(len(names)) if counts[index]]
@@ -128,14 +128,14 @@ def _means(code: Tensor, values: Tensor, names: tuple[str, ...]) -> tuple[dict[s
 
 
 def _balanced(true: Tensor, right: Tensor) -> float:
-    """Mean recall over the classes that occur."""
+    """Return the mean recall over the classes that occur."""
     counts = torch.bincount(true)
     recalls = torch.bincount(true, weights=right)[counts > 0] / counts[counts > 0]
     return recalls.mean().item()
 
 
 def _mcc(true: Tensor, predicted: Tensor) -> float:
-    """Matthews correlation coefficient; zero when either column is constant, as in scikit-learn."""
+    """Return Matthews correlation coefficient; zero if either column is constant, as in scikit-learn."""
     width = int(max(true.max(), predicted.max())) + 1
     table = torch.bincount(true * width + predicted, minlength=width * width).view(width, width).double()
     rows, columns, total = table.sum(1), table.sum(0), table.sum()
@@ -145,7 +145,7 @@ def _mcc(true: Tensor, predicted: Tensor) -> float:
 
 
 def _roc_auc(true: Tensor, scores: Tensor) -> float:
-    """``measures.roc_auc`` by ranks (Mann-Whitney, ties halved): the same value a hundred times faster."""
+    """Return ``group_metrics.roc_auc`` computed by ranks (Mann-Whitney, ties halved): a hundred times faster."""
     present = torch.unique(true)
     if len(present) < 2 or not torch.isfinite(scores).all():
         return math.nan

@@ -1,4 +1,4 @@
-"""``fit`` and ``resume``: from data, model and promise to a finished run."""
+"""Train (``fit``) or go on (``resume``): from data, model and promise to a finished run."""
 
 from __future__ import annotations
 
@@ -208,11 +208,11 @@ def resume(
     """Continue a run that was stopped or killed: a new segment with a new key takes the steps that remain.
 
     What was charged stays charged: steps that ran after the last checkpoint are lost, and run and statement say how
-    many. If that is all of them nothing is released, except with ``release_untrained``. The
-    learning rate goes on where the plan does. What was given to ``fit`` as a Python object is needed again: model and
-    data, and loss, optimizer, scheduler, average or augmentation of your own. Names are found in the run's config. A
-    file of code (``model`` or ``features``, as ``file.py:factory``) is executed if it is named here, or if `evenhand
-    train` was given this very file on this machine.
+    many. If all are lost nothing is released, except with ``release_untrained``. The learning rate goes on where the
+    plan does. Pass again what ``fit`` was given as a Python object: model and data, and your own loss, optimizer,
+    scheduler, average or augmentation. Names are found in the run's config. A file of code (``model`` or ``features``,
+    as ``file.py:factory``) is executed if it is named here, or if `evenhand train` was given this very file on this
+    machine.
     """
     folder = Folder.existing(path)
     made = folder.plan()
@@ -257,7 +257,7 @@ def resume(
 
 
 def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, loggers: Sequence[Logger]) -> Run:
-    """Finish a density from the noisy sums that are on disk; releases that were never charged are made now."""
+    """Finish a density from the noisy sums on disk and return its run; only the other releases are charged now."""
     density_runs.refuse_unfinishable(folder, config, given=train is not None)
     if train is None:
         train, test = config.load_data()
@@ -275,13 +275,13 @@ def _descent(
     weight_decay: float | None,
     scheduler: str | SchedulerFactory | None,
 ) -> Descent:
-    """The rate of a user's own optimizer stays as given, unless a schedule is asked for."""
+    """Return the descent; a user's own optimizer keeps its rate unless a schedule is asked for."""
     usual = "linear" if optimizer is None or isinstance(optimizer, str) else "constant"
     return Descent(optimizer or "sgd", lr, momentum, weight_decay, scheduler or usual)
 
 
 def _check_outputs(model: nn.Module, held_out: Data) -> None:
-    """Accuracy is counted by the largest output: with one output it would be wrong without a word."""
+    """Raise unless the model has an output per class: accuracy, which counts the largest one, would be wrong."""
     scores, _ = evaluate.scored(model, held_out.take(torch.arange(1)))
     if scores.dim() != 2 or scores.shape[1] < 2:
         raise UsageError(
@@ -291,13 +291,14 @@ def _check_outputs(model: nn.Module, held_out: Data) -> None:
 
 
 def _viewed(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """Return views of the inputs, and the targets."""
     return views(inputs), targets
 
 
 def promised(
     epsilon: float | None, delta: float | None, noise: float | None, privacy: Promise | None
 ) -> Promise | None:
-    """The one promise that was asked for; two at once are refused."""
+    """Return the one promise that was asked for; raise if there are two."""
     if sum(given is not None for given in (epsilon, noise, privacy)) > 1:
         raise UsageError("Give one of epsilon, noise and privacy: together they would contradict each other.")
     if privacy is not None and delta is not None:
@@ -314,7 +315,7 @@ def _wrapped(train: Any, groups: Iterable[Any] | None, owners: Iterable[Any] | N
 
 
 def new_folder(made: Plan) -> Path:
-    """A run folder that is not there yet, named after method and plan."""
+    """Return the path of a run folder that does not exist yet, named after method and plan."""
     name = f"{made.method}-{made.digest[:8]}"
     number = next(n for n in range(1, 10_000) if not Path("runs", f"{name}-{n}").exists())
     return Path("runs", f"{name}-{number}")

@@ -1,4 +1,4 @@
-"""One training as a Config describes it: what ``evenhand train`` and every cell of ``evenhand compare`` run."""
+"""Train as a Config describes it: run by ``evenhand train`` and by every cell of ``evenhand compare``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["planned", "promised", "train"]
 
 
 def train(config: Config, data: Data, held_out: Data | None, out: Path | None, **options: Any) -> Run:
-    """``fit`` the configured model on data that were loaded before; ``options`` go to ``fit``.
+    """Fit the configured model to loaded data and return its run; ``options`` go to ``fit``.
 
     Examples:
       >>> import tempfile
@@ -69,7 +69,7 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
 
 
 def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
-    """The plan that ``train`` would follow under this promise, for gradient methods and for densities.
+    """Return the plan that ``train`` would follow under this promise, for gradient methods and for densities.
 
     Examples:
       >>> from evenhand import Privacy
@@ -86,7 +86,7 @@ def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
 def _density(
     config: Config, data: Data, held_out: Data | None, out: Path | None, *, progress: bool | None = None, **options: Any
 ) -> Run:
-    """A density instead of gradient steps; nothing is shown while it is fitted."""
+    """Fit a density and return its run; no progress is shown."""
     budgets = promised(config, data)
     promise = promise_of(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     folder = out if out is not None else new_folder(planned(config, data.facts, promise))
