@@ -188,7 +188,7 @@ def test_a_sum_that_is_not_finite_does_not_leave(
 def test_two_parts_in_the_same_memory_get_noise_of_their_own(own: bool) -> None:
     """Two parameters may have one and the same gradient, such as an LSTM's two biases."""
     total = torch.zeros(2000)
-    first, second = release_parts([total, total], 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, own=own)
+    first, second = release_parts([total, total], 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, in_place=own)
     assert not torch.equal(first, second)
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.15
     assert float(first.std()) == pytest.approx(1.0, rel=0.15)
@@ -200,7 +200,7 @@ def test_sums_are_written_over_only_where_each_has_memory_of_its_own() -> None:
         pytest.skip("no compiled loops")
 
     def inside(parts: list[torch.Tensor]) -> list[bool]:
-        found = release_parts(parts, 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, own=True)
+        found = release_parts(parts, 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, in_place=True)
         return [out.data_ptr() == part.data_ptr() for out, part in zip(found, parts, strict=True)]
 
     table = torch.zeros(2, 300)

@@ -42,7 +42,7 @@ class Ahead:
         self._worker = ThreadPoolExecutor(1, "evenhand-noise") if _spare() else None
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None
         self.desk, self._desks = Desk(), [Desk(), Desk()]  # the other thread works on desks only
-        self._several, self._made = Desk(), dict[tuple[int, int], NDArray[np.float64]]()
+        self._several, self._ready = Desk(), dict[tuple[int, int], NDArray[np.float64]]()
 
     def parts(self, domain: Domain, step: int, count: int) -> Iterator[NDArray[np.float64]]:
         """Yield the first ``count`` normals of a step in parts, as ``in_parts`` does."""
@@ -69,18 +69,18 @@ class Ahead:
         else:
             numbers = self.stream.normals(domain, step, count, desk=self.desk)
         self._desks.reverse()
-        made = self._worker.submit(self.stream.normals, domain, step + 1, count, 0, self._desks[0])
-        self._next = (step + 1, count, made)
+        future = self._worker.submit(self.stream.normals, domain, step + 1, count, 0, self._desks[0])
+        self._next = (step + 1, count, future)
         return numbers
 
     def _few(self, step: int, count: int) -> NDArray[np.float64]:
         """Return the normals of a small gradient. Callers may write over a row, so each row is handed out once."""
-        if (step, count) not in self._made:
+        if (step, count) not in self._ready:
             steps = AT_ONCE // max(1, -(-count // BLOCK))
-            self._made = {}
+            self._ready = {}
             rows = self.stream.normals_of("gradient", step, steps, count, self._several)
-            self._made = {(step + i, count): row for i, row in enumerate(rows)}
-        return self._made.pop((step, count))
+            self._ready = {(step + i, count): row for i, row in enumerate(rows)}
+        return self._ready.pop((step, count))
 
 
 def in_parts(
@@ -116,8 +116,8 @@ def release(
     tensor([0., 0.], dtype=torch.float64)
     """
     flat = total.detach().reshape(-1).cpu()
-    made = source.normals(domain, step, len(flat), offset)
-    noisy, normals = torch.empty(len(flat), dtype=torch.float64), torch.from_numpy(made)
+    samples = source.normals(domain, step, len(flat), offset)
+    noisy, normals = torch.empty(len(flat), dtype=torch.float64), torch.from_numpy(samples)
     for start in range(0, len(flat), CHUNK):
         noise = normals[start : start + CHUNK]
         _add(flat[start : start + CHUNK], noise, std, spacing, divisor, out=noisy[start : start + CHUNK])
@@ -134,8 +134,8 @@ def release_few(
     >>> bool((torch.from_numpy(few) == release(torch.ones(3), 1.0, 2**-20, source, "queries", 5, 1)).all())
     True
     """
-    made = source.normals(domain, step, len(total), offset)
-    return np.rint(np.rint(total * (1 / spacing)) + made * (std / spacing)) * spacing
+    normals = source.normals(domain, step, len(total), offset)
+    return np.rint(np.rint(total * (1 / spacing)) + normals * (std / spacing)) * spacing
 
 
 def release_parts(
@@ -146,7 +146,7 @@ def release_parts(
     step: int,
     divisor: float,
     lean: bool = False,
-    own: bool = False,
+    in_place: bool = False,
 ) -> list[Tensor]:
     """Return the noisy gradient, one tensor per tensor of ``totals``; the noise is that of ``release`` on all in a row.
 
@@ -160,7 +160,7 @@ def release_parts(
       step: of the plan; its noise must serve once.
       divisor: the noisy sum is divided by it.
       lean: compute no normals before they are needed.
-      own: whether ``totals`` may be overwritten with the result; otherwise they stay as they are.
+      in_place: whether ``totals`` may be overwritten with the result; otherwise they stay as they are.
 
     Raises:
       UnsupportedModelError: the sum is not finite. Nothing is released then.
@@ -171,7 +171,7 @@ def release_parts(
     """
     loops = noise_native.loops()
     if loops is not None and all(total.dtype == torch.float32 for total in totals):
-        return _by_loops(loops, totals, std, spacing, source, step, divisor, own)
+        return _by_loops(loops, totals, std, spacing, source, step, divisor, in_place)
     flat = torch.cat([total.reshape(-1) for total in totals])
     if not math.isfinite(float(flat.sum())):
         raise _not_finite()
@@ -189,13 +189,13 @@ def _by_loops(
     source: Ahead,
     step: int,
     divisor: float,
-    own: bool,
+    in_place: bool,
 ) -> list[Tensor]:
-    """Release float32 sums with the compiled loops, in place if they are the caller's ``own``."""
-    held = [_plain(total) for total in totals]
-    outs = held if own and _apart(held) else [torch.empty_like(total) for total in held]
-    counts = [total.numel() for total in held]
-    parts = Parts([total.data_ptr() for total in held], [out.data_ptr() for out in outs], counts)
+    """Release float32 sums with the compiled loops, over them if ``in_place``."""
+    sums = [_plain(total) for total in totals]
+    outs = sums if in_place and _apart(sums) else [torch.empty_like(total) for total in sums]
+    counts = [total.numel() for total in sums]
+    parts = Parts([total.data_ptr() for total in sums], [out.data_ptr() for out in outs], counts)
     if loops.encrypts:
         stream = source.stream
         counter, threads = stream.counter("gradient", step), torch.get_num_threads()

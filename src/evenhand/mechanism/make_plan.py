@@ -48,8 +48,8 @@ def plan(
 
     Examples:
       >>> from evenhand.types import Facts, Level
-      >>> made = plan("dpsgd", Privacy(3, 1e-5), data=Facts(1257, (("all", 1257),)), epochs=30, batch_size=128)
-      >>> made.steps, round(made.epsilons[0], 2)
+      >>> dpsgd = plan("dpsgd", Privacy(3, 1e-5), data=Facts(1257, (("all", 1257),)), epochs=30, batch_size=128)
+      >>> dpsgd.steps, round(dpsgd.epsilons[0], 2)
       (295, 3.0)
     """
     chosen = find_method(method)
@@ -68,7 +68,7 @@ def plan(
     delta, budgets = _delta(privacy, records), budgets_of(privacy, data)
     shape = [(level.noise, count) for count, level in stretches]
     scale, rates, scales = _calibrated(chosen, privacy, budgets, data, batch, shape, delta)
-    made = Plan(
+    draft = Plan(
         method=chosen.name,
         guarantee=guarantee,
         rule=registry.spec(chosen.rule),
@@ -84,13 +84,13 @@ def plan(
         levels=tuple(level_of(chosen, count, scale * level.noise, level.bound) for count, level in stretches),
         epsilons=(None,) * len(rates),
     )
-    epsilons = budgets if _certified(chosen, budgets) else made.spent_by_owner()
+    epsilons = budgets if _certified(chosen, budgets) else draft.spent_by_owner()
     if any(epsilon == math.inf for epsilon in epsilons):
         raise UsageError(
             "This noise spends more than an epsilon of a million, which promises nothing: give more noise, or choose "
             "the method 'sgd' to train without privacy and say so."
         )
-    return dataclasses.replace(made, epsilons=epsilons)
+    return dataclasses.replace(draft, epsilons=epsilons)
 
 
 def default_batch(records: int) -> int:

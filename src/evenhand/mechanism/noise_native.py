@@ -62,10 +62,10 @@ class Loops:
         self, words: int, first: int, last: int, parts: Parts, std: float, spacing: float, divisor: float
     ) -> int:
         """Write the noisy numbers ``first`` to ``last - 1`` of a sum; return how many were not finite."""
-        found: int = self._release(
+        not_finite: int = self._release(
             words, first, last, parts.totals, parts.outs, parts.ends, 1 / spacing, std / spacing, spacing / divisor
         )
-        return found
+        return not_finite
 
     def encrypted(
         self, key: bytes, counter: int, parts: Parts, std: float, spacing: float, divisor: float, threads: int = 1
@@ -78,10 +78,10 @@ class Loops:
         _check(key)
         crew = team() if threads > 1 and parts.count >= _SHARED else None
         scales = 1 / spacing, std / spacing, spacing / divisor
-        found: int = self._encrypted(
+        not_finite: int = self._encrypted(
             key, counter, parts.count, parts.totals, parts.outs, parts.ends, *scales, crew, threads
         )
-        return found
+        return not_finite
 
 
 def _check(key: bytes) -> None:
@@ -101,9 +101,9 @@ class Parts:
     def __init__(self, totals: Sequence[int], outs: Sequence[int], counts: Sequence[int]):
         if not len(totals) == len(outs) == len(counts):
             raise ValueError("every part needs a place to go")
-        self._held = array("Q", totals), array("Q", outs), array("q", accumulate(counts))
-        self.totals, self.outs, self.ends = [column.buffer_info()[0] for column in self._held]
-        self.count = self._held[2][-1]
+        self._columns = array("Q", totals), array("Q", outs), array("q", accumulate(counts))
+        self.totals, self.outs, self.ends = [column.buffer_info()[0] for column in self._columns]
+        self.count = self._columns[2][-1]
 
 
 def reference(words: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -118,33 +118,33 @@ def reference(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
 
 
-def right(found: Loops) -> bool:
+def right(candidate: Loops) -> bool:
     """Return whether the loops agree with numpy and OpenSSL, on extreme and ordinary words."""
     ends = np.array([0, 1, 2**11, 2**62, 2**63 - 1, 2**63, 2**63 + 2**11, 2**64 - 1], np.uint64)
     words = np.random.default_rng(0).integers(0, 2**64, sum(_COUNTS) // BLOCK * BLOCK + BLOCK, np.uint64)
     words[: BLOCK // 2] = np.resize(ends, BLOCK // 2)
     words[BLOCK // 2 : BLOCK] = np.resize(np.repeat(ends, len(ends)), BLOCK // 2)
     normals, expected = np.empty(len(words)), reference(words)
-    found.normals(words.ctypes.data, normals.ctypes.data, len(words) // BLOCK)
+    candidate.normals(words.ctypes.data, normals.ctypes.data, len(words) // BLOCK)
     if not bool((np.abs(normals - expected) <= _PRECISE * (1 + np.abs(expected))).all()):
         return False
     total = np.linspace(-3, 3, sum(_COUNTS), dtype=np.float32)
     return (
-        _released_right(found, words, total, expected, 0.7, 2.0**-10)
-        and _released_right(found, words, total, expected, 0.0, 2.0**-3)
+        _released_right(candidate, words, total, expected, 0.7, 2.0**-10)
+        and _released_right(candidate, words, total, expected, 0.0, 2.0**-3)
         and _released_right(
-            found, words, np.where(np.arange(len(total)) % 1500, total, np.nan), expected, 0.7, 2.0**-10
+            candidate, words, np.where(np.arange(len(total)) % 1500, total, np.nan), expected, 0.7, 2.0**-10
         )
-        and _released_right(found, words, np.where(total == total[-5], np.inf, total), expected, 0.7, 2.0**-10)
+        and _released_right(candidate, words, np.where(total == total[-5], np.inf, total), expected, 0.7, 2.0**-10)
         and (
-            not found.encrypts
-            or all(_encrypted_right(found, total, step) for step in (0, 2**57 + 2**33 + 7, 0xFEDCBA9876543210))
+            not candidate.encrypts
+            or all(_encrypted_right(candidate, total, step) for step in (0, 2**57 + 2**33 + 7, 0xFEDCBA9876543210))
         )
     )
 
 
 def _released_right(
-    found: Loops,
+    candidate: Loops,
     words: NDArray[np.uint64],
     total: NDArray[np.float32],
     normals: NDArray[np.float64],
@@ -153,21 +153,21 @@ def _released_right(
 ) -> bool:
     """Return whether finite numbers agree bit by bit and the others are counted: in two calls, and in place."""
     outs, cuts = [np.zeros(count, np.float32) for count in _COUNTS], list(accumulate(_COUNTS))[:-1]
-    held = [np.ascontiguousarray(part) for part in np.split(total.astype(np.float32), cuts)]
-    parts = Parts([part.ctypes.data for part in held], [part.ctypes.data for part in outs], _COUNTS)
-    odd = found.release(words.ctypes.data, 0, 2 * BLOCK, parts, std, spacing, 2.0)
-    odd += found.release(words[2 * BLOCK :].ctypes.data, 2 * BLOCK, parts.count, parts, std, spacing, 2.0)
+    sums = [np.ascontiguousarray(part) for part in np.split(total.astype(np.float32), cuts)]
+    parts = Parts([part.ctypes.data for part in sums], [part.ctypes.data for part in outs], _COUNTS)
+    odd = candidate.release(words.ctypes.data, 0, 2 * BLOCK, parts, std, spacing, 2.0)
+    odd += candidate.release(words[2 * BLOCK :].ctypes.data, 2 * BLOCK, parts.count, parts, std, spacing, 2.0)
     finite = np.isfinite(total)
     on_grid = np.rint(np.where(finite, total, 0.0).astype(np.float64) / spacing)
     noisy = np.rint(on_grid + normals[: len(total)] * (std / spacing)) * (spacing / 2.0)
-    over = Parts([part.ctypes.data for part in held], [part.ctypes.data for part in held], _COUNTS)
-    again = found.release(words.ctypes.data, 0, over.count, over, std, spacing, 2.0)
+    over = Parts([part.ctypes.data for part in sums], [part.ctypes.data for part in sums], _COUNTS)
+    again = candidate.release(words.ctypes.data, 0, over.count, over, std, spacing, 2.0)
     return odd == again == int((~finite).sum()) and all(
-        bool((np.concatenate(made) == noisy.astype(np.float32))[finite].all()) for made in (outs, held)
+        bool((np.concatenate(pieces) == noisy.astype(np.float32))[finite].all()) for pieces in (outs, sums)
     )
 
 
-def _encrypted_right(found: Loops, total: NDArray[np.float32], step: int) -> bool:
+def _encrypted_right(candidate: Loops, total: NDArray[np.float32], step: int) -> bool:
     """Return whether the result is, bit by bit, that of the key stream which OpenSSL computes.
 
     Tried in pieces, one of them empty, in one thread and in two, with numbers that are not finite, and far into the
@@ -180,13 +180,15 @@ def _encrypted_right(found: Loops, total: NDArray[np.float32], step: int) -> boo
     ends = (0, 3, BLOCK + 1, BLOCK + 1, len(total))
     outs = np.zeros((3, len(total)), np.float32)
     parts = [Parts(*zip(*_places(total, out, ends), strict=True)) for out in outs]
-    odd = [found.release(words.ctypes.data, 0, len(total), parts[0], 0.7, 2.0**-10, 2.0)]
-    odd += [found.encrypted(key, step, own, 0.7, 2.0**-10, 2.0, n) for n, own in enumerate(parts[1:], start=1)]
+    odd = [candidate.release(words.ctypes.data, 0, len(total), parts[0], 0.7, 2.0**-10, 2.0)]
+    odd += [
+        candidate.encrypted(key, step, pieces, 0.7, 2.0**-10, 2.0, n) for n, pieces in enumerate(parts[1:], start=1)
+    ]
     return (
         odd == [2, 2, 2]
         and np.array_equal(outs[0], outs[1], equal_nan=True)
         and np.array_equal(outs[0], outs[2], equal_nan=True)
-        and all(_keyed_right(found, key, step, first) for first in (0, 2**7, 2**23, 2**39))
+        and all(_keyed_right(candidate, key, step, first) for first in (0, 2**7, 2**23, 2**39))
     )
 
 
@@ -196,11 +198,11 @@ def _places(total: NDArray[np.float32], out: NDArray[np.float32], ends: Sequence
     return [(total.ctypes.data + size * a, out.ctypes.data + size * a, b - a) for a, b in pairwise(ends)]
 
 
-def _keyed_right(found: Loops, key: bytes, step: int, first: int) -> bool:
+def _keyed_right(candidate: Loops, key: bytes, step: int, first: int) -> bool:
     """Return whether the normals around a block far into the stream are those of OpenSSL's bits."""
     words, normals = _openssl(key, step, first - bool(first), 2), np.empty(2 * BLOCK)
-    found.normals(words.ctypes.data, normals.ctypes.data, 2)
-    return np.array_equal(found.keyed(key, step, first - bool(first), 2), normals)
+    candidate.normals(words.ctypes.data, normals.ctypes.data, 2)
+    return np.array_equal(candidate.keyed(key, step, first - bool(first), 2), normals)
 
 
 def _openssl(key: bytes, step: int, first: int, blocks: int) -> NDArray[np.uint64]:

@@ -100,8 +100,8 @@ class Stream:
           >>> Stream.insecure(0, 0).seed(1) == Stream.insecure(0, 0).seed(1) != Stream.insecure(0, 0).seed(2)
           True
         """
-        found: bytes = self._encryptor("layers", step, 0).update(bytes(SECRET))
-        return found
+        secret: bytes = self._encryptor("layers", step, 0).update(bytes(SECRET))
+        return secret
 
     def record_seeds(self, step: int, records: Sequence[int]) -> Iterator[bytes]:
         """Yield for each record the secret seed of the draws while it is fetched; it depends on (step, record) alone.
@@ -176,9 +176,9 @@ class Stream:
 
         def encrypt(zeros: memoryview, bits: memoryview) -> None:
             while len(zeros):
-                own = steps - len(left)
+                index = steps - len(left)
                 part = min(left[0], len(zeros))
-                encryptors[own].update_into(zeros[:part], bits)
+                encryptors[index].update_into(zeros[:part], bits)
                 zeros, bits = zeros[part:], bits[part:]
                 left[0] -= part
                 if not left[0]:
@@ -218,12 +218,12 @@ def box_muller(words: Tensor, out: Tensor, at_once: int) -> None:
     while start < words.size(0):
         stop = min(start + at_once, words.size(0))
         both = words[start:stop].bitwise_right_shift(11).double()  # 53 bits, from -2^52 to 2^52 - 1
-        radius, angle, made = both[:, 0], both[:, 1], out[start:stop]
+        radius, angle, normals = both[:, 0], both[:, 1], out[start:stop]
         radius.add_(4503599627370497.0).mul_(1.1102230246251565e-16)  # + 2^52 + 1: from 2^-53 to 1
         radius.log_().mul_(-2.0).sqrt_()
         angle.mul_(6.283185307179586 * 1.1102230246251565e-16)
-        torch.cos(angle, out=made[:, 0]).mul_(radius)
-        torch.sin(angle, out=made[:, 1]).mul_(radius)
+        torch.cos(angle, out=normals[:, 0]).mul_(radius)
+        torch.sin(angle, out=normals[:, 1]).mul_(radius)
         start = stop
 
 
@@ -248,7 +248,7 @@ class Desk:
     """
 
     def __init__(self) -> None:
-        self._held = 0
+        self._capacity = 0
 
     def fill(self, blocks: int, encrypt: Callable[[memoryview, memoryview], object]) -> None:
         """Write the random bits of so many blocks: ``encrypt`` gets zeros and the memory for their ciphertext.
@@ -256,10 +256,10 @@ class Desk:
         It is called several times, for one part after the other. The memory has room for one more cipher block.
         """
         size = 8 * BLOCK * blocks
-        if self._held < blocks:
+        if self._capacity < blocks:
             raw = bytearray(size + 15)
             words = torch.frombuffer(raw, dtype=torch.int64, count=BLOCK * blocks)
-            self._held, self._raw = blocks, memoryview(raw)
+            self._capacity, self._raw = blocks, memoryview(raw)
             self._words = words.view(blocks, 2, BLOCK // 2)
             self._out = self._words.view(torch.float64)
         for start in range(0, size, len(_ZEROS)):

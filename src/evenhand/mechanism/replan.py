@@ -147,7 +147,7 @@ def _continued(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], 
     whole = [PlannedLevel(n, level.noise, level.bound) for n, level in stretches]
     rest = cut_levels(whole, charged, charged + further)
     scale, rates, scales = _solved(plan, chosen, budgets, charged, rest)
-    made = dataclasses.replace(
+    new_plan = dataclasses.replace(
         plan,
         budgets=tuple(budgets),
         steps=charged + further,
@@ -157,11 +157,11 @@ def _continued(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], 
         earlier=before,
         epsilons=(None,) * len(rates),
     )
-    made = dataclasses.replace(made, epsilons=made.spent_by_owner())
-    for epsilon, budget in zip(made.epsilons, budgets, strict=True):
+    new_plan = dataclasses.replace(new_plan, epsilons=new_plan.spent_by_owner())
+    for epsilon, budget in zip(new_plan.epsilons, budgets, strict=True):
         if epsilon is None or epsilon > budget:
             raise CalibrationError("The new plan would spend more than was promised: nothing was changed.")
-    return made
+    return new_plan
 
 
 def _method(plan: Plan) -> Method:

@@ -64,15 +64,15 @@ class Mechanism:
     @cached_property
     def asking(self) -> tuple[tuple[int, float, float, float], ...]:
         """Return for every query (length of the answer, sensitivity, grid spacing, covered sensitivity)."""
-        found = []
+        layouts = []
         for query in self.queries:
             width, sensitivity = int(query.width(self.plan.facts)), float(query.sensitivity)
             if isinstance(query, Count) and width != query.places(len(self.plan.facts.groups)):
                 raise UnsupportedModelError(f"The query {query.name!r} must have one count per place: leave out width.")
             spacing = noise_grid.grid(sensitivity)
             covered = noise_grid.charged(sensitivity, spacing, width, self.plan.expected_batch)
-            found.append((width, sensitivity, spacing, covered))
-        return tuple(found)
+            layouts.append((width, sensitivity, spacing, covered))
+        return tuple(layouts)
 
     @cached_property
     def summation(self) -> Summation:
@@ -157,8 +157,8 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
     if finite is not None:
         weights = torch.zeros_like(result.norm, dtype=torch.float64).masked_scatter_(finite, weights)
     total = result.last_sum(weights)
-    own = result.spend is not None
-    gradient, covered, std = _released(mechanism, level, total, own, sensitivity, bound, batch.position)
+    in_place = result.spend is not None
+    gradient, covered, std = _released(mechanism, level, total, in_place, sensitivity, bound, batch.position)
     return Released(
         gradient=gradient,
         memory=mechanism.rule.advance(state),
@@ -183,8 +183,8 @@ def early_weights(mechanism: Mechanism, batch: Batch, memory: Mapping[str, Any])
         bound = mechanism.bound(mechanism.plan.level_at(batch.position), norm.device)
         state = State(step=batch.position, bound=bound.clone(), memory=memory, public=mechanism.public)
         sensitivity = _declared(mechanism, state, bound)
-        found = bounded(weights_of(rule, stats, state), stats, sensitivity)
-        return found if finite is None else found.new_zeros(len(norm)).masked_scatter_(finite, found)
+        row_weights = bounded(weights_of(rule, stats, state), stats, sensitivity)
+        return row_weights if finite is None else row_weights.new_zeros(len(norm)).masked_scatter_(finite, row_weights)
 
     return weights
 
@@ -282,14 +282,14 @@ def _released(
     mechanism: Mechanism,
     level: PlannedLevel,
     total: Mapping[str, Tensor],
-    own: bool,
+    in_place: bool,
     sensitivity: Tensor,
     bound: Tensor,
     step: int,
 ) -> tuple[dict[str, Tensor], tuple[float, ...], float]:
     """Return the gradient by parameter, the sensitivity its noise covers per class, and the standard deviation.
 
-    The last two are charged. If ``total`` is our own, the gradient may be written over it.
+    The last two are charged. If ``in_place``, the gradient is written over ``total`` where possible.
     """
     plan = mechanism.plan
     if plan.guarantee == "not private":
@@ -306,7 +306,7 @@ def _released(
             mechanism.usual_noise[key] = known
     spacing, covered, std = known
     parts = list(total.values())
-    noisy = release_parts(parts, std, spacing, mechanism.normals, step, plan.expected_batch, mechanism.lean, own)
+    noisy = release_parts(parts, std, spacing, mechanism.normals, step, plan.expected_batch, mechanism.lean, in_place)
     return dict(zip(total, noisy, strict=True)), covered, std
 
 

@@ -99,7 +99,7 @@ def start(
     compose: bool = True,
     compute: Compute | None = None,
     views: Views | None = None,
-    kept: Mapping[str, Kept] | None = None,
+    extras: Mapping[str, Kept] | None = None,
     allow_not_finite: bool = False,
     release_untrained: bool = False,
 ) -> Private:
@@ -115,24 +115,24 @@ def start(
       compose: see ``attach``.
       compute: see ``attach``.
       views: random views of the records.
-      kept: objects that are saved with every checkpoint, by name. All that a checkpoint contains must be passed again:
-        without its average or schedule the run would silently be another one.
+      extras: objects that are saved with every checkpoint, by name. All that a checkpoint contains must be passed
+        again: without its average or schedule the run would silently be another one.
       allow_not_finite: see ``attach``.
       release_untrained: go on even if all steps are charged and none of them is in the checkpoint.
     """
     refuse_wrapped(model)
-    kept = {**(kept or {}), **({} if views is None else {"augment": views})}
+    extras = {**(extras or {}), **({} if views is None else {"augment": views})}
     model_guards.check_optimizer(model, optimizer)
     rule = registry.build("rule", **plan.rule)
     memory = rule.initial(plan.facts)
     state = checkpoints.load(folder, plan)
-    held = 0 if state is None else int(state["position"])
+    position = 0 if state is None else int(state["position"])
     reading = folder.ledger() if folder.begun else None
     if reading is not None and not release_untrained:
-        _refuse_untrained(folder, reading, held)
+        _refuse_untrained(folder, reading, position)
     segment = 0 if reading is None else len(reading.keys)
     if state is not None:
-        _restore(state, model, optimizer, kept)
+        _restore(state, model, optimizer, extras)
         memory = state["memory"]
     stream = Stream.fresh() if insecure_seed is None else Stream.insecure(insecure_seed, segment)
     queries = tuple(registry.build("query", **query) for query in plan.queries)
@@ -160,8 +160,8 @@ def start(
     try:
         mend(folder.path, ledger)
         checkpoints.mend(folder)
-        if held < ledger.reserved:
-            ledger.lost(held, ledger.reserved)
+        if position < ledger.reserved:
+            ledger.lost(position, ledger.reserved)
         private = Private(
             model,
             optimizer,
@@ -172,8 +172,8 @@ def start(
             ledger=ledger,
             memory=memory,
             compose=compose,
-            kept=kept,
-            held=held,
+            extras=extras,
+            restored_position=position,
             allow_not_finite=allow_not_finite,
         )
         if state is None:
@@ -185,9 +185,9 @@ def start(
         raise
 
 
-def _refuse_untrained(folder: Folder, reading: Reading, held: int) -> None:
+def _refuse_untrained(folder: Folder, reading: Reading, position: int) -> None:
     """Raise if all steps are charged and none is in the checkpoint: the released model would be untrained."""
-    if reading.reserved >= reading.steps and not reading.survived(held):
+    if reading.reserved >= reading.steps and not reading.survived(position):
         raise BudgetExhausted(
             f"All {reading.steps} steps of the plan are charged, and none of them is in a checkpoint: the run died "
             "before its first one was whole, and what is left is the model as it was before training. Start a new run "
@@ -197,17 +197,17 @@ def _refuse_untrained(folder: Folder, reading: Reading, held: int) -> None:
 
 
 def _restore(
-    state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, kept: Mapping[str, Kept]
+    state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, extras: Mapping[str, Kept]
 ) -> None:
-    """Load a checkpoint into model, optimizer and ``kept``; raise if it does not fit them."""
-    missing = sorted(state.get("kept", {}).keys() - kept.keys())
+    """Load a checkpoint into model, optimizer and ``extras``; raise if it does not fit them."""
+    missing = sorted(state.get("kept", {}).keys() - extras.keys())
     if missing:
         raise UsageError(f"The run was started with its own {missing[0]}: pass {missing[0]}= again to resume it.")
     try:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        for name, found in state.get("kept", {}).items():
-            kept[name].load_state_dict(found)
+        for name, saved_state in state.get("kept", {}).items():
+            extras[name].load_state_dict(saved_state)
     except EvenhandError:
         raise
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError):

@@ -102,11 +102,11 @@ class Views:
         for seed in range(4):
             with generators.drawing(seed):
                 before = self.augment(inputs)
-            for kept in range(_size(inputs)):
-                company = tree_map_only(Tensor, partial(_others_changed, kept=kept), inputs)
+            for row in range(_size(inputs)):
+                company = tree_map_only(Tensor, partial(_others_changed, row=row), inputs)
                 with generators.drawing(seed):
                     after = self.augment(company)
-                if not all(_same(a[kept], b[kept]) for a, b in zip(_tensors(before), _tensors(after), strict=True)):
+                if not all(_same(a[row], b[row]) for a, b in zip(_tensors(before), _tensors(after), strict=True)):
                     raise UnsupportedModelError(
                         "The view of a record changed when the other records did, so its gradient is not its own. "
                         "Augment every record by itself (no mixup), with draws from a global generator (torch, numpy "
@@ -267,11 +267,11 @@ def _projected(view: Any) -> Tensor:
     return torch.cat([torch.cos(0.7 * waves) @ flat, flat.sum()[None]])
 
 
-def _others_changed(leaf: Tensor, kept: int) -> Tensor:
+def _others_changed(leaf: Tensor, row: int) -> Tensor:
     """Return the batch with all rows but one in reverse order and, if they are floats, halved."""
     changed = leaf.flip(0)
     changed = changed * 0.5 if leaf.is_floating_point() else changed
-    changed[kept] = leaf[kept]
+    changed[row] = leaf[row]
     return changed
 
 

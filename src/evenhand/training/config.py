@@ -220,8 +220,8 @@ def from_toml(path: Path) -> Config:
 
 def settings(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file, unchecked; in a run folder, without code that nobody named."""
-    found = _toml.read(path)
-    return _without_code(found) if (path.parent / "plan.json").exists() else found
+    values = _toml.read(path)
+    return _without_code(values) if (path.parent / "plan.json").exists() else values
 
 
 def _without_code(values: Any, name: str = "", *, remembered: bool = True) -> Any:
@@ -354,8 +354,8 @@ def settings_of(
     """Return the settings of a run that its config must name; "python" stands for a Python object.
 
     Examples:
-      >>> kept = settings_of(Descent("adam", 0.1), "focal", None, Compute(lean=True), lambda inputs: inputs, 4)
-      >>> [kept[key] for key in ("optimizer", "loss", "lean", "augment", "views")]
+      >>> values = settings_of(Descent("adam", 0.1), "focal", None, Compute(lean=True), lambda inputs: inputs, 4)
+      >>> [values[key] for key in ("optimizer", "loss", "lean", "augment", "views")]
       ['adam', 'focal', True, 'python', 4]
     """
     return {

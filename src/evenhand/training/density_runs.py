@@ -40,10 +40,10 @@ def estimator(config: Config, out: Path | None) -> PrivateDensity:
     kind = getattr(density, density.METHODS[config.method])
     for key in config.settings:
         _validate.known(key, density.settings(config.method), f"setting of {config.method}")
-    made: PrivateDensity = kind(
+    private_density: PrivateDensity = kind(
         **config.settings, seed=config.seed, insecure_seed=config.insecure_seed, out=out, compose=config.compose
     )
-    return made
+    return private_density
 
 
 def train(
@@ -60,7 +60,7 @@ def train(
 
     Releases that are on disk in ``out`` already are used again and not charged twice.
     """
-    made = estimator(config, None).plan(data.facts, promise)
+    plan = estimator(config, None).plan(data.facts, promise)
     research = config.training_records
     if held_out is not None and not research:
         refuse_training_records(survey(data), held_out)
@@ -68,7 +68,7 @@ def train(
     if on_start is not None:
         from evenhand.density.noisy_sums import seconds
 
-        on_start(made, seconds(data) * made.steps)
+        on_start(plan, seconds(data) * plan.steps)
 
     def before(folder: Folder) -> None:
         write_durably(folder.path / "config.toml", to_toml(config).encode())
@@ -76,12 +76,12 @@ def train(
 
     def after(folder: Folder, model: nn.Module) -> None:
         if held_out is not None:
-            line = evaluate.row(model, held_out, made.steps, float(made.steps))
+            line = evaluate.row(model, held_out, plan.steps, float(plan.steps))
             line |= {"segment": len(folder.ledger().keys) - 1, "weights": weights_digest.digest(model)}
             metrics = folder.training_metrics_file if research else folder.metrics_file
             write_durably(metrics, (json.dumps(line) + "\n").encode())
-            spent = max((epsilon for epsilon in made.epsilons if epsilon is not None), default=None)
-            telling.log(made.steps, released(line, spent, spent))
+            spent = max((epsilon for epsilon in plan.epsilons if epsilon is not None), default=None)
+            telling.log(plan.steps, released(line, spent, spent))
 
     with stopped_at_once(lambda: _advice(out)):
         fitted = estimator(config, out).fit_data(

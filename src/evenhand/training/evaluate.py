@@ -70,8 +70,8 @@ def measures(model: nn.Module, data: Data) -> Measures:
 
     Examples:
       >>> import torch, evenhand as eh
-      >>> found = measures(torch.nn.Linear(64, 10), eh.data.digits()[1])
-      >>> sorted(found.by_group["accuracy"])[8], 0 <= found.across["accuracy_difference"] <= 1
+      >>> metrics = measures(torch.nn.Linear(64, 10), eh.data.digits()[1])
+      >>> sorted(metrics.by_group["accuracy"])[8], 0 <= metrics.across["accuracy_difference"] <= 1
       ('class 8', True)
     """
     scores, true = scored(model, data)
@@ -98,7 +98,7 @@ def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]
     losses = torch.nn.functional.nll_loss(likely, true, reduction="none")
     facts = data.facts
     shares, records = _means(data.group, right, facts.groups)
-    found = {
+    line = {
         "step": step,
         "epoch": round(epoch, 4),
         "accuracy": right.mean().item(),
@@ -112,8 +112,8 @@ def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]
         "group_log_loss": {name: _finite(value) for name, value in _means(data.group, losses, facts.groups)[0].items()},
     }
     if 1 < len(facts.owners) <= OWNERS:
-        found["owners"], found["owner_records"] = _means(data.owner, right, facts.owner_names)
-    return {key: _finite(value) if isinstance(value, float) else value for key, value in found.items()}
+        line["owners"], line["owner_records"] = _means(data.owner, right, facts.owner_names)
+    return {key: _finite(value) if isinstance(value, float) else value for key, value in line.items()}
 
 
 def _means(code: Tensor, values: Tensor, names: tuple[str, ...]) -> tuple[dict[str, float], dict[str, int]]:

@@ -144,32 +144,34 @@ def fit(
     telling = Broadcast(loggers, evaluates=test is not None and not training_records)
     chosen = find_method(method, settings)
     promise = promised(epsilon, delta, noise, privacy)
-    made = make_plan(
+    plan = make_plan(
         chosen, promise, data=data.facts, epochs=epochs, batch_size=batch_size, allow_unproven=allow_unproven
     )
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
     used, several = default_loss(data) if loss is None else losses.named(loss), views_of(augment, views)
     ema, computing = weight_average.named(average), compute or Compute()
-    with threads.suited(model, data.facts.inputs, made.expected_batch):
+    with threads.suited(model, data.facts.inputs, plan.expected_batch):
         if held_out is not None:
             _check_outputs(model, held_out)
-        held, schedule = descent.build(model, made.steps)
-        folder = Folder.create(Path(out) if out is not None else new_folder(made), made)
-        kept = config or Config(
-            data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed
+        torch_optimizer, schedule = descent.build(model, plan.steps)
+        folder = Folder.create(Path(out) if out is not None else new_folder(plan), plan)
+        run_config = config or Config(
+            data=PYTHON, model=PYTHON, method=plan.method, epochs=epochs, insecure_seed=insecure_seed
         )
-        kept = dataclasses.replace(kept, training_records=training_records, allow_not_finite=allow_not_finite)
-        kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
-        write_durably(folder.path / "config.toml", to_toml(kept).encode())
-        trusted_code.write(folder, data.declared, {"model": kept.model, "features": kept.features})
+        run_config = dataclasses.replace(
+            run_config, training_records=training_records, allow_not_finite=allow_not_finite
+        )
+        run_config = dataclasses.replace(run_config, **settings_of(descent, loss, ema, computing, augment, views))
+        write_durably(folder.path / "config.toml", to_toml(run_config).encode())
+        trusted_code.write(folder, data.declared, {"model": run_config.model, "features": run_config.features})
         aside = Aside(schedule, None if ema is None else Average(model, ema))
         private = start(
-            *(model, held, used, made, folder),
+            *(model, torch_optimizer, used, plan, folder),
             insecure_seed=insecure_seed,
             compose=compose,
             compute=computing,
             views=several,
-            kept=aside.kept,
+            extras=aside.kept,
             allow_not_finite=allow_not_finite,
         )
 
@@ -179,7 +181,7 @@ def fit(
                 if several is not None:
                     fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
                 with computing.casting(model):
-                    on_start(made, estimated_seconds(*seen(model, used, several), made, fetched, computing))
+                    on_start(plan, estimated_seconds(*seen(model, used, several), plan, fetched, computing))
 
         with boundary(folder.path):
             return run(private, data, held_out, aside, telling, progress, before, training_records)
@@ -215,16 +217,16 @@ def resume(
     machine.
     """
     folder = Folder.existing(path)
-    made = folder.plan()
+    plan = folder.plan()
     if folder.finished():
         density_runs.forget_sums(folder)
         raise BudgetExhausted(
-            f"This run is finished: all {made.steps} steps are charged and the model is in {folder.model_file}. "
+            f"This run is finished: all {plan.steps} steps are charged and the model is in {folder.model_file}. "
             "To train on, make a new plan; both budgets add up."
         )
     refuse_waiting(folder)
     config = of_run(folder.path, code={"model": model, "features": features}, remembered=True)
-    if made.method in METHODS:
+    if plan.method in METHODS:
         return _resumed_density(folder, config, train, test, loggers)
     for name, given in (("loss", loss), ("optimizer", optimizer)):
         if given is None and getattr(config, name) == PYTHON:
@@ -238,17 +240,23 @@ def resume(
         refuse_training_records(survey(data), held_out)
     model = config.build_model(data.facts) if model is None or isinstance(model, str) else model
     refuse_wrapped(model)
-    found = loss or config.loss
+    chosen_loss = loss or config.loss
     ema = weight_average.named(average if average is not None else config.average)
-    held, schedule = descent_again(config, optimizer, scheduler).build(model, made.steps)
+    torch_optimizer, schedule = descent_again(config, optimizer, scheduler).build(model, plan.steps)
     aside = Aside(schedule, None if ema is None else Average(model, ema))
-    with threads.suited(model, data.facts.inputs, made.expected_batch):
+    with threads.suited(model, data.facts.inputs, plan.expected_batch):
         private = start(
-            *(model, held, default_loss(data) if found is None else losses.named(found), made, folder),
+            *(
+                model,
+                torch_optimizer,
+                default_loss(data) if chosen_loss is None else losses.named(chosen_loss),
+                plan,
+                folder,
+            ),
             insecure_seed=config.insecure_seed,
             compute=compute or Compute(config.micro_batch, config.lean, config.precision),
             views=views_again(config, augment, views),
-            kept=aside.kept,
+            extras=aside.kept,
             allow_not_finite=config.allow_not_finite,
             release_untrained=release_untrained,
         )
@@ -314,8 +322,8 @@ def _wrapped(train: Any, groups: Iterable[Any] | None, owners: Iterable[Any] | N
     return wrap(train, groups=groups, owners=owners)
 
 
-def new_folder(made: Plan) -> Path:
+def new_folder(plan: Plan) -> Path:
     """Return the path of a run folder that does not exist yet, named after method and plan."""
-    name = f"{made.method}-{made.digest[:8]}"
+    name = f"{plan.method}-{plan.digest[:8]}"
     number = next(n for n in range(1, 10_000) if not Path("runs", f"{name}-{n}").exists())
     return Path("runs", f"{name}-{number}")

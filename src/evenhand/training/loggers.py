@@ -41,10 +41,10 @@ def released(evaluation: Mapping[str, Any], epsilon: float | None, charged: floa
       >>> released({"accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}, "loss": 3.0}, 3.0, 1.5)
       {'accuracy': 0.75, 'accuracy/a': 1.0, 'accuracy/b': 0.5, 'epsilon': 3.0, 'epsilon_charged': 1.5}
     """
-    found = {"accuracy": evaluation["accuracy"]}
-    found |= {f"accuracy/{plain(name)}": value for name, value in evaluation["groups"].items()}
-    found |= {"epsilon": epsilon, "epsilon_charged": charged}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    values = {"accuracy": evaluation["accuracy"]}
+    values |= {f"accuracy/{plain(name)}": value for name, value in evaluation["groups"].items()}
+    values |= {"epsilon": epsilon, "epsilon_charged": charged}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def plain(name: str, limit: int = 80) -> str:

@@ -42,8 +42,8 @@ class Aside:
     @property
     def kept(self) -> dict[str, Kept]:
         """Return those that there are, by the names of ``fit``'s arguments."""
-        found = {"scheduler": self.schedule, "average": self.average}
-        return {name: part for name, part in found.items() if part is not None}
+        parts = {"scheduler": self.schedule, "average": self.average}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def catch_up(self, position: int) -> None:
         """Move the schedule past steps that were lost."""
@@ -85,9 +85,9 @@ def run(
     data = data.on(next(private.model.parameters()).device)
     with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
         before()
-        folder.drop_metrics(private.held)
+        folder.drop_metrics(private.restored_position)
         saving = Saving(private)
-        shown.started(lost=private.position - private.held)
+        shown.started(lost=private.position - private.restored_position)
         aside.catch_up(private.position)
         for batch in private.batches(data):
             aside.before(private.position)

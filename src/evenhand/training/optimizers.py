@@ -72,8 +72,8 @@ class Descent:
     """How weights follow the private gradients; the default is SGD with momentum, its rate falling linearly to zero.
 
     Examples:
-      >>> held, schedule = Descent("adam", lr=0.01, scheduler="cosine").build(nn.Linear(2, 1), steps=10)
-      >>> type(held).__name__, type(schedule.scheduler).__name__
+      >>> optimizer, schedule = Descent("adam", lr=0.01, scheduler="cosine").build(nn.Linear(2, 1), steps=10)
+      >>> type(optimizer).__name__, type(schedule.scheduler).__name__
       ('Adam', 'CosineAnnealingLR')
     """
 
@@ -103,9 +103,9 @@ class Descent:
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trainable:
             raise UsageError("The model has no trainable parameter: unfreeze one with requires_grad_(True).")
-        held = self.optimizer(trainable) if callable(self.optimizer) else self._named(self.optimizer, trainable)
+        optimizer = self.optimizer(trainable) if callable(self.optimizer) else self._named(self.optimizer, trainable)
         factory = SCHEDULES[self.scheduler] if isinstance(self.scheduler, str) else self.scheduler
-        return held, None if factory is None else Schedule(_made(factory, held, steps), steps)
+        return optimizer, None if factory is None else Schedule(_made(factory, optimizer, steps), steps)
 
     def _named(self, name: str, trainable: list[nn.Parameter]) -> Optimizer:
         """Return the optimizer of this name with the settings of this descent."""
@@ -125,18 +125,18 @@ def _made(factory: SchedulerFactory, optimizer: Optimizer, steps: int) -> LRSche
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    made = factory(optimizer, steps) if len(needed) > 1 else factory(optimizer)
-    if isinstance(made, ReduceLROnPlateau):
+    scheduler = factory(optimizer, steps) if len(needed) > 1 else factory(optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
         raise UsageError(
             "ReduceLROnPlateau follows a metric, and none is private here: use a schedule that follows the steps."
         )
-    if not isinstance(made, LRScheduler) or made.optimizer is not optimizer:
+    if not isinstance(scheduler, LRScheduler) or scheduler.optimizer is not optimizer:
         raise UsageError(
             "scheduler must be a name or a function that takes the optimizer and returns its torch LRScheduler, for "
             "example lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)."
         )
-    _check_restorable(made.state_dict())
-    return made
+    _check_restorable(scheduler.state_dict())
+    return scheduler
 
 
 def _check_restorable(state: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ class Private:
     """A model in private training: draws batches, steps, records. Made by ``attach``; close it, or use ``with``.
 
     Model and optimizer stay the caller's. It belongs to one process and cannot be copied: a copy would draw the same
-    noise again. ``held`` is the position of the checkpoint that it began with.
+    noise again. ``restored_position`` is the position of the checkpoint that it began with.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Private:
         ledger: Ledger,
         memory: Mapping[str, Any],
         compose: bool,
-        kept: Mapping[str, Kept],
-        held: int = 0,
+        extras: Mapping[str, Kept],
+        restored_position: int = 0,
         allow_not_finite: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
@@ -94,10 +94,10 @@ class Private:
         self.memory: Mapping[str, Any] = memory
         self._left_out, self._allow_not_finite = LeftOut(), allow_not_finite
         self._looked: Data | None = None
-        self.held, self._position = held, ledger.reserved
+        self.restored_position, self._position = restored_position, ledger.reserved
         self._drawn: Batch | None = None
         self._handed, self._draws = Handed(), torch.cuda.is_available()
-        self._counting, self._kept = Counting(folder, mechanism.plan, compose), kept
+        self._counting, self._extras = Counting(folder, mechanism.plan, compose), extras
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
 
     @property
@@ -220,7 +220,7 @@ class Private:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "memory": dict(self.memory),
-            "kept": {name: kept.state_dict() for name, kept in self._kept.items()},
+            "kept": {name: extra.state_dict() for name, extra in self._extras.items()},
             "position": self._position,
             "plan": self.plan.digest,
             "ledger_head": self._ledger.head,

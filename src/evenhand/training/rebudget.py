@@ -75,7 +75,7 @@ def rebudget(
       >>> import tempfile, torch, evenhand as eh
       >>> train, test = eh.data.digits()
       >>> run = eh.fit(torch.nn.Linear(64, 10), train, epsilon=1.0, epochs=2, out=tempfile.mkdtemp())
-      >>> made = rebudget(run.path, Privacy(2), epochs=2, train=train)
+      >>> plan = rebudget(run.path, Privacy(2), epochs=2, train=train)
       >>> again = eh.resume(run.path, model=torch.nn.Linear(64, 10), train=train)
       >>> 1.99 < again.privacy.epsilon <= 2, eh.verify(run.path)["ok"]
       (True, True)
@@ -90,14 +90,16 @@ def rebudget(
         return _go_back(folder, plan, privacy, epochs, train, Path(out))
     refuse_withdrawn(reading)
     try:
-        made = replan(plan, privacy, reading.reserved, epochs=epochs)
+        new_plan = replan(plan, privacy, reading.reserved, epochs=epochs)
     except OverspentError as error:
         raise CalibrationError(f"{error} {possible(folder, plan, promised(plan, privacy))}") from None
-    counted = _entered(folder, made, train)
-    write_json(_next(folder), {"plan": made.to_json(), "composition": counted})
-    Ledger.replan(folder.ledger_file, before=plan.digest, plan=made.digest, steps=made.steps, reserved=reading.reserved)
+    counted = _entered(folder, new_plan, train)
+    write_json(_next(folder), {"plan": new_plan.to_json(), "composition": counted})
+    Ledger.replan(
+        folder.ledger_file, before=plan.digest, plan=new_plan.digest, steps=new_plan.steps, reserved=reading.reserved
+    )
     _finish(folder)
-    return made
+    return new_plan
 
 
 def _go_back(
@@ -106,21 +108,21 @@ def _go_back(
     """Begin a new run in ``out`` from the last checkpoint that fits, withdraw the old one, and return the new plan."""
     reading, budgets = folder.ledger(), promised(plan, privacy)
     if reading.withdrawn is not None:
-        made = mend(folder, reading, out)
-        if made.budgets != tuple(budgets):
+        new_plan = mend(folder, reading, out)
+        if new_plan.budgets != tuple(budgets):
             raise UsageError(f"{out} goes on with the budgets that were given first: change them there.")
-        return made
+        return new_plan
     try:
         refuse_overspent(plan, budgets, reading.reserved)
     except OverspentError:
         point = last_that_fits(folder, plan, budgets)
     else:
         raise UsageError("These budgets cover all that is spent, so there is nothing to go back for: leave out --out.")
-    made = back(plan, privacy, point.then.reserved, len(point.then.replans), epochs=epochs)
-    new = begin(folder, out, made, point)
+    new_plan = back(plan, privacy, point.then.reserved, len(point.then.replans), epochs=epochs)
+    new = begin(folder, out, new_plan, point)
     opted_out = (folder.composition() or {}).get("runs", 0) is None
-    finish(folder, new, {"runs": None} if opted_out else _count(folder, made, train, left=plan))
-    return made
+    finish(folder, new, {"runs": None} if opted_out else _count(folder, new_plan, train, left=plan))
+    return new_plan
 
 
 def _next(folder: Folder) -> Path:
@@ -132,9 +134,9 @@ def _finish(folder: Folder) -> None:
     if not _next(folder).exists():
         return
     waiting = untrusted.read_json(_next(folder), {"plan": dict, "composition": (dict, type(None))})
-    made = Plan.from_json(waiting["plan"])
-    if made.digest == folder.ledger().plan:
-        write_json(folder.plan_file, made.to_json())
+    new_plan = Plan.from_json(waiting["plan"])
+    if new_plan.digest == folder.ledger().plan:
+        write_json(folder.plan_file, new_plan.to_json())
         if waiting["composition"] is not None:
             write_json(folder.composition_file, waiting["composition"])
         if folder.statement_file.exists():
@@ -197,38 +199,38 @@ def last_that_fits(folder: Folder, plan: Plan, budgets: Sequence[float]) -> Poin
         if mark.position and mark.head in whole.hashes
     )
     points = (Point(mark, start, parse(start), whole) for mark, start in starts)
-    found = next((point for point in points if _fits(plan, budgets, point.then.reserved)), None)
-    if found is None:
+    fork_point = next((point for point in points if _fits(plan, budgets, point.then.reserved)), None)
+    if fork_point is None:
         raise CalibrationError(
             "No checkpoint that was kept fits these budgets, so there is nothing to go back to: promise more, or start "
             "a new run with the new budgets and release nothing of this one. The dataset ledger adds up both."
         )
-    if len(whole.released) > len(found.then.released) or _unrecorded(folder, found.then):
+    if len(whole.released) > len(fork_point.then.released) or _unrecorded(folder, fork_point.then):
         raise CalibrationError(
-            f"This run has released a model after step {found.then.reserved}, where the last checkpoint lies that fits "
-            "these budgets. Who has that model has what it spends, and no other run can change that: promise at least "
-            "what is spent. If the model never left your hands, delete it, start a new run with the new budgets, and "
-            "tell the owners so."
+            f"This run has released a model after step {fork_point.then.reserved}, where the last checkpoint lies that "
+            "fits these budgets. Who has that model has what it spends, and no other run can change that: promise at "
+            "least what is spent. If the model never left your hands, delete it, start a new run with the new budgets, "
+            "and tell the owners so."
         )
-    if max(whole.told, default=0) > found.mark.position:
+    if max(whole.told, default=0) > fork_point.mark.position:
         raise CalibrationError(
             f"This run has given its loggers figures of step {max(whole.told)}, and the last checkpoint that fits "
-            f"these budgets lies after step {found.mark.position}. Who has those figures has something of what the "
-            "later steps spent, and no other run can change that: promise at least what is spent. If they never left "
-            "your hands, delete them, start a new run with the new budgets, and tell the owners so."
+            f"these budgets lies after step {fork_point.mark.position}. Who has those figures has something of what "
+            "the later steps spent, and no other run can change that: promise at least what is spent. If they never "
+            "left your hands, delete them, start a new run with the new budgets, and tell the owners so."
         )
-    return found
+    return fork_point
 
 
-def begin(folder: Folder, out: Path, made: Plan, point: Point) -> Folder:
+def begin(folder: Folder, out: Path, plan: Plan, point: Point) -> Folder:
     """Return a new run folder with everything that the fork needs except its ledger: it is no run until ``finish``."""
     state = checkpoints.read(point.mark.file)
     inside = state["position"], state["ledger_head"], state["plan"]
     if inside != (point.mark.position, point.mark.head, point.then.plan):
         raise UsageError("A kept checkpoint is not the one that its marker names: it was exchanged, and is not used.")
     _clear(out, point.now)
-    new = Folder.create(out, made)
-    ledger, _ = forked(point.start, point.now, position=point.mark.position, plan=made.digest, steps=made.steps)
+    new = Folder.create(out, plan)
+    ledger, _ = forked(point.start, point.now, position=point.mark.position, plan=plan.digest, steps=plan.steps)
     write_durably(_waiting(new), ledger)
     config = recorded(folder.path)
     if config is not None:
@@ -353,8 +355,8 @@ def beginning(data: bytes, head: str) -> bytes:
     end = next(place for place, line in enumerate(lines) if _hash(line) == head) + 1
     while end < len(lines) and lines[end].startswith(_LEFT) and _hash(lines[end]) in hashes:
         end += 1
-    found = b"".join(lines[:end])
-    return found if found.endswith(b"\n") else found + b"\n"
+    rows = b"".join(lines[:end])
+    return rows if rows.endswith(b"\n") else rows + b"\n"
 
 
 def forked(start: bytes, left: Reading, *, position: int, plan: str, steps: int) -> tuple[bytes, str]:

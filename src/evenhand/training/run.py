@@ -181,10 +181,10 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
       >>> flat({"step": 1, "accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}})["accuracy[b]"]
       0.5
     """
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
     }
-    found |= group_metrics.across("accuracy", list(row.get("groups", {}).values()))
+    columns |= group_metrics.across("accuracy", list(row.get("groups", {}).values()))
     for key, name in (
         ("groups", "accuracy"),
         ("group_log_loss", "log_loss"),
@@ -192,8 +192,8 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
         ("owners", "owner_accuracy"),
         ("owner_records", "owner_records"),
     ):
-        found |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
-    return found
+        columns |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
+    return columns
 
 
 def _recorded(last: Mapping[str, Any]) -> group_metrics.GroupFrame:
@@ -296,9 +296,9 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
     Examples:
       >>> import tempfile, torch, evenhand as eh
       >>> train, test = eh.data.digits()
-      >>> made = eh.fit(torch.nn.Linear(64, 10), train, epsilon=3.0, epochs=1, out=tempfile.mkdtemp())
-      >>> again = eh.load(made.path, model=torch.nn.Linear(64, 10))
-      >>> bool((again.model.weight == made.model.weight).all())
+      >>> run = eh.fit(torch.nn.Linear(64, 10), train, epsilon=3.0, epochs=1, out=tempfile.mkdtemp())
+      >>> loaded = eh.load(run.path, model=torch.nn.Linear(64, 10))
+      >>> bool((loaded.model.weight == run.model.weight).all())
       True
     """
     from safetensors import SafetensorError
@@ -388,9 +388,9 @@ def predict(
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
-    found = of_run(Path(path), code={"features": features})
-    if found.features is not None:
-        inputs = extract(found.features_named, inputs)
+    config = of_run(Path(path), code={"features": features})
+    if config.features is not None:
+        inputs = extract(config.features_named, inputs)
     trained = load(path, model=model).model.eval()
     device = next(trained.parameters()).device
     with torch.no_grad():

@@ -31,11 +31,11 @@ _DIGESTS: untrusted.Shape = {str: str}
 
 def write(folder: Folder, declared: Declaration | None, references: Mapping[str, str | None]) -> None:
     """Write preprocessing.json, with the digests of the code that ``references`` name, by role."""
-    found = {role: _user_code.digest(text) for role, text in references.items() if text and _user_code.is_own(text)}
+    digests = {role: _user_code.digest(text) for role, text in references.items() if text and _user_code.is_own(text)}
     if declared is not None:
-        write_json(folder.path / "preprocessing.json", {**declared.to_json(), **({KEY: found} if found else {})})
-    if found:
-        write_json(_file(folder), found)
+        write_json(folder.path / "preprocessing.json", {**declared.to_json(), **({KEY: digests} if digests else {})})
+    if digests:
+        write_json(_file(folder), digests)
 
 
 def copy(folder: Folder, new: Folder) -> None:
@@ -87,8 +87,8 @@ def _recorded(folder: Folder) -> Mapping[str, str]:
     """Return the digests in a run: the shared ones, else those in private/; older runs have none."""
     for file, key in ((folder.path / "preprocessing.json", KEY), (_file(folder), None)):
         with suppress(VerificationError):
-            found = untrusted.read_json(file)
-            inner = found if key is None else found.get(key)
+            content = untrusted.read_json(file)
+            inner = content if key is None else content.get(key)
             if untrusted.fits(inner, _DIGESTS):
                 return dict(inner)
     return {}

@@ -80,14 +80,14 @@ class Average:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Give the model the average as its weights inside the context. Storage is exchanged, so nothing is written."""
-        held = {name: p.data for name, p in self._parameters.items()}
+        weights = {name: p.data for name, p in self._parameters.items()}
         try:
             for name, p in self._parameters.items():
                 p.data = self._values[name].to(p.dtype)
             yield
         finally:
             for name, p in self._parameters.items():
-                p.data = held[name]
+                p.data = weights[name]
 
     def apply(self) -> None:
         """Give the model the average for good."""

@@ -126,10 +126,10 @@ class Coupling:
         start = int(draw.integers(0, max(1, len(rows) - self._rows + 1)))
         rows = rows[start : start + self._rows]
         self._looks += 1
-        finding, kept = self._look(draw, (take(inputs, rows), take(targets, rows)), self._looks)
+        finding, fixed_rows = self._look(draw, (take(inputs, rows), take(targets, rows)), self._looks)
         self._raise(finding, before=False)
         if finding.losses is not None and self._full:
-            self._real = rows[kept], finding.losses
+            self._real = rows[fixed_rows], finding.losses
 
     def agree(self, losses: Tensor) -> None:
         """Compare losses of the real pass with those of the check before it; raise if two of them differ."""
@@ -137,9 +137,9 @@ class Coupling:
         if real is None:
             return
         rows, expected = real
-        found = losses[rows.to(losses.device)].double()
-        apart = (found - expected).abs() > 1e-3 * (expected.abs() + expected.abs().mean()) + ROUNDED
-        if int((apart & torch.isfinite(found) & torch.isfinite(expected)).sum()) >= min(2, len(rows)):
+        pass_losses = losses[rows.to(losses.device)].double()
+        apart = (pass_losses - expected).abs() > 1e-3 * (expected.abs() + expected.abs().mean()) + ROUNDED
+        if int((apart & torch.isfinite(pass_losses) & torch.isfinite(expected)).sum()) >= min(2, len(rows)):
             self._raise(Finding(coupled=True), before=False)
 
     def _fetched(self, data: Data, draw: np.random.Generator, started: float) -> tuple[Any, Any]:
@@ -188,12 +188,12 @@ class Coupling:
         """Return a batch of which few rows, or half of them, stay; the others become other records or copies."""
         assert self._pool is not None
         size = batch_size(*batch)
-        kept = torch.from_numpy(np.sort(draw.permutation(size)[: min(FEW, size - 1) if few else size // 2]))
+        fixed_rows = torch.from_numpy(np.sort(draw.permutation(size)[: min(FEW, size - 1) if few else size // 2]))
         source = batch if copies or not _alike(batch, self._pool) else self._pool
         most = batch_size(*source)
-        numbers = kept.numpy() if copies else draw.permutation(most)
-        chosen = torch.from_numpy(np.resize(numbers, size - len(kept)))
-        return Rows.of(batch, (take(source[0], chosen), take(source[1], chosen)), kept)
+        numbers = fixed_rows.numpy() if copies else draw.permutation(most)
+        chosen = torch.from_numpy(np.resize(numbers, size - len(fixed_rows)))
+        return Rows.of(batch, (take(source[0], chosen), take(source[1], chosen)), fixed_rows)
 
     def _draw(self, address: int) -> np.random.Generator:
         """Return a generator seeded from this address of the secret stream."""

@@ -158,14 +158,14 @@ class Watch:
             self._states.moving = self._moving
             self._states.begin(layout)
             return
-        found = self._states.changed(layout, thorough=self.thorough)
-        self._foreign = self._foreign or bool(found.trained)
-        if found.fixed:
-            message = rewritten(found.fixed[0], found.late)
-            raise CoupledError(message, "state") if found.late else UnsupportedModelError(message)
+        change = self._states.changed(layout, thorough=self.thorough)
+        self._foreign = self._foreign or bool(change.trained)
+        if change.fixed:
+            message = rewritten(change.fixed[0], change.late)
+            raise CoupledError(message, "state") if change.late else UnsupportedModelError(message)
         if self.thorough and self._picture is not None:
-            own = changes(self._picture, self.company.picture())
-            self._foreign = self._foreign or any(not self.company.settled(path) for path in own)
+            paths = changes(self._picture, self.company.picture())
+            self._foreign = self._foreign or any(not self.company.settled(path) for path in paths)
 
     @property
     def _moving(self) -> frozenset[str]:
@@ -205,8 +205,8 @@ class Watch:
 
     def changed_elsewhere(self) -> bool:
         """Return whether other code wrote trained weights, or settings of model or loss, since this was last asked."""
-        found, self._foreign = self._foreign, False
-        return found
+        foreign, self._foreign = self._foreign, False
+        return foreign
 
     def check_state(self) -> None:
         """Compare all contents before anything leaves the run; raise if something fixed was written."""
@@ -253,17 +253,17 @@ def written(layout: Layout, before: Marks, moving: Collection[str] = ()) -> str:
     model = layout.model
     names = (name for name, _ in (*model.named_buffers(), *model.named_parameters()))
     pairs = zip(names, before, layout.state(), strict=False)
-    found = [name for name, old, new in pairs if old != new]
-    return next((name for name in found if name not in moving), "" if found else "a buffer")
+    changed_names = [name for name, old, new in pairs if old != new]
+    return next((name for name in changed_names if name not in moving), "" if changed_names else "a buffer")
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise unless the optimizer has exactly the trainable parameters and uses one gradient per step."""
-    own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    if not own:
+    trainable_ids = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    optimizer_ids = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if not trainable_ids:
         raise UsageError("The model has no trainable parameter: unfreeze one with requires_grad_(True).")
-    if held != own:
+    if optimizer_ids != trainable_ids:
         raise UsageError(
             "The optimizer does not hold exactly the model's trainable parameters: build it from "
             "[p for p in model.parameters() if p.requires_grad]."

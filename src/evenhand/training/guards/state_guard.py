@@ -161,17 +161,17 @@ class StateGuard:
         self._copies = any(0 < count <= self._most for count in counts)
 
     def _note(self, places: list[_Place], thorough: bool) -> None:
-        held, noted = _tensors(places), self._noted
-        if sum([t.numel() for _, t in held]) > self._most:
-            for name, tensor in held:
+        tensors, noted = _tensors(places), self._noted
+        if sum([t.numel() for _, t in tensors]) > self._most:
+            for name, tensor in tensors:
                 noted[name] = _Sum(self._digest(tensor) if thorough else None, _mark(tensor))
             return
-        copies = [copy for name, t in held if isinstance(copy := noted.get(name), Tensor) and _alike(copy, t)]
-        if copies and len(copies) == len(held):
+        copies = [copy for name, t in tensors if isinstance(copy := noted.get(name), Tensor) and _alike(copy, t)]
+        if copies and len(copies) == len(tensors):
             with torch.no_grad():
-                torch._foreach_copy_(copies, [t for _, t in held])
+                torch._foreach_copy_(copies, [t for _, t in tensors])
             return
-        noted.update((name, t.detach().clone()) for name, t in held)
+        noted.update((name, t.detach().clone()) for name, t in tensors)
 
     def _differing(self, places: list[_Place], thorough: bool) -> list[str]:
         return [name for name, tensor in _tensors(places) if not self._holds(name, tensor, thorough)]
@@ -218,11 +218,11 @@ def _equal(copy: Tensor, tensor: Tensor) -> bool:
 def _library() -> Any:
     """Return C's memcmp, None where it is not available."""
     try:
-        found = ctypes.CDLL(None).memcmp
+        memcmp = ctypes.CDLL(None).memcmp
     except (OSError, AttributeError, TypeError):
         return None
-    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
-    return found
+    memcmp.argtypes, memcmp.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
+    return memcmp
 
 
 _memcmp = _library()
