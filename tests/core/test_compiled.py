@@ -40,7 +40,7 @@ def test_flags_are_those_of_the_build() -> None:
 @pytest.mark.parametrize("less", LESS.values(), ids=LESS.keys())
 def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_path: Path) -> None:
     loops, given = Loops(build(tmp_path, lacking("mechanism/noise.c", less), *STRICT)), words(200)
-    assert noise_native.right(loops)
+    assert noise_native.check_loops(loops)
     made, expected = np.empty(len(given)), noise_native.reference(given)
     loops.normals(given.ctypes.data, made.ctypes.data, 200)
     np.testing.assert_allclose(made, expected, rtol=0, atol=4e-15)
@@ -88,7 +88,7 @@ def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_pat
     ],
 )
 def test_loops_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:
-    assert not noise_native.right(Loops(build(tmp_path, changed("mechanism/noise.c", (what, instead)), *QUICK)))
+    assert not noise_native.check_loops(Loops(build(tmp_path, changed("mechanism/noise.c", (what, instead)), *QUICK)))
 
 
 def test_without_the_file_there_are_no_loops(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_every_way_to_make_the_bits_gives_the_same_release(
 ) -> None:
     """The processor's own AES, narrow or wide, and OpenSSL's; the threads of torch change nothing."""
     loops = Loops(build(tmp_path, changed("mechanism/noise.c", *less), *STRICT))
-    assert noise_native.right(loops)
+    assert noise_native.check_loops(loops)
     assert loops.encrypts is (not less or less[0][0] != NO_AES)
     monkeypatch.setattr(noise_native, "loops", lambda: loops)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)

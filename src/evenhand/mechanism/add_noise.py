@@ -201,13 +201,17 @@ def _by_loops(
         counter, threads = stream.counter("gradient", step), torch.get_num_threads()
         odd = loops.encrypted(stream.key, counter, parts, std, spacing, divisor, threads)
     else:
-        odd = _given(loops, parts, source.desk, source.stream.cipher("gradient", step), std, spacing, divisor)
+        odd = _release_with_openssl(
+            loops, parts, source.desk, source.stream.cipher("gradient", step), std, spacing, divisor
+        )
     if odd:
         raise _not_finite()
     return [out if total.is_cpu else out.to(total.device) for out, total in zip(outs, totals, strict=True)]
 
 
-def _given(loops: Loops, parts: Parts, desk: Desk, cipher: Cipher, std: float, spacing: float, divisor: float) -> int:
+def _release_with_openssl(
+    loops: Loops, parts: Parts, desk: Desk, cipher: Cipher, std: float, spacing: float, divisor: float
+) -> int:
     """Release with random bits from OpenSSL, a chunk at a time; return how many numbers were not finite."""
     odd = 0
     for first in range(0, parts.count, SMALL_CHUNK):

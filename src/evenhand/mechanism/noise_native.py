@@ -118,7 +118,7 @@ def reference(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
 
 
-def right(candidate: Loops) -> bool:
+def check_loops(candidate: Loops) -> bool:
     """Return whether the loops agree with numpy and OpenSSL, on extreme and ordinary words."""
     ends = np.array([0, 1, 2**11, 2**62, 2**63 - 1, 2**63, 2**63 + 2**11, 2**64 - 1], np.uint64)
     words = np.random.default_rng(0).integers(0, 2**64, sum(_COUNTS) // BLOCK * BLOCK + BLOCK, np.uint64)
@@ -214,5 +214,5 @@ def _openssl(key: bytes, step: int, first: int, blocks: int) -> NDArray[np.uint6
     return np.frombuffer(stream, np.uint64)
 
 
-loops = NativeLibrary("_noise.so", Loops, right)
+loops = NativeLibrary("_noise.so", Loops, check_loops)
 """Return the compiled loops, or None if they are not there or do not compute what they should."""

@@ -43,15 +43,17 @@ def replan(plan: Plan, privacy: Privacy | Budgets, charged: int, *, epochs: floa
       >>> new.steps, new.levels[0].noise < old.levels[0].noise, 1.99 < new.epsilons[0] <= 2
       (100, True, True)
     """
-    budgets = promised(plan, privacy)
+    budgets = new_budgets(plan, privacy)
     refuse_overspent(plan, budgets, charged)
     further = _further(plan, charged, epochs)
     if further < 1:
         raise UsageError("No step of the plan remains: say how long to go on, for example epochs=5.")
-    return _continued(plan, budgets, _before(plan, charged, len(plan.earlier)), further)
+    return _plan_remaining(plan, budgets, _before(plan, charged, len(plan.earlier)), further)
 
 
-def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, epochs: float | None = None) -> Plan:
+def replan_from_checkpoint(
+    plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, epochs: float | None = None
+) -> Plan:
     """Return the plan of a run that goes back to its first ``charged`` steps.
 
     Guarantee and errors are those of ``replan``. What ``plan`` fixed for later steps is dropped. If the budgets leave
@@ -68,18 +70,18 @@ def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, 
       >>> from evenhand.mechanism.make_plan import plan
       >>> from evenhand.types import Facts
       >>> old = plan("dpsgd", Privacy(2, 1e-5), data=Facts(1000, (("all", 1000),)), epochs=10, batch_size=100)
-      >>> new, ended = (back(old, Privacy(1, 1e-5), 10, 0, epochs=epochs) for epochs in (None, 0))
+      >>> new, ended = (replan_from_checkpoint(old, Privacy(1, 1e-5), 10, 0, epochs=epochs) for epochs in (None, 0))
       >>> new.steps, new.levels[0].noise > old.levels[0].noise, new.epsilons[0] <= 1
       (100, True, True)
       >>> ended.steps, ended.epsilons[0] == old.spent(10)
       (10, True)
     """
-    budgets = promised(plan, privacy)
+    budgets = new_budgets(plan, privacy)
     refuse_overspent(plan, budgets, charged)
     before = _before(plan, charged, replans)
     if further := _further(plan, charged, epochs):
         try:
-            return _continued(plan, budgets, before, further)
+            return _plan_remaining(plan, budgets, before, further)
         except remaining_budget.NothingLeftError:
             pass
     last = next(stage for stage in reversed(before) if stage.levels)
@@ -96,7 +98,7 @@ def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, 
     return dataclasses.replace(ended, epsilons=ended.spent_by_owner())
 
 
-def promised(plan: Plan, privacy: Privacy | Budgets) -> list[float]:
+def new_budgets(plan: Plan, privacy: Privacy | Budgets) -> list[float]:
     """Return the new budget of every owner class; raise if the plan has none or if delta would change."""
     if not plan.certified:
         raise UsageError("This run has no established epsilon, so there are no budgets that could change.")
@@ -139,14 +141,14 @@ def _before(plan: Plan, charged: int, replans: int) -> tuple[Stage, ...]:
     return (*over, whole[replans].first(charged - sum(stage.steps for stage in over)))
 
 
-def _continued(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], further: int) -> Plan:
+def _plan_remaining(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], further: int) -> Plan:
     """Return the plan of ``further`` steps after ``before``; raise if it would exceed a budget."""
     charged = sum(stage.steps for stage in before)
     chosen = _method(plan)
     stretches = stretches_of(chosen, charged + further, plan.facts.records / plan.expected_batch)
     whole = [PlannedLevel(n, level.noise, level.bound) for n, level in stretches]
     rest = cut_levels(whole, charged, charged + further)
-    scale, rates, scales = _solved(plan, chosen, budgets, charged, rest)
+    scale, rates, scales = _calibrate_remaining(plan, chosen, budgets, charged, rest)
     new_plan = dataclasses.replace(
         plan,
         budgets=tuple(budgets),
@@ -181,7 +183,9 @@ def _method(plan: Plan) -> Method:
     )
 
 
-def _solved(plan: Plan, chosen: Method, budgets: Sequence[float], charged: int, rest: Sequence[PlannedLevel]) -> Solved:
+def _calibrate_remaining(
+    plan: Plan, chosen: Method, budgets: Sequence[float], charged: int, rest: Sequence[PlannedLevel]
+) -> Solved:
     """Return scale of the noise, rates and relative bounds of the remaining steps, given what is spent already."""
     side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
     left = remaining_budget.RemainingSteps(

@@ -145,20 +145,20 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
     """
     plan = mechanism.plan
     level = plan.level_at(batch.position)
-    stats, finite = _stats(result, batch)
+    stats, finite = _select_finite_rows(result, batch)
     bound = mechanism.bound(level, stats.norm.device)
     state = State(batch.position, bound.clone(), memory=memory, public=mechanism.public)
     asked: tuple[tuple[float, float], ...] = ()
     if mechanism.queries:
-        answers, asked = _answers(mechanism, level, stats, state)
+        answers, asked = _answer_queries(mechanism, level, stats, state)
         state = State(batch.position, state.bound, answers, memory, mechanism.public)
-    sensitivity = _declared(mechanism, state, bound)
-    weights = bounded(weights_of(mechanism.rule, stats, state), stats, sensitivity)
+    sensitivity = _check_sensitivity(mechanism, state, bound)
+    weights = clamp_weights(weights_of(mechanism.rule, stats, state), stats, sensitivity)
     if finite is not None:
         weights = torch.zeros_like(result.norm, dtype=torch.float64).masked_scatter_(finite, weights)
     total = result.last_sum(weights)
     in_place = result.spend is not None
-    gradient, covered, std = _released(mechanism, level, total, in_place, sensitivity, bound, batch.position)
+    gradient, covered, std = _add_noise(mechanism, level, total, in_place, sensitivity, bound, batch.position)
     return Released(
         gradient=gradient,
         memory=mechanism.rule.advance(state),
@@ -179,11 +179,11 @@ def early_weights(mechanism: Mechanism, batch: Batch, memory: Mapping[str, Any])
 
     def weights(norm: Tensor, loss: Tensor, rows: slice) -> Tensor:
         part = replace(batch, group=batch.group[rows], owner=batch.owner[rows], record=batch.record[rows])
-        stats, finite = _stats(Pass(loss, norm, lambda _: {}), part)
+        stats, finite = _select_finite_rows(Pass(loss, norm, lambda _: {}), part)
         bound = mechanism.bound(mechanism.plan.level_at(batch.position), norm.device)
         state = State(step=batch.position, bound=bound.clone(), memory=memory, public=mechanism.public)
-        sensitivity = _declared(mechanism, state, bound)
-        row_weights = bounded(weights_of(rule, stats, state), stats, sensitivity)
+        sensitivity = _check_sensitivity(mechanism, state, bound)
+        row_weights = clamp_weights(weights_of(rule, stats, state), stats, sensitivity)
         return row_weights if finite is None else row_weights.new_zeros(len(norm)).masked_scatter_(finite, row_weights)
 
     return weights
@@ -200,7 +200,7 @@ def rehearse(mechanism: Mechanism) -> None:
     private_gradient(quiet, result, batch, mechanism.rule.initial(facts))
 
 
-def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
+def clamp_weights(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
     """Return the weights clamped so that ``0 <= weight * norm <= sensitivity[owner]``, whatever the rule returned.
 
     The guarantee of every sample rule rests on this. A weight that is not finite becomes 0, and no weight exceeds
@@ -216,7 +216,7 @@ def bounded(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
     return allowed.clamp_(0.0, _LARGEST_WEIGHT)
 
 
-def _declared(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:
+def _check_sensitivity(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:
     """Return the rule's sensitivity per owner class; raise unless every one is finite and positive.
 
     The tensor is ``bound`` itself or a copy. The rule has neither, so it cannot change the sensitivity later.
@@ -225,7 +225,7 @@ def _declared(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:
     if sensitivity is state.bound and torch.equal(sensitivity, bound):
         return bound
     largest = math.inf if mechanism.plan.guarantee == "not private" else LARGEST
-    if sensitivity.shape != state.bound.shape or not _between(sensitivity, largest):
+    if sensitivity.shape != state.bound.shape or not _in_range(sensitivity, largest):
         raise UnsupportedModelError(
             f"The rule {mechanism.rule.name!r} declares no finite positive sensitivity per owner class: "
             "nothing was released."
@@ -233,7 +233,7 @@ def _declared(mechanism: Mechanism, state: State, bound: Tensor) -> Tensor:
     return sensitivity.clone()
 
 
-def _between(values: Tensor, largest: float) -> bool:
+def _in_range(values: Tensor, largest: float) -> bool:
     """Return whether all values are numbers above 0 and at most ``largest``."""
     if len(values) <= _LISTED_CLASSES:
         return all(0.0 < value <= largest for value in values.tolist())
@@ -241,7 +241,7 @@ def _between(values: Tensor, largest: float) -> bool:
     return bool(column.min() > 0.0 and column.max() <= largest)
 
 
-def _stats(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:
+def _select_finite_rows(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:
     """Return the columns that a rule may see, and a mask of the rows they belong to (None: all rows).
 
     A row whose norm or loss is not finite is left out: it contributes to nothing.
@@ -258,7 +258,7 @@ def _stats(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:
     return Stats(*(column[finite] for column in columns)), finite
 
 
-def _answers(
+def _answer_queries(
     mechanism: Mechanism, level: PlannedLevel, stats: Stats, state: State
 ) -> tuple[dict[str, Tensor], tuple[tuple[float, float], ...]]:
     """Return the noisy answer of every query by name, and what is charged: (sensitivity, standard deviation) of each.
@@ -278,7 +278,7 @@ def _answers(
     return answers, tuple(asked)
 
 
-def _released(
+def _add_noise(
     mechanism: Mechanism,
     level: PlannedLevel,
     total: Mapping[str, Tensor],

@@ -58,27 +58,27 @@ def total_of(query: Query, width: int, sensitivity: float, stats: Stats, state: 
         places = by_row(query.place, stats, state)
         if places.shape != stats.norm.shape or places.is_floating_point() or places.is_complex():
             raise UnsupportedModelError(f"The query {query.name!r} must give one whole number per record.")
-        return counted(places, width) * np.float64(min(1.0, sensitivity))
+        return count_places(places, width) * np.float64(min(1.0, sensitivity))
     values = by_row(query.value, stats, state)
     if values.shape != (len(stats.norm), width):
         raise UnsupportedModelError(f"The query {query.name!r} must give one vector of length {width} per record.")
-    return numbers(held(values.double(), sensitivity).sum(0))
+    return numbers(clip_rows(values.double(), sensitivity).sum(0))
 
 
-def counted(places: Tensor, width: int) -> NDArray[np.int64]:
+def count_places(places: Tensor, width: int) -> NDArray[np.int64]:
     """Return how many of these places are 0, 1 ... ``width - 1``; other places are not counted.
 
-    >>> counted(torch.tensor([0, 2, 2, 3, -1, 2**40]), 3)
+    >>> count_places(torch.tensor([0, 2, 2, 3, -1, 2**40]), 3)
     array([1, 0, 2])
     """
     inside = np.minimum(numbers(places.long()).view(np.uint64), width)  # what was negative is very large
     return np.bincount(inside.view(np.int64), minlength=width)[:width]
 
 
-def held(values: Tensor, sensitivity: float) -> Tensor:
+def clip_rows(values: Tensor, sensitivity: float) -> Tensor:
     """Return the rows scaled down to an L2 norm of at most ``sensitivity``; a row that is not finite becomes 0.
 
-    >>> held(torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 0.0]]), 1.0)
+    >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 0.0]]), 1.0)
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000],
             [0.0000, 0.0000]])

@@ -26,7 +26,7 @@ from evenhand.training.guards import model_guards
 from evenhand.training.guards.coupling_guard import Coupling
 from evenhand.training.guards.model_guards import Compute
 from evenhand.training.losses import Loss
-from evenhand.training.private import Kept, Private
+from evenhand.training.private import Private, Stateful
 
 __all__ = ["Private", "attach", "start"]
 
@@ -99,7 +99,7 @@ def start(
     compose: bool = True,
     compute: Compute | None = None,
     views: Views | None = None,
-    extras: Mapping[str, Kept] | None = None,
+    extras: Mapping[str, Stateful] | None = None,
     allow_not_finite: bool = False,
     release_untrained: bool = False,
 ) -> Private:
@@ -197,7 +197,7 @@ def _refuse_untrained(folder: Folder, reading: Reading, position: int) -> None:
 
 
 def _restore(
-    state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, extras: Mapping[str, Kept]
+    state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, extras: Mapping[str, Stateful]
 ) -> None:
     """Load a checkpoint into model, optimizer and ``extras``; raise if it does not fit them."""
     missing = sorted(state.get("kept", {}).keys() - extras.keys())

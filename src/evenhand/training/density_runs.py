@@ -18,7 +18,7 @@ from evenhand.runs import weights_digest
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.training import evaluate, trusted_code
 from evenhand.training.config import PYTHON, Config, to_toml
-from evenhand.training.loggers import Broadcast, Logger, released
+from evenhand.training.loggers import Broadcast, Logger, collect_released
 from evenhand.training.loop import stopped_at_once
 from evenhand.training.run import Run
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from evenhand.density.base_estimator import PrivateDensity
 
 
-def promised(config: Config, data: Data) -> Budgets | None:
+def read_budgets(config: Config, data: Data) -> Budgets | None:
     """Return the budgets per owner or per record that a config asks for; None if it promises the same to all."""
     if config.record_budgets is not None:
         return Budgets.named(data.facts.owner_names, config.delta)
@@ -81,7 +81,7 @@ def train(
             metrics = folder.training_metrics_file if research else folder.metrics_file
             write_durably(metrics, (json.dumps(line) + "\n").encode())
             spent = max((epsilon for epsilon in plan.epsilons if epsilon is not None), default=None)
-            telling.log(plan.steps, released(line, spent, spent))
+            telling.log(plan.steps, collect_released(line, spent, spent))
 
     with stopped_at_once(lambda: _advice(out)):
         fitted = estimator(config, out).fit_data(

@@ -19,11 +19,11 @@ OWNERS = 1000
 
 def predict(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
     """Return predicted and true class of every row, in order. The model's mode is put back afterwards."""
-    scores, true = scored(model, data)
+    scores, true = compute_scores(model, data)
     return scores.argmax(-1), true
 
 
-def scored(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
+def compute_scores(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
     """Return the model's outputs and the true class of every row, in order. Its mode is put back afterwards."""
     device = next(model.parameters()).device
     was_training, parts = model.training, []
@@ -32,7 +32,7 @@ def scored(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             for rows in torch.split(torch.arange(len(data)), CHUNK):
                 inputs, targets = data.fetch(rows)
-                parts.append((outputs(model, moved(inputs, device)).cpu(), targets.cpu()))
+                parts.append((outputs(model, move_to_device(inputs, device)).cpu(), targets.cpu()))
     finally:
         model.train(was_training)
     scores, true = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -50,12 +50,12 @@ def outputs(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def move_to_device(value: Any, device: torch.device) -> Any:
     """Return tensors on another device, in the same structure of dicts and tuples."""
     if isinstance(value, dict):
-        return {key: moved(part, device) for key, part in value.items()}
+        return {key: move_to_device(part, device) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(moved(part, device) for part in value)
+        return tuple(move_to_device(part, device) for part in value)
     return value.to(device)
 
 
@@ -74,7 +74,7 @@ def measures(model: nn.Module, data: Data) -> Measures:
       >>> sorted(metrics.by_group["accuracy"])[8], 0 <= metrics.across["accuracy_difference"] <= 1
       ('class 8', True)
     """
-    scores, true = scored(model, data)
+    scores, true = compute_scores(model, data)
     names = data.facts.owner_names
     owners = [names[index] for index in data.owner.tolist()] if 1 < len(names) <= OWNERS else None
     return measure(
@@ -91,7 +91,7 @@ def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]
 
     An undefined value is None, since plain JSON has no NaN.
     """
-    scores, true = scored(model, data)
+    scores, true = compute_scores(model, data)
     likely = scores.double().log_softmax(-1)
     predicted = scores.argmax(-1)
     right = (predicted == true).to(torch.float64)

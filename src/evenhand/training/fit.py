@@ -29,9 +29,9 @@ from evenhand.training import density_runs, evaluate, losses, trusted_code, weig
 from evenhand.training.attach import start
 from evenhand.training.augment import Augment, views_of
 from evenhand.training.config import PYTHON, Config, descent_again, of_run, settings_of, to_toml, views_again
-from evenhand.training.guards.model_guards import Compute, seen
+from evenhand.training.guards.model_guards import Compute, adapt_to_views
 from evenhand.training.loggers import Broadcast, Logger
-from evenhand.training.loop import Aside, run
+from evenhand.training.loop import Companions, run
 from evenhand.training.losses import Loss, default_loss
 from evenhand.training.optimizers import Descent, OptimizerFactory, SchedulerFactory
 from evenhand.training.progress import seconds as estimated_seconds
@@ -143,7 +143,7 @@ def fit(
         refuse_training_records(survey(data), held_out)
     telling = Broadcast(loggers, evaluates=test is not None and not training_records)
     chosen = find_method(method, settings)
-    promise = promised(epsilon, delta, noise, privacy)
+    promise = choose_promise(epsilon, delta, noise, privacy)
     plan = make_plan(
         chosen, promise, data=data.facts, epochs=epochs, batch_size=batch_size, allow_unproven=allow_unproven
     )
@@ -164,14 +164,14 @@ def fit(
         run_config = dataclasses.replace(run_config, **settings_of(descent, loss, ema, computing, augment, views))
         write_durably(folder.path / "config.toml", to_toml(run_config).encode())
         trusted_code.write(folder, data.declared, {"model": run_config.model, "features": run_config.features})
-        aside = Aside(schedule, None if ema is None else Average(model, ema))
+        companions = Companions(schedule, None if ema is None else Average(model, ema))
         private = start(
             *(model, torch_optimizer, used, plan, folder),
             insecure_seed=insecure_seed,
             compose=compose,
             compute=computing,
             views=several,
-            extras=aside.kept,
+            extras=companions.by_name,
             allow_not_finite=allow_not_finite,
         )
 
@@ -181,10 +181,10 @@ def fit(
                 if several is not None:
                     fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
                 with computing.casting(model):
-                    on_start(plan, estimated_seconds(*seen(model, used, several), plan, fetched, computing))
+                    on_start(plan, estimated_seconds(*adapt_to_views(model, used, several), plan, fetched, computing))
 
         with boundary(folder.path):
-            return run(private, data, held_out, aside, telling, progress, before, training_records)
+            return run(private, data, held_out, companions, telling, progress, before, training_records)
 
 
 @boundary()
@@ -243,7 +243,7 @@ def resume(
     chosen_loss = loss or config.loss
     ema = weight_average.named(average if average is not None else config.average)
     torch_optimizer, schedule = descent_again(config, optimizer, scheduler).build(model, plan.steps)
-    aside = Aside(schedule, None if ema is None else Average(model, ema))
+    companions = Companions(schedule, None if ema is None else Average(model, ema))
     with threads.suited(model, data.facts.inputs, plan.expected_batch):
         private = start(
             *(
@@ -256,12 +256,12 @@ def resume(
             insecure_seed=config.insecure_seed,
             compute=compute or Compute(config.micro_batch, config.lean, config.precision),
             views=views_again(config, augment, views),
-            extras=aside.kept,
+            extras=companions.by_name,
             allow_not_finite=config.allow_not_finite,
             release_untrained=release_untrained,
         )
         with boundary(folder.path):
-            return run(private, data, held_out, aside, telling, progress, training_records=research)
+            return run(private, data, held_out, companions, telling, progress, training_records=research)
 
 
 def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, loggers: Sequence[Logger]) -> Run:
@@ -270,8 +270,8 @@ def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, logg
     if train is None:
         train, test = config.load_data()
     data = wrap(train)
-    budgets = density_runs.promised(config, data)
-    promise = promised(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
+    budgets = density_runs.read_budgets(config, data)
+    promise = choose_promise(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     held_out = None if test is None else wrap(test)
     return density_runs.train(config, data, held_out, promise, folder.path, loggers=loggers)
 
@@ -290,7 +290,7 @@ def _descent(
 
 def _check_outputs(model: nn.Module, held_out: Data) -> None:
     """Raise unless the model has an output per class: accuracy, which counts the largest one, would be wrong."""
-    scores, _ = evaluate.scored(model, held_out.take(torch.arange(1)))
+    scores, _ = evaluate.compute_scores(model, held_out.take(torch.arange(1)))
     if scores.dim() != 2 or scores.shape[1] < 2:
         raise UsageError(
             "The report needs one output per class, and this model has a single one: give it two, or train without "
@@ -303,7 +303,7 @@ def _viewed(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any
     return views(inputs), targets
 
 
-def promised(
+def choose_promise(
     epsilon: float | None, delta: float | None, noise: float | None, privacy: Promise | None
 ) -> Promise | None:
     """Return the one promise that was asked for; raise if there are two."""

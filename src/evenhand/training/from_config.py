@@ -13,14 +13,13 @@ from evenhand.mechanism.make_plan import plan
 from evenhand.methods.catalogue import method
 from evenhand.training import density_runs, trusted_code
 from evenhand.training.config import Config
-from evenhand.training.density_runs import promised
-from evenhand.training.fit import fit, new_folder
-from evenhand.training.fit import promised as promise_of
+from evenhand.training.density_runs import read_budgets
+from evenhand.training.fit import choose_promise, fit, new_folder
 from evenhand.training.guards.model_guards import Compute
 from evenhand.training.run import Run
 from evenhand.types import Facts
 
-__all__ = ["planned", "promised", "train"]
+__all__ = ["planned", "read_budgets", "train"]
 
 
 def train(config: Config, data: Data, held_out: Data | None, out: Path | None, **options: Any) -> Run:
@@ -35,7 +34,7 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
     trusted_code.remember((config.model, config.features))
     if config.method in density.METHODS:
         return _density(config, data, held_out, out, **options)
-    privacy = promised(config, data)
+    privacy = read_budgets(config, data)
     return fit(
         config.build_model(data.facts),
         data,
@@ -87,7 +86,7 @@ def _density(
     config: Config, data: Data, held_out: Data | None, out: Path | None, *, progress: bool | None = None, **options: Any
 ) -> Run:
     """Fit a density and return its run; no progress is shown."""
-    budgets = promised(config, data)
-    promise = promise_of(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
+    budgets = read_budgets(config, data)
+    promise = choose_promise(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     folder = out if out is not None else new_folder(planned(config, data.facts, promise))
     return density_runs.train(config, data, held_out, promise, folder, **options)

@@ -31,14 +31,14 @@ class Logger(Protocol):
         """Record these values after ``step`` steps."""
 
 
-def released(evaluation: Mapping[str, Any], epsilon: float | None, charged: float | None) -> dict[str, float]:
+def collect_released(evaluation: Mapping[str, Any], epsilon: float | None, charged: float | None) -> dict[str, float]:
     """Collect the values of one evaluation: accuracy, accuracy per group, and epsilon if one is established.
 
     Names are ``accuracy``, ``accuracy/<group>``, ``epsilon`` (of the whole plan: the promise, whichever step is chosen
     by looking at these values) and ``epsilon_charged`` (so far: no promise). All else in ``evaluation`` is left out.
 
     Examples:
-      >>> released({"accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}, "loss": 3.0}, 3.0, 1.5)
+      >>> collect_released({"accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}, "loss": 3.0}, 3.0, 1.5)
       {'accuracy': 0.75, 'accuracy/a': 1.0, 'accuracy/b': 0.5, 'epsilon': 3.0, 'epsilon_charged': 1.5}
     """
     values = {"accuracy": evaluation["accuracy"]}

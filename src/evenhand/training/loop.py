@@ -20,9 +20,9 @@ from evenhand.runs import weights_digest
 from evenhand.runs.folder import write_durably
 from evenhand.runs.ledger import BLOCK, LOST
 from evenhand.training import evaluate
-from evenhand.training.loggers import Broadcast, released
+from evenhand.training.loggers import Broadcast, collect_released
 from evenhand.training.optimizers import Schedule
-from evenhand.training.private import Kept, Private
+from evenhand.training.private import Private, Stateful
 from evenhand.training.progress import Progress
 from evenhand.training.run import Run
 from evenhand.training.weight_average import Average
@@ -33,14 +33,14 @@ CHECKPOINT_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class Aside:
+class Companions:
     """The learning-rate schedule and the average of the weights: they follow the steps and are saved with them."""
 
     schedule: Schedule | None = None
     average: Average | None = None
 
     @property
-    def kept(self) -> dict[str, Kept]:
+    def by_name(self) -> dict[str, Stateful]:
         """Return those that there are, by the names of ``fit``'s arguments."""
         parts = {"scheduler": self.schedule, "average": self.average}
         return {name: part for name, part in parts.items() if part is not None}
@@ -69,7 +69,7 @@ def run(
     private: Private,
     data: Data,
     test: Data | None,
-    aside: Aside,
+    companions: Companions,
     telling: Broadcast,
     progress: bool | None,
     before: Callable[[], None] = lambda: None,
@@ -88,16 +88,16 @@ def run(
         folder.drop_metrics(private.restored_position)
         saving = Saving(private)
         shown.started(lost=private.position - private.restored_position)
-        aside.catch_up(private.position)
+        companions.catch_up(private.position)
         for batch in private.batches(data):
-            aside.before(private.position)
+            companions.before(private.position)
             losses = private.step(batch)
-            aside.after()
+            companions.after()
             shown.step(private.position, losses)
             if _epoch_ends(private):
                 _log(private, losses, len(batch))
                 if test is not None and private.remaining:
-                    _evaluate(private, test, aside, telling, file)
+                    _evaluate(private, test, companions, telling, file)
             if received and private.at_block_end:
                 private.checkpoint()
                 raise Interrupted(
@@ -109,9 +109,9 @@ def run(
             if private.at_block_end:
                 saving.save_if_due()
         private.checkpoint()
-        if test is not None and not _measured(private, aside, training_records):
-            _evaluate(private, test, aside, telling, file)
-        private.release(aside.average)
+        if test is not None and not _measured(private, companions, training_records):
+            _evaluate(private, test, companions, telling, file)
+        private.release(companions.average)
     finished = Run(private.folder, private.model)
     page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
     if test is not None or page.exists():
@@ -146,10 +146,10 @@ class Saving:
             self._cost = self._time - started
 
 
-def _measured(private: Private, aside: Aside, training_records: bool) -> bool:
+def _measured(private: Private, companions: Companions, training_records: bool) -> bool:
     """Return whether the last evaluation measured the weights that are about to be released."""
     last: dict[str, Any] = next(reversed(private.folder.metrics(training_records=training_records)), {})
-    with aside.shown():
+    with companions.shown():
         return bool(last.get("weights") == weights_digest.digest(private.model))
 
 
@@ -164,16 +164,16 @@ def _epoch_ends(private: Private) -> bool:
     return int(_epoch(private) + 1e-9) > int(_epoch(private) - per_step + 1e-9) or private.remaining == 0
 
 
-def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast, metrics: Path) -> None:
+def _evaluate(private: Private, test: Data, companions: Companions, telling: Broadcast, metrics: Path) -> None:
     """Measure the weights that would be released, write a line of metrics, and give the values to the loggers."""
-    with aside.shown():
+    with companions.shown():
         line = evaluate.row(private.model, test, private.position, _epoch(private))
         line |= {"segment": private.segment, "weights": weights_digest.digest(private.model)}
     private.folder.add_metrics(line, metrics)
     if telling:
         private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)
-        telling.log(private.position, released(line, _largest(private.plan.epsilons), _largest(charged)))
+        telling.log(private.position, collect_released(line, _largest(private.plan.epsilons), _largest(charged)))
 
 
 def _largest(epsilons: Iterable[float | None]) -> float | None:

@@ -38,7 +38,7 @@ from evenhand.types import Batch, Pass
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))
 
 
-class Kept(Protocol):
+class Stateful(Protocol):
     """An object that is saved and restored with model and optimizer: a learning-rate schedule, an average."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Private:
         ledger: Ledger,
         memory: Mapping[str, Any],
         compose: bool,
-        extras: Mapping[str, Kept],
+        extras: Mapping[str, Stateful],
         restored_position: int = 0,
         allow_not_finite: bool = False,
     ) -> None:

@@ -19,7 +19,7 @@ from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import wrap
 from evenhand.errors import CalibrationError, EvenhandError, LedgerError, PlanMismatchError, UsageError
-from evenhand.mechanism.replan import OverspentError, back, promised, refuse_overspent, replan
+from evenhand.mechanism.replan import OverspentError, new_budgets, refuse_overspent, replan, replan_from_checkpoint
 from evenhand.runs import checkpoints
 from evenhand.runs.checkpoints import Mark
 from evenhand.runs.dataset_ledger import DatasetLedger, at_least, hold
@@ -92,7 +92,7 @@ def rebudget(
     try:
         new_plan = replan(plan, privacy, reading.reserved, epochs=epochs)
     except OverspentError as error:
-        raise CalibrationError(f"{error} {possible(folder, plan, promised(plan, privacy))}") from None
+        raise CalibrationError(f"{error} {describe_options(folder, plan, new_budgets(plan, privacy))}") from None
     counted = _entered(folder, new_plan, train)
     write_json(_next(folder), {"plan": new_plan.to_json(), "composition": counted})
     Ledger.replan(
@@ -106,7 +106,7 @@ def _go_back(
     folder: Folder, plan: Plan, privacy: Privacy | Budgets, epochs: float | None, train: Any, out: Path
 ) -> Plan:
     """Begin a new run in ``out`` from the last checkpoint that fits, withdraw the old one, and return the new plan."""
-    reading, budgets = folder.ledger(), promised(plan, privacy)
+    reading, budgets = folder.ledger(), new_budgets(plan, privacy)
     if reading.withdrawn is not None:
         new_plan = mend(folder, reading, out)
         if new_plan.budgets != tuple(budgets):
@@ -118,7 +118,7 @@ def _go_back(
         point = last_that_fits(folder, plan, budgets)
     else:
         raise UsageError("These budgets cover all that is spent, so there is nothing to go back for: leave out --out.")
-    new_plan = back(plan, privacy, point.then.reserved, len(point.then.replans), epochs=epochs)
+    new_plan = replan_from_checkpoint(plan, privacy, point.then.reserved, len(point.then.replans), epochs=epochs)
     new = begin(folder, out, new_plan, point)
     opted_out = (folder.composition() or {}).get("runs", 0) is None
     finish(folder, new, {"runs": None} if opted_out else _count(folder, new_plan, train, left=plan))
@@ -280,7 +280,7 @@ def refuse_waiting(folder: Folder) -> None:
         )
 
 
-def possible(folder: Folder, plan: Plan, budgets: Sequence[float]) -> str:
+def describe_options(folder: Folder, plan: Plan, budgets: Sequence[float]) -> str:
     """Return in words what can be done about budgets below what is spent."""
     try:
         point = last_that_fits(folder, plan, budgets)

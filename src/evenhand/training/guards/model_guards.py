@@ -85,7 +85,7 @@ class Watch:
         views: Views | None = None,
     ) -> None:
         self._compute, self._views, self._labels = compute or Compute(), views, labels
-        self._model, self._loss = seen(model, loss, views)
+        self._model, self._loss = adapt_to_views(model, loss, views)
         self._batches = MicroBatches(self._model, self._loss, lean=self._compute.lean, limit=self._compute.micro_batch)
         self._engine = self._batches.engine
         self._engine.watcher = self._look
@@ -130,7 +130,7 @@ class Watch:
             raise without_values(error) from None
         for layout, before in self._before:
             if layout.state() != before:
-                self._spoilt = self._spoilt or written(layout, before, self._moving)
+                self._spoilt = self._spoilt or find_written(layout, before, self._moving)
         self.refuse_spoilt()
         if self._compute.precision == "float32":
             return result
@@ -161,7 +161,7 @@ class Watch:
         change = self._states.changed(layout, thorough=self.thorough)
         self._foreign = self._foreign or bool(change.trained)
         if change.fixed:
-            message = rewritten(change.fixed[0], change.late)
+            message = describe_foreign_write(change.fixed[0], change.late)
             raise CoupledError(message, "state") if change.late else UnsupportedModelError(message)
         if self.thorough and self._picture is not None:
             paths = changes(self._picture, self.company.picture())
@@ -218,7 +218,7 @@ class Watch:
                 self.thorough = before
 
 
-def seen(
+def adapt_to_views(
     model: nn.Module, loss: Callable[[Any, Any], Tensor], views: Views | None
 ) -> tuple[nn.Module, Callable[[Any, Any], Tensor]]:
     """Return model and loss for a batch with several views of each record; unchanged if there is one view."""
@@ -233,7 +233,7 @@ def check_rows(inputs: Any, targets: Any, drawn: int) -> None:
         raise DataError("The batch does not hold one input per sampled record: augment rows in place, never add any.")
 
 
-def rewritten(name: str, late: bool) -> str:
+def describe_foreign_write(name: str, late: bool) -> str:
     """Return the message that fixed state was written outside of private steps, and what to do about it."""
     after = (
         "Steps have been taken with it, so nothing of this run may be released, and the ledger says so: start a new "
@@ -248,7 +248,7 @@ def rewritten(name: str, late: bool) -> str:
     )
 
 
-def written(layout: Layout, before: Marks, moving: Collection[str] = ()) -> str:
+def find_written(layout: Layout, before: Marks, moving: Collection[str] = ()) -> str:
     """Return the name of a buffer or parameter written since ``before``; empty if only ``moving`` ones were."""
     model = layout.model
     names = (name for name, _ in (*model.named_buffers(), *model.named_parameters()))
