@@ -225,9 +225,9 @@ def test_evaluation_is_repeatable_and_leaves_the_generators_alone() -> None:
     public(3)
     expected = next_public()
     public(3)
-    scores = evaluate.scored(model, data)[0]
+    scores = evaluate.compute_scores(model, data)[0]
     assert next_public() == expected
-    assert torch.equal(evaluate.scored(model, data)[0], scores)
+    assert torch.equal(evaluate.compute_scores(model, data)[0], scores)
 
 
 def planned(data: Data) -> Plan:

@@ -18,7 +18,7 @@ from evenhand.density import MomentDensity, NoisyEmbeddingDensity, RandomFeature
 from evenhand.density.noisy_sums import Sums
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError, UsageError
 from evenhand.runs.folder import Folder
-from evenhand.runs.ledger import Ledger, locked
+from evenhand.runs.ledger import Ledger, acquire_lock
 
 
 class Killed(BaseException):
@@ -145,7 +145,7 @@ def test_sums_that_another_process_is_making_are_left_alone(tmp_path: Path, monk
         fit(MomentDensity, tmp_path)
     monkeypatch.undo()
     sums, plan = Sums(Folder(tmp_path)), Folder(tmp_path).plan()
-    with locked(Folder(tmp_path).ledger_file), pytest.raises(LedgerError, match="Another process"):
+    with acquire_lock(Folder(tmp_path).ledger_file), pytest.raises(LedgerError, match="Another process"):
         sums.refuse_lost(plan, 2)
     assert sums.read(0) is not None
     with pytest.raises(BudgetExhausted, match="release 2 of 2"):

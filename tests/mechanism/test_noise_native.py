@@ -40,7 +40,7 @@ def test_flags_are_those_of_the_build() -> None:
 @pytest.mark.parametrize("less", LESS.values(), ids=LESS.keys())
 def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_path: Path) -> None:
     loops, given = Loops(build(tmp_path, lacking("mechanism/noise.c", less), *STRICT)), words(200)
-    assert noise_native.right(loops)
+    assert noise_native.check_loops(loops)
     made, expected = np.empty(len(given)), noise_native.reference(given)
     loops.normals(given.ctypes.data, made.ctypes.data, 200)
     np.testing.assert_allclose(made, expected, rtol=0, atol=4e-15)
@@ -88,7 +88,7 @@ def test_every_variant_gives_the_normals_of_numpy(less: tuple[str, ...], tmp_pat
     ],
 )
 def test_loops_that_compute_something_else_are_not_used(what: str, instead: str, tmp_path: Path) -> None:
-    assert not noise_native.right(Loops(build(tmp_path, changed("mechanism/noise.c", (what, instead)), *QUICK)))
+    assert not noise_native.check_loops(Loops(build(tmp_path, changed("mechanism/noise.c", (what, instead)), *QUICK)))
 
 
 def test_without_the_file_there_are_no_loops(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_every_way_to_make_the_bits_gives_the_same_release(
 ) -> None:
     """The processor's own AES, narrow or wide, and OpenSSL's; the threads of torch change nothing."""
     loops = Loops(build(tmp_path, changed("mechanism/noise.c", *less), *STRICT))
-    assert noise_native.right(loops)
+    assert noise_native.check_loops(loops)
     assert loops.encrypts is (not less or less[0][0] != NO_AES)
     monkeypatch.setattr(noise_native, "loops", lambda: loops)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -188,7 +188,7 @@ def test_a_sum_that_is_not_finite_does_not_leave(
 def test_two_parts_in_the_same_memory_get_noise_of_their_own(own: bool) -> None:
     """Two parameters may have one and the same gradient, such as an LSTM's two biases."""
     total = torch.zeros(2000)
-    first, second = release_parts([total, total], 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, own=own)
+    first, second = release_parts([total, total], 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, in_place=own)
     assert not torch.equal(first, second)
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.15
     assert float(first.std()) == pytest.approx(1.0, rel=0.15)
@@ -200,7 +200,7 @@ def test_sums_are_written_over_only_where_each_has_memory_of_its_own() -> None:
         pytest.skip("no compiled loops")
 
     def inside(parts: list[torch.Tensor]) -> list[bool]:
-        found = release_parts(parts, 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, own=True)
+        found = release_parts(parts, 1.0, 2.0**-20, Ahead(Stream.fresh()), 0, 1.0, in_place=True)
         return [out.data_ptr() == part.data_ptr() for out, part in zip(found, parts, strict=True)]
 
     table = torch.zeros(2, 300)

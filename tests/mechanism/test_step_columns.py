@@ -49,7 +49,7 @@ class ShrinkingAll(BatchRule):
 def test_a_rule_that_writes_into_its_rows_is_bounded_all_the_same(rule: SampleRule | BatchRule) -> None:
     stats, state = columns(), State(step=0, bound=ONE.clone(), public=Public(batch=3.0, groups=1))
     sensitivity = torch.tensor([1.0, 50.0], dtype=torch.float64)
-    weights = step.bounded(weights_of(rule, stats, state), stats, sensitivity)
+    weights = step.clamp_weights(weights_of(rule, stats, state), stats, sensitivity)
     assert bool((weights * columns().norm <= 1.0 + 1e-12).all())
     assert torch.equal(stats.norm, columns().norm)
     assert torch.equal(stats.owner, columns().owner)
@@ -70,11 +70,11 @@ def test_owners_of_any_kind_of_number_are_themselves(dtype: torch.dtype) -> None
     owner = torch.tensor([1, 0, 1, 0, 0, 1], dtype=dtype)
     ones = torch.ones(6, dtype=torch.float64)
     sensitivity = torch.tensor([1.0, 1e6], dtype=torch.float64)
-    found = step.bounded(1e9 * ones, Stats(ones, ones, owner, owner, owner), sensitivity)
+    found = step.clamp_weights(1e9 * ones, Stats(ones, ones, owner, owner, owner), sensitivity)
     assert found.tolist() == [1e6, 1.0, 1e6, 1.0, 1.0, 1e6]
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
     ones, owner = torch.ones(4, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
     with pytest.raises((ValueError, RuntimeError, IndexError)):
-        step.bounded(ones, Stats(ones, ones, owner, owner, owner), ONE)
+        step.clamp_weights(ones, Stats(ones, ones, owner, owner, owner), ONE)

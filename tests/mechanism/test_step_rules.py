@@ -16,7 +16,7 @@ from evenhand.accounting.budgets import FixedNoise
 from evenhand.errors import UnsupportedModelError
 from evenhand.mechanism.make_plan import plan
 from evenhand.mechanism.random_streams import Stream
-from evenhand.mechanism.step import Mechanism, bounded, private_gradient, rehearse
+from evenhand.mechanism.step import Mechanism, clamp_weights, private_gradient, rehearse
 from evenhand.methods.catalogue import Method
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import BatchRule, Clip, SampleRule
@@ -49,7 +49,7 @@ FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 def test_the_projection_holds_whatever_a_rule_returns(weights: list[float], norms: list[float], bound: float) -> None:
     zero = torch.zeros(4, dtype=torch.long)
     stats = Stats(torch.tensor(norms, dtype=torch.float64), zero.double(), zero, zero, zero)
-    found = bounded(torch.tensor(weights, dtype=torch.float64), stats, torch.tensor([bound], dtype=torch.float64))
+    found = clamp_weights(torch.tensor(weights, dtype=torch.float64), stats, torch.tensor([bound], dtype=torch.float64))
     moved = found * stats.norm
     assert (found >= 0).all()
     assert (moved <= bound * (1 + 1e-12)).all()

@@ -17,7 +17,7 @@ import evenhand as eh
 from evenhand.cli import train
 from evenhand.data import Data
 from evenhand.errors import UsageError
-from evenhand.training.loggers import Broadcast, Logger, MlflowLogger, TensorBoardLogger, plain, released
+from evenhand.training.loggers import Broadcast, Logger, MlflowLogger, TensorBoardLogger, collect_released, plain
 from evenhand.training.run import Run
 
 
@@ -110,7 +110,7 @@ def test_wrong_loggers_are_refused_before_a_folder_exists(tiny: Data, held_out: 
 
 
 def test_undefined_values_are_left_out() -> None:
-    assert released({"accuracy": None, "groups": {"a": None}}, None, None) == {}
+    assert collect_released({"accuracy": None, "groups": {"a": None}}, None, None) == {}
 
 
 def test_a_logger_cannot_change_what_the_next_one_sees() -> None:
@@ -168,7 +168,7 @@ def test_tensorboard_gets_scalars(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_real_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    TensorBoardLogger(tmp_path).log(7, released({"accuracy": 0.5, "groups": {"<b>": 0.25}}, 1.5))
+    TensorBoardLogger(tmp_path).log(7, collect_released({"accuracy": 0.5, "groups": {"<b>": 0.25}}, 1.5))
     read = EventAccumulator(str(tmp_path))
     read.Reload()
     assert set(read.Tags()["scalars"]) == {"accuracy", f"accuracy/{plain('<b>')}", "epsilon"}

@@ -95,8 +95,8 @@ def run(
     options.emit(_summary(comparison), _text(comparison), json)
     if comparison.failed:
         say(
-            f"evenhand: {len(comparison.failed)} of {len(comparison.results)} runs did not finish. {comparison.failed[0]} What is "
-            "charged stays charged; the same command goes on with them."
+            f"evenhand: {len(comparison.failed)} of {len(comparison.results)} runs did not finish. "
+            f"{comparison.failed[0]} What is charged stays charged; the same command goes on with them."
         )
         raise typer.Exit(1)
 

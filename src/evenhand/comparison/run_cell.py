@@ -76,11 +76,11 @@ def plan_task(
 def _planned(same: _Same, epsilon: float | None, validation: Validation | None) -> Plan:
     """Return the plan of a config, cached: seeds and learning rates share it."""
     from evenhand.accounting.budgets import Privacy
-    from evenhand.training.from_config import planned, promised
+    from evenhand.training.from_config import planned, read_budgets
 
     config = same.config
     training = _loaded(_data(config), validation)[0]
-    promise = None if epsilon is None else promised(config, training) or Privacy(epsilon, config.delta)
+    promise = None if epsilon is None else read_budgets(config, training) or Privacy(epsilon, config.delta)
     return planned(config, training.facts, promise)
 
 

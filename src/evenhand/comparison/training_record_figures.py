@@ -51,14 +51,14 @@ def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dic
     import torch
 
     from evenhand.gradients.engine import Engine
-    from evenhand.training.evaluate import moved, outputs
+    from evenhand.training.evaluate import move_to_device, outputs
     from evenhand.training.fit import default_loss
 
     device = next(model.parameters()).device
     rows = torch.linspace(0, len(data) - 1, min(RECORDS, len(data))).round().long()
     engine, norms, right = Engine(model.eval(), default_loss(data)), [], []
     for some in torch.split(rows, CHUNK):
-        inputs, targets = (moved(part, device) for part in data.fetch(some))
+        inputs, targets = (move_to_device(part, device) for part in data.fetch(some))
         norms.append(engine.run(inputs, targets).norm.cpu())
         with torch.no_grad():
             right.append((outputs(model, inputs).argmax(-1) == targets).cpu())

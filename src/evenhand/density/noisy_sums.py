@@ -36,7 +36,7 @@ from evenhand.methods.composition import Method
 from evenhand.methods.rules import Clip
 from evenhand.methods.schedules import Table
 from evenhand.runs.folder import Folder, write_durably
-from evenhand.runs.ledger import Ledger, locked
+from evenhand.runs.ledger import Ledger, acquire_lock
 from evenhand.types import Commit, Facts
 
 
@@ -294,7 +294,7 @@ class Sums:
         """
         if self._lost(charged) is None:
             return
-        with locked(self.folder.ledger_file):
+        with acquire_lock(self.folder.ledger_file):
             lost = self._lost(charged)
             if lost is None or self.folder.ledger().released:
                 return

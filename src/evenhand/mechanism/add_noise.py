@@ -1,4 +1,4 @@
-"""A sum leaves the process only through here: rounded to a grid, with Gaussian noise on the same grid."""
+"""Release sums: round to a grid, add Gaussian noise, round again. No sum leaves the process in another way."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FEW = AT_ONCE * BLOCK // 2
 
 
 class Ahead:
-    """The numbers of a stream; without compiled loops, those of the next step are made by a thread of their own.
+    """A source of normals from a stream that may compute those of later steps ahead of time, perhaps in a thread.
 
-    Noise is addressed by step and position, so working ahead cannot change it. Without a core to spare there is nothing
-    to gain. What is returned is overwritten by the next call.
+    Noise is addressed by step and position, so working ahead cannot change it. The thread is started only if a core is
+    free. The source owns the arrays that it returns: the next call overwrites them.
 
     >>> stream = Stream.insecure(0, 0)
     >>> bool((Ahead(stream).normals("gradient", 3, 40_000) == stream.normals("gradient", 3, 40_000)).all())
@@ -42,10 +42,10 @@ class Ahead:
         self._worker = ThreadPoolExecutor(1, "evenhand-noise") if _spare() else None
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None
         self.desk, self._desks = Desk(), [Desk(), Desk()]  # the other thread works on desks only
-        self._several, self._made = Desk(), dict[tuple[int, int], NDArray[np.float64]]()
+        self._several, self._ready = Desk(), dict[tuple[int, int], NDArray[np.float64]]()
 
     def parts(self, domain: Domain, step: int, count: int) -> Iterator[NDArray[np.float64]]:
-        """As ``in_parts`` gives them; what is made before its step is there as a whole."""
+        """Yield the first ``count`` normals of a step in parts, as ``in_parts`` does."""
         if not self._works(count):
             yield from in_parts(self.stream, domain, step, count, self.desk)
             return
@@ -54,11 +54,11 @@ class Ahead:
             yield whole[start : start + SMALL_CHUNK]
 
     def _works(self, count: int) -> bool:
-        """Whether so many numbers are made before their step."""
+        """Return whether so many numbers are computed ahead of their step."""
         return count <= FEW or (self._worker is not None and count >= AHEAD_FROM)
 
     def normals(self, domain: Domain, step: int, count: int, offset: int = 0) -> NDArray[np.float64]:
-        """As the stream gives them."""
+        """Return the normals that ``Stream.normals`` returns for this address."""
         if domain != "gradient" or offset or not self._works(count):
             return self.stream.normals(domain, step, count, offset, self.desk)
         if count <= FEW or self._worker is None:
@@ -69,24 +69,24 @@ class Ahead:
         else:
             numbers = self.stream.normals(domain, step, count, desk=self.desk)
         self._desks.reverse()
-        made = self._worker.submit(self.stream.normals, domain, step + 1, count, 0, self._desks[0])
-        self._next = (step + 1, count, made)
+        future = self._worker.submit(self.stream.normals, domain, step + 1, count, 0, self._desks[0])
+        self._next = (step + 1, count, future)
         return numbers
 
     def _few(self, step: int, count: int) -> NDArray[np.float64]:
-        """Those of a small model's gradient. What is handed out may be overwritten, so each is handed out once."""
-        if (step, count) not in self._made:
+        """Return the normals of a small gradient. Callers may write over a row, so each row is handed out once."""
+        if (step, count) not in self._ready:
             steps = AT_ONCE // max(1, -(-count // BLOCK))
-            self._made = {}
+            self._ready = {}
             rows = self.stream.normals_of("gradient", step, steps, count, self._several)
-            self._made = {(step + i, count): row for i, row in enumerate(rows)}
-        return self._made.pop((step, count))
+            self._ready = {(step + i, count): row for i, row in enumerate(rows)}
+        return self._ready.pop((step, count))
 
 
 def in_parts(
     stream: Stream, domain: Domain, step: int, count: int, desk: Desk | None = None
 ) -> Iterator[NDArray[np.float64]]:
-    """The first normals of a step, ``SMALL_CHUNK`` at a time; what is given is overwritten by the next part.
+    """Yield the first ``count`` normals of a step, ``SMALL_CHUNK`` at a time. The next part overwrites the last one.
 
     >>> [len(part) for part in in_parts(Stream.insecure(0, 0), "gradient", 0, 40_000)]
     [32768, 7232]
@@ -106,17 +106,18 @@ def release(
     offset: int = 0,
     divisor: float = 1.0,
 ) -> Tensor:
-    """``total`` rounded to the grid, plus N(0, std^2), rounded to the grid again, then divided; float64.
+    """Return ``total`` rounded to the grid, plus N(0, std^2), rounded to the grid again, then divided; in float64.
 
-    What is released is a whole multiple of ``spacing`` (a power of two), so its low-order bits carry no trace of the
-    datum; the second rounding and the division see the noisy sum only.
+    Guarantee:
+      The noisy sum is a whole multiple of ``spacing`` (a power of two), so its low-order bits carry no trace of a
+      record. The second rounding and the division see the noisy sum only. ``total`` is not written.
 
     >>> release(torch.zeros(2), 0.0, 0.25, Stream.fresh(), "gradient", 0) + 0.0
     tensor([0., 0.], dtype=torch.float64)
     """
     flat = total.detach().reshape(-1).cpu()
-    made = source.normals(domain, step, len(flat), offset)
-    noisy, normals = torch.empty(len(flat), dtype=torch.float64), torch.from_numpy(made)
+    samples = source.normals(domain, step, len(flat), offset)
+    noisy, normals = torch.empty(len(flat), dtype=torch.float64), torch.from_numpy(samples)
     for start in range(0, len(flat), CHUNK):
         noise = normals[start : start + CHUNK]
         _add(flat[start : start + CHUNK], noise, std, spacing, divisor, out=noisy[start : start + CHUNK])
@@ -126,15 +127,15 @@ def release(
 def release_few(
     total: NDArray[np.float64], std: float, spacing: float, source: Ahead, domain: Domain, step: int, offset: int
 ) -> NDArray[np.float64]:
-    """As ``release``, for a few numbers such as the answers of a query: outside torch, which is quicker.
+    """Return what ``release`` returns, for a few numbers such as the answer of a query: quicker, since without torch.
 
     >>> source = Ahead(Stream.insecure(0, 0))
     >>> few = release_few(np.ones(3), 1.0, 2**-20, source, "queries", 5, 1)
     >>> bool((torch.from_numpy(few) == release(torch.ones(3), 1.0, 2**-20, source, "queries", 5, 1)).all())
     True
     """
-    made = source.normals(domain, step, len(total), offset)
-    return np.rint(np.rint(total * (1 / spacing)) + made * (std / spacing)) * spacing
+    normals = source.normals(domain, step, len(total), offset)
+    return np.rint(np.rint(total * (1 / spacing)) + normals * (std / spacing)) * spacing
 
 
 def release_parts(
@@ -145,13 +146,24 @@ def release_parts(
     step: int,
     divisor: float,
     lean: bool = False,
-    own: bool = False,
+    in_place: bool = False,
 ) -> list[Tensor]:
-    """The gradient's sum, in as many tensors as it has parameters, as ``release`` gives it for all of them in a row.
+    """Return the noisy gradient, one tensor per tensor of ``totals``; the noise is that of ``release`` on all in a row.
 
-    What comes out has the shape and device of what went in, which stays as it was unless it is the caller's ``own`` to
-    be written over, and the precision that all of it together has. Raises before anything is returned if a number is
-    not finite. ``lean`` makes no numbers before they are needed.
+    Shapes and devices are those of ``totals``, and one precision for all. The caller owns the result.
+
+    Args:
+      totals: the bounded sum, one tensor per parameter.
+      std: standard deviation of the noise.
+      spacing: of the grid.
+      source: of the normals.
+      step: of the plan; its noise must serve once.
+      divisor: the noisy sum is divided by it.
+      lean: compute no normals before they are needed.
+      in_place: whether ``totals`` may be overwritten with the result; otherwise they stay as they are.
+
+    Raises:
+      UnsupportedModelError: the sum is not finite. Nothing is released then.
 
     >>> ones = [torch.ones(2), torch.ones(1, 3)]
     >>> [part.tolist() for part in release_parts(ones, 0.0, 0.25, Ahead(Stream.fresh()), 0, 2.0)]
@@ -159,7 +171,7 @@ def release_parts(
     """
     loops = noise_native.loops()
     if loops is not None and all(total.dtype == torch.float32 for total in totals):
-        return _by_loops(loops, totals, std, spacing, source, step, divisor, own)
+        return _by_loops(loops, totals, std, spacing, source, step, divisor, in_place)
     flat = torch.cat([total.reshape(-1) for total in totals])
     if not math.isfinite(float(flat.sum())):
         raise _not_finite()
@@ -177,25 +189,30 @@ def _by_loops(
     source: Ahead,
     step: int,
     divisor: float,
-    own: bool,
+    in_place: bool,
 ) -> list[Tensor]:
-    held = [_plain(total) for total in totals]
-    outs = held if own and _apart(held) else [torch.empty_like(total) for total in held]
-    counts = [total.numel() for total in held]
-    parts = Parts([total.data_ptr() for total in held], [out.data_ptr() for out in outs], counts)
+    """Release float32 sums with the compiled loops, over them if ``in_place``."""
+    sums = [_plain(total) for total in totals]
+    outs = sums if in_place and _apart(sums) else [torch.empty_like(total) for total in sums]
+    counts = [total.numel() for total in sums]
+    parts = Parts([total.data_ptr() for total in sums], [out.data_ptr() for out in outs], counts)
     if loops.encrypts:
         stream = source.stream
         counter, threads = stream.counter("gradient", step), torch.get_num_threads()
         odd = loops.encrypted(stream.key, counter, parts, std, spacing, divisor, threads)
     else:
-        odd = _given(loops, parts, source.desk, source.stream.cipher("gradient", step), std, spacing, divisor)
+        odd = _release_with_openssl(
+            loops, parts, source.desk, source.stream.cipher("gradient", step), std, spacing, divisor
+        )
     if odd:
         raise _not_finite()
     return [out if total.is_cpu else out.to(total.device) for out, total in zip(outs, totals, strict=True)]
 
 
-def _given(loops: Loops, parts: Parts, desk: Desk, cipher: Cipher, std: float, spacing: float, divisor: float) -> int:
-    """The same with bits that OpenSSL makes, a few at a time."""
+def _release_with_openssl(
+    loops: Loops, parts: Parts, desk: Desk, cipher: Cipher, std: float, spacing: float, divisor: float
+) -> int:
+    """Release with random bits from OpenSSL, a chunk at a time; return how many numbers were not finite."""
     odd = 0
     for first in range(0, parts.count, SMALL_CHUNK):
         last = min(first + SMALL_CHUNK, parts.count)
@@ -205,14 +222,14 @@ def _given(loops: Loops, parts: Parts, desk: Desk, cipher: Cipher, std: float, s
 
 
 def _plain(total: Tensor) -> Tensor:
-    """One number after the other in the memory of the CPU."""
+    """Return ``total`` as one contiguous piece of CPU memory: itself if it is one already."""
     if total.is_cpu and total.is_contiguous() and not total.requires_grad and not total.is_neg():
         return total
     return total.detach().cpu().contiguous().resolve_neg()
 
 
 def _apart(parts: Sequence[Tensor]) -> bool:
-    """Whether each fills a piece of memory of its own: written over, it is no other's, nor gets noise twice.
+    """Return whether each tensor fills a storage of its own, so that writing noise over one cannot reach another.
 
     >>> both = torch.zeros(2, 3)
     >>> _apart([both, torch.zeros(3)]), _apart([both, both]), _apart([both[0], torch.zeros(3)])
@@ -225,15 +242,16 @@ def _apart(parts: Sequence[Tensor]) -> bool:
 
 
 def _not_finite() -> UnsupportedModelError:
+    """Return the error for a sum that is not finite."""
     return UnsupportedModelError("The bounded sum of gradients is not finite: nothing was released.")
 
 
 def release_within(
     total: Tensor, std: float, spacing: float, parts: Iterator[NDArray[np.float64]], divisor: float
 ) -> Tensor:
-    """As ``release``, in the memory of ``total`` (one dimension) and a small chunk more, with normals in parts.
+    """Overwrite ``total`` (one dimension) with what ``release`` returns, and return it; ``parts`` are the normals.
 
-    What comes out are the same numbers, rounded once more to the precision of ``total``, which is overwritten.
+    The numbers are rounded once more, to the precision of ``total``. Beside it a small chunk of memory is needed.
 
     >>> parts = in_parts(Stream.insecure(0, 0), "gradient", 5, 3)
     >>> noisy = release_within(torch.zeros(3), 1.0, 2**-20, parts, 2.0)
@@ -250,12 +268,12 @@ def release_within(
 
 
 def _add(total: Tensor, noise: Tensor, std: float, spacing: float, divisor: float, out: Tensor) -> Tensor:
-    """On the grid in float64 before the noise is added, and again afterwards."""
+    """Write into ``out`` (float64) the sum rounded to the grid, plus noise, rounded again, then divided; return it."""
     out.copy_(total).mul_(1 / spacing).round_()
     return out.add_(noise, alpha=std / spacing).round_().mul_(spacing / divisor)
 
 
 def _spare() -> bool:
-    """Whether there is a core that torch does not use: its threads wait for each other, so one more slows all down."""
+    """Return whether there is a core that torch does not use; without one, a further thread slows all others down."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores > torch.get_num_threads()

@@ -1,6 +1,6 @@
-"""``plan``: where sampling, rule, queries and schedule meet the promise, before the first gradient.
+"""Make a plan: calibrate sampling, noise and bounds of a method to the promise, before the first gradient.
 
-It sees public facts only, and returns the frozen Plan of ``accounting/plan.py``.
+Only public facts are used. The result is the frozen Plan of ``accounting/plan.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def plan(
     batch_size: float | None = None,
     allow_unproven: bool = False,
 ) -> Plan:
-    """Fix every number that decides privacy, calibrated so that the promise is met and hardly undershot.
+    """Return the plan: every number that decides privacy, calibrated so that the promise is met and nearly used up.
 
     Args:
       method: a name from ``evenhand methods`` or a Method.
@@ -48,8 +48,8 @@ def plan(
 
     Examples:
       >>> from evenhand.types import Facts, Level
-      >>> made = plan("dpsgd", Privacy(3, 1e-5), data=Facts(1257, (("all", 1257),)), epochs=30, batch_size=128)
-      >>> made.steps, round(made.epsilons[0], 2)
+      >>> dpsgd = plan("dpsgd", Privacy(3, 1e-5), data=Facts(1257, (("all", 1257),)), epochs=30, batch_size=128)
+      >>> dpsgd.steps, round(dpsgd.epsilons[0], 2)
       (295, 3.0)
     """
     chosen = find_method(method)
@@ -68,7 +68,7 @@ def plan(
     delta, budgets = _delta(privacy, records), budgets_of(privacy, data)
     shape = [(level.noise, count) for count, level in stretches]
     scale, rates, scales = _calibrated(chosen, privacy, budgets, data, batch, shape, delta)
-    made = Plan(
+    draft = Plan(
         method=chosen.name,
         guarantee=guarantee,
         rule=registry.spec(chosen.rule),
@@ -84,27 +84,28 @@ def plan(
         levels=tuple(level_of(chosen, count, scale * level.noise, level.bound) for count, level in stretches),
         epsilons=(None,) * len(rates),
     )
-    epsilons = budgets if _certified(chosen, budgets) else made.spent_by_owner()
+    epsilons = budgets if _certified(chosen, budgets) else draft.spent_by_owner()
     if any(epsilon == math.inf for epsilon in epsilons):
         raise UsageError(
             "This noise spends more than an epsilon of a million, which promises nothing: give more noise, or choose "
             "the method 'sgd' to train without privacy and say so."
         )
-    return dataclasses.replace(made, epsilons=epsilons)
+    return dataclasses.replace(draft, epsilons=epsilons)
 
 
 def default_batch(records: int) -> int:
-    """Expected batch size when none is given: large batches bear noise best, about a tenth of the data up to 1024."""
+    """Return the expected batch size when none is given: a tenth of the data, at most 1024."""
     return max(1, min(1024, round(records / 10)))
 
 
 def _delta(privacy: Promise | None, records: int) -> float:
+    """Return the delta that was asked for, else the default for so many records."""
     given = privacy.delta if privacy is not None else None
     return default_delta(records) if given is None else given
 
 
 def stretches_of(chosen: Method, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
-    """The schedule's segments over so many steps, if they cover each of them with usable bounds."""
+    """Return the schedule's segments over so many steps; raise unless they cover each step with a usable bound."""
     stretches = list(chosen.schedule.segments(steps, steps_per_epoch))
     if any(count < 1 for count, _ in stretches) or sum(count for count, _ in stretches) != steps:
         raise UsageError(
@@ -117,7 +118,7 @@ def stretches_of(chosen: Method, steps: int, steps_per_epoch: float) -> list[tup
 
 
 def budgets_of(privacy: Promise | None, facts: Facts) -> tuple[float | None, ...]:
-    """The epsilon that each owner class was promised, in the order of the facts."""
+    """Return the epsilon promised to each owner class, in the order of the facts; None if none was promised."""
     if isinstance(privacy, Budgets):
         missing = set(facts.owner_names) - set(privacy.epsilons)
         unknown = set() if privacy.owners is not None else set(privacy.epsilons) - set(facts.owner_names)
@@ -132,9 +133,9 @@ def budgets_of(privacy: Promise | None, facts: Facts) -> tuple[float | None, ...
 
 
 def _certified(chosen: Method, budgets: Sequence[float | None]) -> bool:
-    """Whether calibration has certified every owner within 0.3 % below its own budget.
+    """Return whether calibration has certified that every owner spends at most 0.3 % less than its budget.
 
-    For many classes their budgets are then what they spend: a second certificate would say hardly less.
+    With many classes the budgets are then reported as what is spent: computing it again would change little.
     """
     treated = "owner" in (chosen.sampling, chosen.bounds)
     return treated and None not in budgets and len(set(budgets)) > FEW
@@ -149,7 +150,7 @@ def _calibrated(
     shape: Shape,
     delta: float,
 ) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    """Scale of the noise, then rate and relative bound of each class.
+    """Return the scale of the noise, the sampling rate of each class, and the relative clip bound of each class.
 
     A method that treats owners alike gives every class the strictest promise: one rate, one bound.
     """
@@ -175,7 +176,7 @@ def _calibrated(
 
 
 def level_of(chosen: Method, count: int, noise: float, bound: float) -> PlannedLevel:
-    """Share one step's multiplier between the gradient and the side queries, so that they merge back to it."""
+    """Return the level whose noise on gradient and side queries together costs as much as one multiplier ``noise``."""
     left = 1.0 - sum(query.share or 0.0 for query in chosen.queries)
     queries = tuple(
         query.noise if query.noise is not None else noise / math.sqrt(query.share or 1.0) for query in chosen.queries
@@ -184,5 +185,5 @@ def level_of(chosen: Method, count: int, noise: float, bound: float) -> PlannedL
 
 
 def _listed(unknown: Collection[str]) -> str:
-    """Return the first few names that somebody typed; those of the data are not printed."""
+    """Return the first few names that the user typed; names from the data are never printed."""
     return f" ({', '.join(_validate.shown(name) for name in sorted(unknown)[:5])})" if unknown else ""

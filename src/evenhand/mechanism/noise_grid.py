@@ -1,4 +1,4 @@
-"""Gaussian noise on a power-of-two grid: what the rounding costs. It is added in ``releasing.py``.
+"""Compute the grid of the noise and the sensitivity that rounding adds. ``add_noise.py`` adds the noise.
 
 The sum is rounded to the grid before the noise is added, so the released value is the rounding of (a number on the
 grid + Gaussian): post-processing of a Gaussian mechanism whose sensitivity grows by ``slack``. Low-order bits of the
@@ -27,7 +27,7 @@ NORMS = 1e-5
 def rounding(expected_batch: float) -> float:
     """Return the relative error that covers norms and a sum in float64 over the batch, such as a query's.
 
-    Charged as extra sensitivity. Sums of gradients are float32: see ``charged_sum``.
+    It is charged as extra sensitivity. Sums of gradients are float32: see ``charged_sum``.
 
     >>> rounding(256) < 3e-5
     True
@@ -36,7 +36,7 @@ def rounding(expected_batch: float) -> float:
 
 
 def grid(sensitivity: float) -> float:
-    """Spacing of the grid: a power of two, about a billionth of the sensitivity.
+    """Return the spacing of the grid: a power of two, about a billionth of the sensitivity.
 
     >>> grid(1.0) == 2.0**-30
     True
@@ -45,7 +45,7 @@ def grid(sensitivity: float) -> float:
 
 
 def slack(spacing: float, dimension: int) -> float:
-    """By how much rounding to the grid can raise the L2 sensitivity: half a spacing per coordinate on either side."""
+    """Return what rounding to the grid can add to the L2 sensitivity: half a spacing per coordinate on either side."""
     return spacing * math.sqrt(dimension)
 
 
@@ -57,9 +57,9 @@ def charged_sum(
     summation: Summation,
     whole: bool = False,
 ) -> NDArray[np.float64]:
-    """Return per owner class the sensitivity that the noise of a gradient must cover: rounding and the grid added.
+    """Return per owner class the sensitivity that the noise of a gradient must cover: rounding and grid included.
 
-    A record changes the rounding of its own block, whose records have bounds of one level; if ``whole``, that of all.
+    A record changes the rounding of its own block, whose records have bounds of one level; if ``whole``, of all blocks.
     Proof: docs/proofs/float_sums.md.
 
     >>> one = charged_sum(np.array([1.0]), [1.0], 0.0, 1, Summation(1024))
@@ -73,9 +73,9 @@ def charged_sum(
 
 
 def charged(sensitivity: S, spacing: float, dimension: int, expected_batch: float, largest: float | None = None) -> S:
-    """The sensitivity (a number or a column of them) that the noise must cover: float rounding and the grid added.
+    """Return the sensitivity (a number or an array) that the noise must cover: float rounding and grid included.
 
-    ``largest`` is that of any owner class: a record of a small bound also changes how the large ones are rounded.
+    ``largest`` is the largest of all owner classes: a record with a small bound changes how large ones are rounded.
 
     >>> charged(0.01, 0.0, 1, 1024, largest=1.0) > charged(0.01, 0.0, 1, 1024)
     True

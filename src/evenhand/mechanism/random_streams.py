@@ -1,7 +1,7 @@
 """Keyed random streams: AES-256 in counter mode, addressed by (domain, step, offset), so nothing depends on call order.
 
-Sampling and noise both draw from here. The key comes from operating-system entropy and never leaves the process; the
-ledger holds its hash, so a key that is used twice shows.
+Sampling and noise both draw from here. The key is secret: it comes from the operating system and never leaves the
+process. The ledger holds its hash, so a key that is used twice is noticed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPACING = 512
 
 @dataclass(frozen=True)
 class Stream:
-    """Random numbers of one segment of one run.
+    """The random numbers of one segment of one run. Key and numbers are secret.
 
     Formal guarantees:
       Distinct (domain, step) never share a cipher block, and distinct offsets give independent numbers; the same
@@ -61,21 +61,21 @@ class Stream:
 
     @classmethod
     def fresh(cls) -> Stream:
-        """A stream nobody can predict: 256 bits from the operating system."""
+        """Return a stream with a new secret key: 256 bits from the operating system."""
         return cls(os.urandom(32))
 
     @classmethod
     def insecure(cls, seed: int, segment: int) -> Stream:
-        """A reproducible stream for research; statements name it, since who knows the seed can remove the noise."""
+        """Return a reproducible stream for research. Whoever knows the seed can remove the noise: statements say so."""
         return cls(hashlib.sha256(f"evenhand insecure seed {seed} segment {segment}".encode()).digest(), public=True)
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the key, safe to publish: equal fingerprints would mean repeated noise."""
+        """Return a hash of the key, safe to publish: equal fingerprints mean repeated noise."""
         return hashlib.sha256(b"evenhand key fingerprint" + self.key).hexdigest()
 
     def uniforms(self, domain: Domain, step: int, count: int) -> NDArray[np.float64]:
-        """``count`` numbers in [0, 1), multiples of 2^-53."""
+        """Return ``count`` uniform numbers in [0, 1), multiples of 2^-53."""
         return (self._words(domain, step, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def record_keys(self, count: int) -> NDArray[np.uint64]:
@@ -94,17 +94,17 @@ class Stream:
         return np.frombuffer(encryptor.update(bytes(16 * -(-count // 2))), dtype="<u8")[:count]
 
     def seed(self, step: int) -> bytes:
-        """Return the secret seed for what is drawn within a step: dropout and augmentation. For `generators.seed`.
+        """Return the secret seed of the draws within a step (dropout, augmentation), for `generators.seed`.
 
         Examples:
           >>> Stream.insecure(0, 0).seed(1) == Stream.insecure(0, 0).seed(1) != Stream.insecure(0, 0).seed(2)
           True
         """
-        found: bytes = self._encryptor("layers", step, 0).update(bytes(SECRET))
-        return found
+        secret: bytes = self._encryptor("layers", step, 0).update(bytes(SECRET))
+        return secret
 
     def record_seeds(self, step: int, records: Sequence[int]) -> Iterator[bytes]:
-        """Yield a secret seed for what is drawn while each record is fetched: of (step, record) alone.
+        """Yield for each record the secret seed of the draws while it is fetched; it depends on (step, record) alone.
 
         Examples:
           >>> stream = Stream.insecure(0, 0)
@@ -124,10 +124,10 @@ class Stream:
     def normals(
         self, domain: Domain, step: int, count: int, offset: int = 0, desk: Desk | None = None
     ) -> NDArray[np.float64]:
-        """``count`` standard normals from position ``offset`` of this step (Box-Muller in float64).
+        """Return ``count`` standard normals from position ``offset`` of this step (Box-Muller in float64).
 
-        Made in blocks of 1024: the first half of a block are radius times cosine, the second half radius times sine,
-        so that everything runs over contiguous memory. A ``desk`` is overwritten by its next use.
+        A block of 1024 holds first all normals from a cosine, then those from the sine. With a ``desk`` the array may
+        lie in its memory, which its next use overwrites.
         """
         first, last = offset // BLOCK, -(-(offset + count) // BLOCK)
         loops = noise_native.loops()
@@ -139,18 +139,18 @@ class Stream:
         return out[begin : begin + count]
 
     def _on_desk(self, domain: Domain, step: int, first: int, blocks: int, desk: Desk | None) -> NDArray[np.float64]:
-
+        """Return the normals of some blocks, without compiled encryption; they lie in the memory of ``desk``."""
         desk = desk or Desk()
         desk.fill(blocks, self.cipher(domain, step, first))
         return desk.normals(blocks)
 
     def cipher(self, domain: Domain, step: int, first: int = 0) -> Cipher:
-        """What puts the bits of the step's blocks on a desk, from block ``first`` on, call after call."""
+        """Return a function that writes the step's random bits from block ``first`` on, call after call."""
         encrypt: Cipher = self._encryptor(domain, step, first * (BLOCK // 2)).update_into
         return encrypt
 
     def counter(self, domain: Domain, step: int) -> int:
-        """The upper half of the counter blocks of a step.
+        """Return the upper half of the counter blocks of a step.
 
         Examples:
           >>> hex(Stream.insecure(0, 0).counter("gradient", 5))
@@ -159,7 +159,9 @@ class Stream:
         return int.from_bytes(_address(domain, step, 0)[:8], "big")
 
     def normals_of(self, domain: Domain, step: int, steps: int, count: int, desk: Desk) -> NDArray[np.float64]:
-        """The first ``count`` standard normals of several steps, one row per step: what ``normals`` gives for each.
+        """Return the first ``count`` normals of several steps, one row per step, equal to those of ``normals``.
+
+        They lie in the memory of ``desk``, which its next use overwrites.
 
         Examples:
           >>> from evenhand.mechanism.random_streams import Desk
@@ -174,9 +176,9 @@ class Stream:
 
         def encrypt(zeros: memoryview, bits: memoryview) -> None:
             while len(zeros):
-                own = steps - len(left)
+                index = steps - len(left)
                 part = min(left[0], len(zeros))
-                encryptors[own].update_into(zeros[:part], bits)
+                encryptors[index].update_into(zeros[:part], bits)
                 zeros, bits = zeros[part:], bits[part:]
                 left[0] -= part
                 if not left[0]:
@@ -196,7 +198,7 @@ def _address(domain: Domain, step: int, block: int) -> bytes:
 
 @functools.cache
 def _cipher() -> tuple[Any, Any, Any]:
-    """The library's parts, imported when they are first needed."""
+    """Return AES, the modes and the cipher class of ``cryptography``, imported when first needed."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     return algorithms.AES, modes, Cipher
@@ -208,26 +210,26 @@ _ZEROS = memoryview(bytes(1 << 18))
 
 
 def box_muller(words: Tensor, out: Tensor, at_once: int) -> None:
-    """Normals from random bits, both of shape (blocks, 2, n): words (r, a) -> radius * (cos, sin).
+    """Write normals made of random words into ``out``; both have shape (blocks, 2, n): (r, a) -> radius * (cos, sin).
 
-    Overwrites the words; ``out`` may be the same memory, since a part's words are read before its normals are written.
+    ``out`` may be the memory of the words: those of a part are read before its normals are written.
     """
     start = 0
     while start < words.size(0):
         stop = min(start + at_once, words.size(0))
         both = words[start:stop].bitwise_right_shift(11).double()  # 53 bits, from -2^52 to 2^52 - 1
-        radius, angle, made = both[:, 0], both[:, 1], out[start:stop]
+        radius, angle, normals = both[:, 0], both[:, 1], out[start:stop]
         radius.add_(4503599627370497.0).mul_(1.1102230246251565e-16)  # + 2^52 + 1: from 2^-53 to 1
         radius.log_().mul_(-2.0).sqrt_()
         angle.mul_(6.283185307179586 * 1.1102230246251565e-16)
-        torch.cos(angle, out=made[:, 0]).mul_(radius)
-        torch.sin(angle, out=made[:, 1]).mul_(radius)
+        torch.cos(angle, out=normals[:, 0]).mul_(radius)
+        torch.sin(angle, out=normals[:, 1]).mul_(radius)
         start = stop
 
 
 @functools.cache
 def _scripted() -> Callable[[Tensor, Tensor, int], None]:
-    """The same as TorchScript: it runs without Python's lock, so that a thread can work ahead beside training."""
+    """Return ``box_muller`` as TorchScript: it runs without Python's lock, so a thread can compute beside training."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted: Callable[[Tensor, Tensor, int], None] = torch.jit.script(box_muller)
@@ -235,9 +237,9 @@ def _scripted() -> Callable[[Tensor, Tensor, int], None]:
 
 
 class Desk:
-    """Memory in which normals are made; kept from step to step it saves asking for it, for one thread at a time.
+    """Memory for random bits, which are then replaced by the normals made of them. For one thread at a time.
 
-    Bits and the normals made of them take turns in the same memory.
+    Used again in every step, it saves allocating. The desk owns the memory: arrays from it hold until its next use.
 
     >>> desk = Desk()
     >>> desk.fill(2, lambda zeros, bits: bits[: len(zeros)].__setitem__(slice(None), os.urandom(len(zeros))))
@@ -246,18 +248,18 @@ class Desk:
     """
 
     def __init__(self) -> None:
-        self._held = 0
+        self._capacity = 0
 
     def fill(self, blocks: int, encrypt: Callable[[memoryview, memoryview], object]) -> None:
-        """Have the bits of so many blocks written: ``encrypt`` gets zeros and where their ciphertext goes.
+        """Write the random bits of so many blocks: ``encrypt`` gets zeros and the memory for their ciphertext.
 
-        It is called several times, for one part after the other; where it writes there is room for a block more.
+        It is called several times, for one part after the other. The memory has room for one more cipher block.
         """
         size = 8 * BLOCK * blocks
-        if self._held < blocks:
+        if self._capacity < blocks:
             raw = bytearray(size + 15)
             words = torch.frombuffer(raw, dtype=torch.int64, count=BLOCK * blocks)
-            self._held, self._raw = blocks, memoryview(raw)
+            self._capacity, self._raw = blocks, memoryview(raw)
             self._words = words.view(blocks, 2, BLOCK // 2)
             self._out = self._words.view(torch.float64)
         for start in range(0, size, len(_ZEROS)):
@@ -265,11 +267,11 @@ class Desk:
 
     @property
     def address(self) -> int:
-        """Where the bits lie until normals are made of them."""
+        """Return the address of the random bits."""
         return self._words.data_ptr()
 
     def normals(self, blocks: int) -> NDArray[np.float64]:
-        """The normals made of those bits; overwritten by the next."""
+        """Return the normals made of the random bits, in their memory; the next ``fill`` overwrites them."""
         out, loops = self._out[:blocks], noise_native.loops()
         if loops is None:
             _scripted()(self._words[:blocks], out, AT_ONCE)

@@ -1,4 +1,4 @@
-"""Plans for budgets that changed: what was charged stays, and the steps that remain are planned on top of it."""
+"""Plan again for budgets that changed: what is charged stays charged, and the remaining steps are planned anew."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Solved = tuple[float, tuple[float, ...], tuple[float, ...]]
 
 
 class OverspentError(CalibrationError):
-    """An owner has spent more than it would be promised."""
+    """An owner has already spent more than its new budget."""
 
 
 def replan(plan: Plan, privacy: Privacy | Budgets, charged: int, *, epochs: float | None = None) -> Plan:
-    """The plan for a run that has charged ``charged`` steps of ``plan`` and has other budgets from now on.
+    """Return the plan of a run that has charged ``charged`` steps of ``plan`` and has other budgets from now on.
 
     Guarantee:
       Every owner's epsilon is that of all its steps composed, those before and those to come, and is at most its new
@@ -43,36 +43,45 @@ def replan(plan: Plan, privacy: Privacy | Budgets, charged: int, *, epochs: floa
       >>> new.steps, new.levels[0].noise < old.levels[0].noise, 1.99 < new.epsilons[0] <= 2
       (100, True, True)
     """
-    budgets = promised(plan, privacy)
+    budgets = new_budgets(plan, privacy)
     refuse_overspent(plan, budgets, charged)
     further = _further(plan, charged, epochs)
     if further < 1:
         raise UsageError("No step of the plan remains: say how long to go on, for example epochs=5.")
-    return _continued(plan, budgets, _before(plan, charged, len(plan.earlier)), further)
+    return _plan_remaining(plan, budgets, _before(plan, charged, len(plan.earlier)), further)
 
 
-def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, epochs: float | None = None) -> Plan:
-    """The plan for a run that goes back to its first ``charged`` steps; budgets had changed ``replans`` times by then.
+def replan_from_checkpoint(
+    plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, epochs: float | None = None
+) -> Plan:
+    """Return the plan of a run that goes back to its first ``charged`` steps.
 
-    As ``replan``; what ``plan`` fixed for later steps is forgotten. Where nothing is left for a further step, or none
-    is asked for, it ends there.
+    Guarantee and errors are those of ``replan``. What ``plan`` fixed for later steps is dropped. If the budgets leave
+    nothing for a further step, or ``epochs`` is 0, the plan ends there.
+
+    Args:
+      plan: the plan before.
+      privacy: the new budgets.
+      charged: steps that count.
+      replans: how often budgets had changed when these steps were charged.
+      epochs: expected further passes over the data; default the steps that remain.
 
     Examples:
       >>> from evenhand.mechanism.make_plan import plan
       >>> from evenhand.types import Facts
       >>> old = plan("dpsgd", Privacy(2, 1e-5), data=Facts(1000, (("all", 1000),)), epochs=10, batch_size=100)
-      >>> new, ended = (back(old, Privacy(1, 1e-5), 10, 0, epochs=epochs) for epochs in (None, 0))
+      >>> new, ended = (replan_from_checkpoint(old, Privacy(1, 1e-5), 10, 0, epochs=epochs) for epochs in (None, 0))
       >>> new.steps, new.levels[0].noise > old.levels[0].noise, new.epsilons[0] <= 1
       (100, True, True)
       >>> ended.steps, ended.epsilons[0] == old.spent(10)
       (10, True)
     """
-    budgets = promised(plan, privacy)
+    budgets = new_budgets(plan, privacy)
     refuse_overspent(plan, budgets, charged)
     before = _before(plan, charged, replans)
     if further := _further(plan, charged, epochs):
         try:
-            return _continued(plan, budgets, before, further)
+            return _plan_remaining(plan, budgets, before, further)
         except remaining_budget.NothingLeftError:
             pass
     last = next(stage for stage in reversed(before) if stage.levels)
@@ -89,8 +98,8 @@ def back(plan: Plan, privacy: Privacy | Budgets, charged: int, replans: int, *, 
     return dataclasses.replace(ended, epsilons=ended.spent_by_owner())
 
 
-def promised(plan: Plan, privacy: Privacy | Budgets) -> list[float]:
-    """The new budget of every owner class of a plan."""
+def new_budgets(plan: Plan, privacy: Privacy | Budgets) -> list[float]:
+    """Return the new budget of every owner class; raise if the plan has none or if delta would change."""
     if not plan.certified:
         raise UsageError("This run has no established epsilon, so there are no budgets that could change.")
     if privacy.delta is not None and privacy.delta != plan.delta:
@@ -117,6 +126,7 @@ def refuse_overspent(plan: Plan, budgets: Sequence[float], charged: int) -> None
 
 
 def _further(plan: Plan, charged: int, epochs: float | None) -> int:
+    """Return the number of steps to come."""
     if epochs is None:
         return plan.steps - charged
     return math.ceil(
@@ -125,20 +135,21 @@ def _further(plan: Plan, charged: int, epochs: float | None) -> int:
 
 
 def _before(plan: Plan, charged: int, replans: int) -> tuple[Stage, ...]:
-    """The stages of the first ``charged`` steps; budgets had changed ``replans`` times then."""
+    """Return the stages of the first ``charged`` steps, during which budgets changed ``replans`` times."""
     whole = (*plan.earlier, Stage(plan.rates, plan.scales, plan.levels, plan.digest))
     over = whole[:replans]
     return (*over, whole[replans].first(charged - sum(stage.steps for stage in over)))
 
 
-def _continued(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], further: int) -> Plan:
+def _plan_remaining(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], further: int) -> Plan:
+    """Return the plan of ``further`` steps after ``before``; raise if it would exceed a budget."""
     charged = sum(stage.steps for stage in before)
     chosen = _method(plan)
     stretches = stretches_of(chosen, charged + further, plan.facts.records / plan.expected_batch)
     whole = [PlannedLevel(n, level.noise, level.bound) for n, level in stretches]
     rest = cut_levels(whole, charged, charged + further)
-    scale, rates, scales = _solved(plan, chosen, budgets, charged, rest)
-    made = dataclasses.replace(
+    scale, rates, scales = _calibrate_remaining(plan, chosen, budgets, charged, rest)
+    new_plan = dataclasses.replace(
         plan,
         budgets=tuple(budgets),
         steps=charged + further,
@@ -148,15 +159,15 @@ def _continued(plan: Plan, budgets: Sequence[float], before: tuple[Stage, ...], 
         earlier=before,
         epsilons=(None,) * len(rates),
     )
-    made = dataclasses.replace(made, epsilons=made.spent_by_owner())
-    for epsilon, budget in zip(made.epsilons, budgets, strict=True):
+    new_plan = dataclasses.replace(new_plan, epsilons=new_plan.spent_by_owner())
+    for epsilon, budget in zip(new_plan.epsilons, budgets, strict=True):
         if epsilon is None or epsilon > budget:
             raise CalibrationError("The new plan would spend more than was promised: nothing was changed.")
-    return made
+    return new_plan
 
 
 def _method(plan: Plan) -> Method:
-    """The method of a plan, from its parts; how owners are treated shows in rates and bounds, or in its name."""
+    """Return the method of a plan, rebuilt from its parts; rates, bounds or its name tell how owners are treated."""
     try:
         named = find_method(plan.method)
         sampling, bounds = named.sampling, named.bounds
@@ -172,8 +183,10 @@ def _method(plan: Plan) -> Method:
     )
 
 
-def _solved(plan: Plan, chosen: Method, budgets: Sequence[float], charged: int, rest: Sequence[PlannedLevel]) -> Solved:
-    """Scale of the noise, rates and relative bounds for the steps that remain, on top of what was spent."""
+def _calibrate_remaining(
+    plan: Plan, chosen: Method, budgets: Sequence[float], charged: int, rest: Sequence[PlannedLevel]
+) -> Solved:
+    """Return scale of the noise, rates and relative bounds of the remaining steps, given what is spent already."""
     side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
     left = remaining_budget.RemainingSteps(
         tuple((part.noise, part.count) for part in rest), plan.expected_batch, plan.delta, query_noise=side

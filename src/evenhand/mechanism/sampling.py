@@ -1,7 +1,7 @@
 """Poisson sampling: every record enters a step by its own coin, whose probability depends on its owner class only.
 
-The draw that runs is the draw that is accounted (law 7): rates come from the plan, coins from the secret stream. So do
-the seeds that records are fetched with, one for each (step, record).
+The draw that runs is the draw that is accounted (law 7): rates come from the plan, coins from the secret stream. The
+seeds for fetching records come from the same stream, one for each (step, record).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class PoissonSampler:
-    """Draws the rows of each step.
+    """A sampler that draws the rows of each step. The draws are secret: the accounting relies on it.
 
-    Rows come in the order of secret random numbers of their records, which stay the same for the whole segment: the
-    blocks that are summed together follow from them (``gradients/blocks.py``). Records whose ``scales`` are of
-    different levels are apart.
+    Every record has a secret random key for the whole segment, and rows come in the order of their keys. The blocks
+    that are summed together follow from them (``gradients/record_blocks.py``). Records whose ``scales`` differ in level
+    never share a block.
 
     Formal guarantees:
       Inclusions are independent over records and steps, with probability ``rates[owner]`` (up to 2^-53 above). The
@@ -70,7 +70,7 @@ class PoissonSampler:
 
 
 def draw(data: Data, sampler: PoissonSampler, position: int, token: int) -> Batch:
-    """Fetch exactly the rows drawn for ``position``."""
+    """Return the batch of exactly the rows drawn for step ``position``, fetched with their secret seeds."""
     rows, keys = sampler.draw(position)
     with seeds(partial(sampler.record_seeds, position)):
         inputs, targets = data.fetch(rows)

@@ -1,4 +1,4 @@
-"""What a rule says about a batch, one weight per record."""
+"""Compute the weight that a rule gives each record, and the sum that a query asks for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OURS = ("evenhand.methods.",)
 
 
 def weights_of(rule: Rule, stats: Stats, state: State) -> Tensor:
-    """A sample rule sees one row at a time, so that it cannot couple records even by mistake."""
+    """Return one weight per record, not yet bounded. A sample rule sees one row at a time: it cannot couple records."""
     if isinstance(rule, SampleRule):
         weights = by_row(rule.weight, stats, state)
     elif isinstance(rule, BatchRule):
@@ -35,10 +35,10 @@ def weights_of(rule: Rule, stats: Stats, state: State) -> Tensor:
 
 
 def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: State) -> Tensor:
-    """``function`` applied to each row on its own (vmap).
+    """Return ``function`` applied to each row by itself (vmap).
 
-    Our own rules and queries are applied to whole columns, which is quicker: the conformance kit holds them to giving
-    the same numbers either way. A user's code gets the guarantee from vmap itself.
+    Rules and queries of this package are applied to whole columns, which is quicker: the conformance kit tests that the
+    numbers are the same. For a user's code vmap guarantees that no row sees another.
     """
     if _ours(getattr(function, "__self__", None)):
         return function(stats, state)
@@ -50,35 +50,35 @@ def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: Stat
 
 
 def total_of(query: Query, width: int, sensitivity: float, stats: Stats, state: State) -> NDArray[np.float64]:
-    """What a query sums up to, a vector of length ``width``, with each record held to ``sensitivity``.
+    """Return the exact sum of a query over the rows, of length ``width``; every record adds at most ``sensitivity``.
 
-    That is the number which is charged, and is not asked for again.
+    The sum is secret until noise is added. ``sensitivity`` is what is charged: the query is not asked for it again.
     """
     if isinstance(query, Count) and getattr(query.value, "__func__", None) is Count.value:
         places = by_row(query.place, stats, state)
         if places.shape != stats.norm.shape or places.is_floating_point() or places.is_complex():
             raise UnsupportedModelError(f"The query {query.name!r} must give one whole number per record.")
-        return counted(places, width) * np.float64(min(1.0, sensitivity))
+        return count_places(places, width) * np.float64(min(1.0, sensitivity))
     values = by_row(query.value, stats, state)
     if values.shape != (len(stats.norm), width):
         raise UnsupportedModelError(f"The query {query.name!r} must give one vector of length {width} per record.")
-    return numbers(held(values.double(), sensitivity).sum(0))
+    return numbers(clip_rows(values.double(), sensitivity).sum(0))
 
 
-def counted(places: Tensor, width: int) -> NDArray[np.int64]:
-    """How many of these places are 0, 1 ... ``width - 1``; a place outside counts nowhere.
+def count_places(places: Tensor, width: int) -> NDArray[np.int64]:
+    """Return how many of these places are 0, 1 ... ``width - 1``; other places are not counted.
 
-    >>> counted(torch.tensor([0, 2, 2, 3, -1, 2**40]), 3)
+    >>> count_places(torch.tensor([0, 2, 2, 3, -1, 2**40]), 3)
     array([1, 0, 2])
     """
     inside = np.minimum(numbers(places.long()).view(np.uint64), width)  # what was negative is very large
     return np.bincount(inside.view(np.int64), minlength=width)[:width]
 
 
-def held(values: Tensor, sensitivity: float) -> Tensor:
-    """Rows no longer than that; a row that is not finite becomes 0.
+def clip_rows(values: Tensor, sensitivity: float) -> Tensor:
+    """Return the rows scaled down to an L2 norm of at most ``sensitivity``; a row that is not finite becomes 0.
 
-    >>> held(torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 0.0]]), 1.0)
+    >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 0.0]]), 1.0)
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000],
             [0.0000, 0.0000]])
@@ -93,10 +93,11 @@ def held(values: Tensor, sensitivity: float) -> Tensor:
 
 
 def _ours(part: object) -> bool:
+    """Return whether a rule or query belongs to this package."""
     return type(part).__module__.startswith(_OURS)
 
 
 def _copied(stats: Stats) -> Stats:
-    """Columns of its own for a user's code: what it writes into them must not change how its weights are bounded."""
+    """Return copies of the columns for a user's code: writing into them must not change how weights are bounded."""
     columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
     return Stats(*(column.clone() for column in columns))

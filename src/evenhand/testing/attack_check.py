@@ -25,7 +25,7 @@ from evenhand.accounting.events import check_events
 from evenhand.accounting.gaussian_profile import Array, Direction, Relation, directions, loss_at
 from evenhand.accounting.loss_distribution import Grid, choose_grid
 from evenhand.accounting.noise_levels import NoiseLevels
-from evenhand.mechanism.step import bounded
+from evenhand.mechanism.step import clamp_weights
 from evenhand.testing.reference_step import answers_of, as_pass, batch_of
 from evenhand.testing.rule_checks import by_row, movements, weights
 from evenhand.testing.subjects import Case, Row, Subject, public
@@ -233,7 +233,7 @@ def _ratio(seen: float, with_it: float, without: float, std: float) -> float:
 
 def _sum(subject: Subject, pair: Neighbours, present: bool, state: State) -> float:
     stats = pair.case(present).stats()
-    row_weights = bounded(weights(subject.rule, stats, state), stats, subject.rule.sensitivity(state))
+    row_weights = clamp_weights(weights(subject.rule, stats, state), stats, subject.rule.sensitivity(state))
     return float((row_weights * pair.gradients(present)[:, 0]).sum())
 
 

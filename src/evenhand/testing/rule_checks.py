@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from evenhand.errors import UsageError
-from evenhand.mechanism.step import bounded
+from evenhand.mechanism.step import clamp_weights
 from evenhand.methods import registry
 from evenhand.methods.rules import BatchRule, Rule, SampleRule
 from evenhand.testing.subjects import FACTS, SCALES, Case, Subject, cases, simpler
@@ -126,11 +126,11 @@ def movements(rule: Rule, case: Case, state: State) -> Tensor:
     if isinstance(rule, SampleRule):
         return weights(rule, stats, state) * stats.norm
     sensitivity = rule.sensitivity(state)
-    here = bounded(weights(rule, stats, state), stats, sensitivity)
+    here = clamp_weights(weights(rule, stats, state), stats, sensitivity)
     moved = here * stats.norm
     for removed in range(len(case.rows)):
         rest = case.stats(without=removed)
-        there = bounded(weights(rule, rest, state), rest, sensitivity)
+        there = clamp_weights(weights(rule, rest, state), rest, sensitivity)
         stayed = torch.cat([here[:removed], here[removed + 1 :]])
         moved[removed] += ((stayed - there).abs() * rest.norm).sum()
     return moved

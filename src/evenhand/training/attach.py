@@ -1,4 +1,4 @@
-"""``attach``: the private step inside a user's own loop, on their own model and optimizer."""
+"""Attach private steps to a user's own loop, model and optimizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from evenhand.training.guards import model_guards
 from evenhand.training.guards.coupling_guard import Coupling
 from evenhand.training.guards.model_guards import Compute
 from evenhand.training.losses import Loss
-from evenhand.training.private import Kept, Private
+from evenhand.training.private import Private, Stateful
 
 __all__ = ["Private", "attach", "start"]
 
@@ -99,29 +99,40 @@ def start(
     compose: bool = True,
     compute: Compute | None = None,
     views: Views | None = None,
-    kept: Mapping[str, Kept] | None = None,
+    extras: Mapping[str, Stateful] | None = None,
     allow_not_finite: bool = False,
     release_untrained: bool = False,
 ) -> Private:
     """Open the next segment of a run: load the last checkpoint if there is one, take a new key, lock the ledger.
 
-    ``kept`` is saved with every checkpoint; what a checkpoint has must be there to take it, since a run that forgets
-    its average or its schedule would silently be another one. ``release_untrained`` goes on also where all steps are
-    charged and none is in the checkpoint.
+    Args:
+      model: trained in place; it stays the caller's.
+      optimizer: over its parameters, likewise.
+      loss: one value per record.
+      plan: of the run.
+      folder: of the run.
+      insecure_seed: see ``attach``; so are ``compose``, ``compute`` and ``allow_not_finite``.
+      compose: see ``attach``.
+      compute: see ``attach``.
+      views: random views of the records.
+      extras: objects that are saved with every checkpoint, by name. All that a checkpoint contains must be passed
+        again: without its average or schedule the run would silently be another one.
+      allow_not_finite: see ``attach``.
+      release_untrained: go on even if all steps are charged and none of them is in the checkpoint.
     """
     refuse_wrapped(model)
-    kept = {**(kept or {}), **({} if views is None else {"augment": views})}
+    extras = {**(extras or {}), **({} if views is None else {"augment": views})}
     model_guards.check_optimizer(model, optimizer)
     rule = registry.build("rule", **plan.rule)
     memory = rule.initial(plan.facts)
     state = checkpoints.load(folder, plan)
-    held = 0 if state is None else int(state["position"])
+    position = 0 if state is None else int(state["position"])
     reading = folder.ledger() if folder.begun else None
     if reading is not None and not release_untrained:
-        _refuse_untrained(folder, reading, held)
+        _refuse_untrained(folder, reading, position)
     segment = 0 if reading is None else len(reading.keys)
     if state is not None:
-        _restore(state, model, optimizer, kept)
+        _restore(state, model, optimizer, extras)
         memory = state["memory"]
     stream = Stream.fresh() if insecure_seed is None else Stream.insecure(insecure_seed, segment)
     queries = tuple(registry.build("query", **query) for query in plan.queries)
@@ -149,8 +160,8 @@ def start(
     try:
         place_recorded_files(folder.path, ledger)
         checkpoints.repair_marker(folder)
-        if held < ledger.reserved:
-            ledger.lost(held, ledger.reserved)
+        if position < ledger.reserved:
+            ledger.lost(position, ledger.reserved)
         private = Private(
             model,
             optimizer,
@@ -161,8 +172,8 @@ def start(
             ledger=ledger,
             memory=memory,
             compose=compose,
-            kept=kept,
-            held=held,
+            extras=extras,
+            restored_position=position,
             allow_not_finite=allow_not_finite,
         )
         if state is None:
@@ -174,9 +185,9 @@ def start(
         raise
 
 
-def _refuse_untrained(folder: Folder, reading: Reading, held: int) -> None:
-    """Raise where the whole plan is paid for and nothing of it is left: what would be released has learnt nothing."""
-    if reading.reserved >= reading.steps and not reading.survived(held):
+def _refuse_untrained(folder: Folder, reading: Reading, position: int) -> None:
+    """Raise if all steps are charged and none is in the checkpoint: the released model would be untrained."""
+    if reading.reserved >= reading.steps and not reading.survived(position):
         raise BudgetExhausted(
             f"All {reading.steps} steps of the plan are charged, and none of them is in a checkpoint: the run died "
             "before its first one was whole, and what is left is the model as it was before training. Start a new run "
@@ -186,16 +197,17 @@ def _refuse_untrained(folder: Folder, reading: Reading, held: int) -> None:
 
 
 def _restore(
-    state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, kept: Mapping[str, Kept]
+    state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, extras: Mapping[str, Stateful]
 ) -> None:
-    missing = sorted(state.get("kept", {}).keys() - kept.keys())
+    """Load a checkpoint into model, optimizer and ``extras``; raise if it does not fit them."""
+    missing = sorted(state.get("kept", {}).keys() - extras.keys())
     if missing:
         raise UsageError(f"The run was started with its own {missing[0]}: pass {missing[0]}= again to resume it.")
     try:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        for name, found in state.get("kept", {}).items():
-            kept[name].load_state_dict(found)
+        for name, saved_state in state.get("kept", {}).items():
+            extras[name].load_state_dict(saved_state)
     except EvenhandError:
         raise
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError):

@@ -29,7 +29,7 @@ DRAWS, SECONDS = 200, 1.0
 
 
 def random_flip(inputs: Tensor) -> Tensor:
-    """Each image mirrored left to right or not, by its own coin. The last dimension is the width.
+    """Return each image mirrored left to right or not, by its own coin. The last dimension is the width.
 
     Examples:
       >>> flipped = random_flip(torch.tensor([[[1.0, 2.0]]] * 50))
@@ -41,7 +41,7 @@ def random_flip(inputs: Tensor) -> Tensor:
 
 
 def random_shift(inputs: Tensor, pixels: int = PIXELS) -> Tensor:
-    """Each image moved by up to ``pixels`` in both directions, by its own draw; zeros come in at the edge.
+    """Return each image moved by up to ``pixels`` in both directions, by its own draw; zeros fill the edge.
 
     The last two dimensions are height and width: (B, H, W) or (B, C, H, W).
 
@@ -78,7 +78,7 @@ class Views:
             raise UsageError("augment must be a function that returns a random view of every record of a batch.")
 
     def __call__(self, inputs: Any) -> Any:
-        """The views of a batch; an empty one is left alone."""
+        """Return the views of a batch; an empty batch is returned as it is."""
         size = _size(inputs)
         if not size:
             return inputs
@@ -97,16 +97,16 @@ class Views:
     def check(self, inputs: Any) -> None:
         """Raise unless a record's view stays the same, for the same draws, when the others' values change.
 
-        Mixing records (mixup, cutmix) would put one record into another's gradient, where no bound holds it.
+        Mixing records (mixup, cutmix) would put one record into another's gradient, which is not bounded for it.
         """
         for seed in range(4):
             with generators.drawing(seed):
                 before = self.augment(inputs)
-            for kept in range(_size(inputs)):
-                company = tree_map_only(Tensor, partial(_others_changed, kept=kept), inputs)
+            for row in range(_size(inputs)):
+                company = tree_map_only(Tensor, partial(_others_changed, row=row), inputs)
                 with generators.drawing(seed):
                     after = self.augment(company)
-                if not all(_same(a[kept], b[kept]) for a, b in zip(_tensors(before), _tensors(after), strict=True)):
+                if not all(_same(a[row], b[row]) for a, b in zip(_tensors(before), _tensors(after), strict=True)):
                     raise UnsupportedModelError(
                         "The view of a record changed when the other records did, so its gradient is not its own. "
                         "Augment every record by itself (no mixup), with draws from a global generator (torch, numpy "
@@ -115,9 +115,9 @@ class Views:
         self._check_sizes(inputs)
 
     def _check_sizes(self, inputs: Any) -> None:
-        """Raise if how a record's view is distributed depends on how many others there are, as far as 200 draws tell.
+        """Raise if the distribution of a record's view depends on the size of its batch, as far as 200 draws tell.
 
-        Their means and spreads with all rows and with one row less are compared in a few fixed directions.
+        Means and spreads with all rows and with one row less are compared in a few fixed directions.
         """
         size = _size(inputs)
         if size < 2:
@@ -140,11 +140,12 @@ class Views:
                 )
 
     def _drawn(self, inputs: Any, seed: int) -> Any:
+        """Return one view of every record, drawn from this seed."""
         with generators.drawing(seed):
             return self.augment(inputs)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint notes, so that a resumed run cannot forget its views."""
+        """Return the number of views for a checkpoint, so that a resumed run must have as many."""
         return {"views": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -154,7 +155,7 @@ class Views:
 
 
 def views_of(augment: str | Augment | None, views: int) -> Views | None:
-    """Both settings as one; nothing if nothing is augmented.
+    """Return both settings as one object; None if nothing is augmented.
 
     Examples:
       >>> views_of(None, 1) is None, views_of("flip", 4).count
@@ -166,7 +167,7 @@ def views_of(augment: str | Augment | None, views: int) -> Views | None:
 
 
 def named(augment: str | Augment) -> Augment:
-    """The function that a name stands for: flip, shift, shift:2 (pixels), or several joined by "+"; others as they are.
+    """Return the function named: flip, shift, shift:2 (pixels), or several joined by "+"; a function stays as it is.
 
     Examples:
       >>> named("flip+shift:1")(torch.ones(2, 1, 8, 8)).shape
@@ -194,7 +195,7 @@ class Named:
                 raise UsageError("Only a shift takes a number, its pixels: shift:2, or flip+shift:2.")
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """A random view of every picture."""
+        """Return a random view of every picture."""
         if not isinstance(inputs, Tensor) or inputs.dim() < 3:
             raise UsageError(
                 f"augment={self.name!r} flips and shifts pictures, and these records are none (height and width come "
@@ -207,11 +208,11 @@ class Named:
 
 
 class Handed:
-    """A batch in the hands of a user's own loop: notices when it comes back changed by draws that are not secret.
+    """A batch given to a user's own loop; ``check`` notices if it was changed by draws that are not secret.
 
-    Rows may be changed there, by the same function for all. Random changes would draw from generators that others can
-    know, and a record more would shift the draws of all others: they belong into ``augment=``. Draws from a generator
-    of the user's own are not seen.
+    The loop may change rows by a fixed function. Random changes would draw from generators that others can know, and
+    one record more would shift the draws of all others: they belong into ``augment=``. Draws from a generator of the
+    user's own are not noticed.
 
     Examples:
       >>> rows = torch.ones(3, 2); handed = Handed(rows)
@@ -226,7 +227,7 @@ class Handed:
         self._places, self._drawn = self._look(values), self._generators()
 
     def check(self, *values: Any) -> None:
-        """Raise if the rows are others now and a global generator of torch, numpy or Python drew in between."""
+        """Raise if the rows were changed and a global generator of torch, numpy or Python drew in between."""
         if self._look(values) == self._places:
             return
         now, before = self._generators(), self._drawn
@@ -239,12 +240,14 @@ class Handed:
 
     @staticmethod
     def _look(values: Any) -> list[tuple[int, int]]:
+        """Return address and version of every tensor."""
         plain = all(isinstance(value, Tensor) for value in values)
         leaves = values if plain else [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
         return [(leaf.data_ptr(), leaf._version) for leaf in leaves]
 
     @staticmethod
     def _generators() -> tuple[Tensor, Any]:
+        """Return marks of the global generators; they change with every draw."""
         return torch.default_generator.get_state(), generators.mark()
 
 
@@ -257,18 +260,18 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _projected(view: Any) -> Tensor:
-    """The first record's view in a few fixed directions."""
+    """Return the first record's view, projected on a few fixed directions."""
     rows = [torch.nan_to_num(leaf[0].detach().cpu().double().flatten(), 0.0, 0.0, 0.0) for leaf in _tensors(view)]
     flat = torch.cat(rows)
     waves = torch.arange(1, 5, dtype=torch.float64)[:, None] * torch.arange(len(flat), dtype=torch.float64)
     return torch.cat([torch.cos(0.7 * waves) @ flat, flat.sum()[None]])
 
 
-def _others_changed(leaf: Tensor, kept: int) -> Tensor:
-    """The other rows upside down in order and, where values are continuous, halved."""
+def _others_changed(leaf: Tensor, row: int) -> Tensor:
+    """Return the batch with all rows but one in reverse order and, if they are floats, halved."""
     changed = leaf.flip(0)
     changed = changed * 0.5 if leaf.is_floating_point() else changed
-    changed[kept] = leaf[kept]
+    changed[row] = leaf[row]
     return changed
 
 

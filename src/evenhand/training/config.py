@@ -1,4 +1,4 @@
-"""What a training run was asked for: one dataclass, one TOML file, one set of flags, key for key the same."""
+"""Settings of a training run: one dataclass, one TOML file, one set of flags, with the same keys."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Config:
 
     @property
     def roles(self) -> tuple[Roles, Roles]:
-        """Where owners, groups and budgets by record come from: columns of the user's own file, and what is beside."""
+        """Return where owners, groups and budgets by record come from: columns of the user's file, and other places."""
         from evenhand.data.owners_and_groups import Roles
 
         asked = Roles(self.owners, self.groups, self.record_budgets)
@@ -130,13 +130,13 @@ class Config:
 
     @property
     def own_data(self) -> bool:
-        """Whether ``data`` is a file or folder."""
+        """Return whether ``data`` is a file or folder of the user."""
         from evenhand.data.sources import is_source
 
         return self.data != PYTHON and not is_source(self.data)
 
     def declaration(self) -> Declaration:
-        """What is declared about the user's own file."""
+        """Return what is declared to be public about the user's own file."""
         from evenhand.data import Declaration
         from evenhand.data.columns import declared
 
@@ -157,7 +157,7 @@ class Config:
         )
 
     def load_data(self) -> tuple[Data, Data | None]:
-        """Training and held-out data of the named source or file."""
+        """Return training and held-out data of the named source or file."""
         if self.data == PYTHON:
             raise UsageError(
                 "This run was started from Python with its own data: pass train= (and model=) to resume it."
@@ -175,13 +175,13 @@ class Config:
 
     @property
     def features_named(self) -> str:
-        """The features to make; code that nobody named is refused."""
+        """Return the name of the features; raise if it stands for code that nobody named."""
         if self.features is None or self.features == PYTHON:
             raise _unnamed("features")
         return self.features
 
     def _records(self) -> tuple[Data, Data | None]:
-        """The records before features are made of them. Without classes nothing held out can be evaluated."""
+        """Return training and held-out records, without features; without classes nothing is held out."""
         from evenhand.data import load, read
         from evenhand.data.owners_and_groups import assigned
         from evenhand.data.tables import split
@@ -201,7 +201,7 @@ class Config:
         )
 
     def build_model(self, facts: Facts) -> nn.Module:
-        """The named model, initialised from ``seed``, on ``device``."""
+        """Return a new model of the configured name, initialised from ``seed``, on ``device``."""
         if self.model == PYTHON:
             raise _unnamed("model")
         import torch
@@ -219,13 +219,13 @@ def from_toml(path: Path) -> Config:
 
 
 def settings(path: Path) -> dict[str, Any]:
-    """Return what a TOML file of settings says, unchecked; in a run folder, without code that nobody named."""
-    found = _toml.read(path)
-    return _without_code(found) if (path.parent / "plan.json").exists() else found
+    """Return the settings in a TOML file, unchecked; in a run folder, without code that nobody named."""
+    values = _toml.read(path)
+    return _without_code(values) if (path.parent / "plan.json").exists() else values
 
 
 def _without_code(values: Any, name: str = "", *, remembered: bool = True) -> Any:
-    """Return settings with "python" in the place of files of code, wherever they stand."""
+    """Return the settings with "python" in place of every file of code, however deeply nested."""
     if isinstance(values, Mapping):
         return {key: _without_code(inner, key, remembered=remembered) for key, inner in values.items()}
     if isinstance(values, list):
@@ -242,8 +242,8 @@ def of_run(folder: Path, *, code: Mapping[str, Any] | None = None, remembered: b
 
     Args:
       folder: the run folder.
-      code: files of code that the person names, by setting; a difference from what the run used is said.
-      remembered: keep what the folder names where a person named that very file on this machine before.
+      code: files of code that the person names, by setting; it is printed if they differ from those that the run used.
+      remembered: keep a file of code that the folder names if a person named that very file on this machine before.
     """
     file = folder / "config.toml"
     values = _toml.read(file) if file.exists() else {"data": PYTHON, "model": PYTHON}
@@ -257,13 +257,13 @@ def of_run(folder: Path, *, code: Mapping[str, Any] | None = None, remembered: b
 
 
 def recorded(folder: Path) -> str | None:
-    """Return the text of the config kept in a run folder, as it is; nothing that it names is looked at."""
+    """Return the text of the config in a run folder, None without one; no file that it names is opened."""
     file = folder / "config.toml"
     return to_toml(merged(Config(), _toml.read(file))) if file.exists() else None
 
 
 def absolute(config: Config, base: Path) -> Config:
-    """The same config with all paths resolved against ``base``, so that a run can be resumed."""
+    """Return the config with all paths resolved against ``base``, so that a run can be resumed from any folder."""
     changes: dict[str, Any] = {}
     if config.own_data:
         changes["data"] = os.path.abspath(base / config.data)
@@ -279,7 +279,7 @@ def absolute(config: Config, base: Path) -> Config:
 
 
 def merged(config: Config, values: Mapping[str, Any]) -> Config:
-    """``config`` with ``values`` in place of what they name; types are checked, numbers may be whole."""
+    """Return ``config`` with ``values`` in place of the settings they name; raise if a type is wrong."""
     fields = {f.name: f for f in dataclasses.fields(Config)}
     checked: dict[str, Any] = {}
     for name, value in values.items():
@@ -294,7 +294,7 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def to_toml(config: Config) -> str:
-    """The same settings as a file that ``evenhand train FILE`` takes. What is None or empty is left out."""
+    """Return the settings as a file for ``evenhand train FILE``. Those that are None or empty are left out."""
     lines = ["# evenhand train FILE takes this file; flags override it"]
     inner: list[str] = []
     defaults = Config()
@@ -323,6 +323,7 @@ _OWN = (
 
 
 def _unnamed(role: str) -> UsageError:
+    """Return the error for code that a folder names and no person did."""
     return UsageError(
         f"The {role} of this run: code of somebody's own, which is executed only if you name it, since run folders are "
         f"shared and anybody can write one. If you trust the file, name it: --{role} file.py:factory, or {role}= in "
@@ -331,6 +332,7 @@ def _unnamed(role: str) -> UsageError:
 
 
 def _device(name: str) -> torch.device:
+    """Return the device; raise if it cannot be used."""
     import torch
 
     try:
@@ -349,11 +351,11 @@ def settings_of(
     augment: str | Augment | None,
     views: int,
 ) -> dict[str, Any]:
-    """Keys of the run's config.
+    """Return the settings of a run that its config must name; "python" stands for a Python object.
 
     Examples:
-      >>> kept = settings_of(Descent("adam", 0.1), "focal", None, Compute(lean=True), lambda inputs: inputs, 4)
-      >>> [kept[key] for key in ("optimizer", "loss", "lean", "augment", "views")]
+      >>> values = settings_of(Descent("adam", 0.1), "focal", None, Compute(lean=True), lambda inputs: inputs, 4)
+      >>> [values[key] for key in ("optimizer", "loss", "lean", "augment", "views")]
       ['adam', 'focal', True, 'python', 4]
     """
     return {
@@ -371,7 +373,7 @@ def settings_of(
 
 
 def descent_again(config: Config, optimizer: OptimizerFactory | None, scheduler: SchedulerFactory | None) -> Descent:
-    """As at the start; a schedule of the user's own that is not passed again is missed by the checkpoint."""
+    """Return the descent that the run began with; if the user's own schedule is not passed again, loading fails."""
     if scheduler is None and config.lr_schedule == PYTHON:
         return Descent(optimizer or config.optimizer, config.lr, scheduler="constant")
     if optimizer is not None:
@@ -381,11 +383,12 @@ def descent_again(config: Config, optimizer: OptimizerFactory | None, scheduler:
 
 
 def views_again(config: Config, augment: str | Augment | None, views: int) -> Views | None:
-    """As at the start; a function of the user's own that is not passed again is missed by the checkpoint."""
+    """Return the views that the run began with; if the user's own function is not passed again, loading fails."""
     if augment is not None or config.augment is None:
         return views_of(augment, views)
     return None if config.augment == PYTHON else views_of(config.augment, config.views)
 
 
 def _name(given: object) -> str | None:
+    """Return a name as it is, and "python" for an object."""
     return given if given is None or isinstance(given, str) else PYTHON

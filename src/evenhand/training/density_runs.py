@@ -1,4 +1,4 @@
-"""A density as a Config describes it: trained, evaluated and written into a run folder, or finished after a crash."""
+"""Fit the density that a Config describes, evaluate it and write its run folder; or finish one after a crash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evenhand.runs import weights_digest
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.training import evaluate, trusted_code
 from evenhand.training.config import PYTHON, Config, to_toml
-from evenhand.training.loggers import Broadcast, Logger, released
+from evenhand.training.loggers import Broadcast, Logger, collect_released
 from evenhand.training.loop import stopped_at_once
 from evenhand.training.run import Run
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from evenhand.density.base_estimator import PrivateDensity
 
 
-def promised(config: Config, data: Data) -> Budgets | None:
-    """The budgets per owner or per record that a config asks for; None if it promises the same to all."""
+def read_budgets(config: Config, data: Data) -> Budgets | None:
+    """Return the budgets per owner or per record that a config asks for; None if it promises the same to all."""
     if config.record_budgets is not None:
         return Budgets.named(data.facts.owner_names, config.delta)
     return Budgets(config.budgets, config.delta) if config.budgets else None
 
 
 def estimator(config: Config, out: Path | None) -> PrivateDensity:
-    """The estimator that a config asks for, which writes into ``out``."""
+    """Return the estimator that a config asks for, which writes into ``out``."""
     kind = getattr(density, density.METHODS[config.method])
     for key in config.settings:
         _validate.known(key, density.settings(config.method), f"setting of {config.method}")
-    made: PrivateDensity = kind(
+    private_density: PrivateDensity = kind(
         **config.settings, seed=config.seed, insecure_seed=config.insecure_seed, out=out, compose=config.compose
     )
-    return made
+    return private_density
 
 
 def train(
@@ -56,8 +56,11 @@ def train(
     on_start: Callable[[Plan, float], None] | None = None,
     loggers: Sequence[Logger] = (),
 ) -> Run:
-    """Fit a density: every release is a step over all records. Releases that ``out`` has on disk are not made again."""
-    made = estimator(config, None).plan(data.facts, promise)
+    """Fit a density and return its run. Every release is a step over all records.
+
+    Releases that are on disk in ``out`` already are used again and not charged twice.
+    """
+    plan = estimator(config, None).plan(data.facts, promise)
     research = config.training_records
     if held_out is not None and not research:
         refuse_training_records(survey(data), held_out)
@@ -65,7 +68,7 @@ def train(
     if on_start is not None:
         from evenhand.density.noisy_sums import seconds
 
-        on_start(made, seconds(data) * made.steps)
+        on_start(plan, seconds(data) * plan.steps)
 
     def before(folder: Folder) -> None:
         write_durably(folder.path / "config.toml", to_toml(config).encode())
@@ -73,12 +76,12 @@ def train(
 
     def after(folder: Folder, model: nn.Module) -> None:
         if held_out is not None:
-            line = evaluate.row(model, held_out, made.steps, float(made.steps))
+            line = evaluate.row(model, held_out, plan.steps, float(plan.steps))
             line |= {"segment": len(folder.ledger().keys) - 1, "weights": weights_digest.digest(model)}
             metrics = folder.training_metrics_file if research else folder.metrics_file
             write_durably(metrics, (json.dumps(line) + "\n").encode())
-            spent = max((epsilon for epsilon in made.epsilons if epsilon is not None), default=None)
-            telling.log(made.steps, released(line, spent, spent))
+            spent = max((epsilon for epsilon in plan.epsilons if epsilon is not None), default=None)
+            telling.log(plan.steps, collect_released(line, spent, spent))
 
     with stopped_at_once(lambda: _advice(out)):
         fitted = estimator(config, out).fit_data(
@@ -93,14 +96,14 @@ def train(
 
 
 def _advice(out: Path) -> str:
-    """Return how a density that was stopped goes on."""
+    """Return in words how to continue a density that was stopped."""
     if Folder(out).plan_file.exists():
         return f"Stopped. What was charged stays charged. Continue with: evenhand resume {out}"
     return "Stopped before anything was charged. Type the same command again."
 
 
 def forget_sums(folder: Folder) -> None:
-    """Remove the noisy sums of a density whose model is out, where the process died before it did so itself."""
+    """Remove the noisy sums of a density whose model is released, if the process died before it removed them."""
     from evenhand.density.noisy_sums import Sums
 
     Sums(folder).forget()

@@ -1,4 +1,4 @@
-"""How a model does on held-out records, overall and per group. Evaluation data are not protected by the statement."""
+"""Measure a model on held-out records, overall and per group. The statement does not protect these records."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OWNERS = 1000
 
 
 def predict(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """Predicted and true class of every row, in order; the model's mode is put back afterwards."""
-    scores, true = scored(model, data)
+    """Return predicted and true class of every row, in order. The model's mode is put back afterwards."""
+    scores, true = compute_scores(model, data)
     return scores.argmax(-1), true
 
 
-def scored(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """The model's outputs and the true class of every row, in order; the model's mode is put back afterwards."""
+def compute_scores(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
+    """Return the model's outputs and the true class of every row, in order. Its mode is put back afterwards."""
     device = next(model.parameters()).device
     was_training, parts = model.training, []
     model.eval()
@@ -32,7 +32,7 @@ def scored(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             for rows in torch.split(torch.arange(len(data)), CHUNK):
                 inputs, targets = data.fetch(rows)
-                parts.append((outputs(model, moved(inputs, device)).cpu(), targets.cpu()))
+                parts.append((outputs(model, move_to_device(inputs, device)).cpu(), targets.cpu()))
     finally:
         model.train(was_training)
     scores, true = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -44,37 +44,37 @@ def scored(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
 
 
 def outputs(model: nn.Module, inputs: Any) -> Any:
-    """Call a model on a tensor, a tuple of arguments or a dict of keyword arguments."""
+    """Return the outputs of a model for a tensor, a tuple of arguments or a dict of keyword arguments."""
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """The same structure on another device."""
+def move_to_device(value: Any, device: torch.device) -> Any:
+    """Return tensors on another device, in the same structure of dicts and tuples."""
     if isinstance(value, dict):
-        return {key: moved(part, device) for key, part in value.items()}
+        return {key: move_to_device(part, device) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(moved(part, device) for part in value)
+        return tuple(move_to_device(part, device) for part in value)
     return value.to(device)
 
 
 def evaluate(model: nn.Module, data: Data) -> GroupFrame:
-    """Accuracy overall and per group with 95 % intervals."""
+    """Return accuracy overall and per group with 95 % intervals."""
     predicted, true = predict(model, data)
     return accuracy_by_group(true.tolist(), predicted.tolist(), data.group_names())
 
 
 def measures(model: nn.Module, data: Data) -> Measures:
-    """Every metric on held-out data, overall, per group and per owner. Outputs are taken as logits.
+    """Return every metric on held-out data, overall, per group and per owner. Outputs are taken as logits.
 
     Examples:
       >>> import torch, evenhand as eh
-      >>> found = measures(torch.nn.Linear(64, 10), eh.data.digits()[1])
-      >>> sorted(found.by_group["accuracy"])[8], 0 <= found.across["accuracy_difference"] <= 1
+      >>> metrics = measures(torch.nn.Linear(64, 10), eh.data.digits()[1])
+      >>> sorted(metrics.by_group["accuracy"])[8], 0 <= metrics.across["accuracy_difference"] <= 1
       ('class 8', True)
     """
-    scores, true = scored(model, data)
+    scores, true = compute_scores(model, data)
     names = data.facts.owner_names
     owners = [names[index] for index in data.owner.tolist()] if 1 < len(names) <= OWNERS else None
     return measure(
@@ -87,18 +87,18 @@ def measures(model: nn.Module, data: Data) -> Measures:
 
 
 def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]:
-    """One line of metrics.jsonl: the values of ``measures`` by counting, cheap enough for every epoch.
+    """Return one line of metrics.jsonl: most values of ``measures``, cheap enough for every epoch.
 
-    What is undefined is None: plain JSON has no NaN.
+    An undefined value is None, since plain JSON has no NaN.
     """
-    scores, true = scored(model, data)
+    scores, true = compute_scores(model, data)
     likely = scores.double().log_softmax(-1)
     predicted = scores.argmax(-1)
     right = (predicted == true).to(torch.float64)
     losses = torch.nn.functional.nll_loss(likely, true, reduction="none")
     facts = data.facts
     shares, records = _means(data.group, right, facts.groups)
-    found = {
+    line = {
         "step": step,
         "epoch": round(epoch, 4),
         "accuracy": right.mean().item(),
@@ -112,12 +112,12 @@ def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]
         "group_log_loss": {name: _finite(value) for name, value in _means(data.group, losses, facts.groups)[0].items()},
     }
     if 1 < len(facts.owners) <= OWNERS:
-        found["owners"], found["owner_records"] = _means(data.owner, right, facts.owner_names)
-    return {key: _finite(value) if isinstance(value, float) else value for key, value in found.items()}
+        line["owners"], line["owner_records"] = _means(data.owner, right, facts.owner_names)
+    return {key: _finite(value) if isinstance(value, float) else value for key, value in line.items()}
 
 
 def _means(code: Tensor, values: Tensor, names: tuple[str, ...]) -> tuple[dict[str, float], dict[str, int]]:
-    """Mean and number of records by name, for the names that occur."""
+    """Return mean and number of records by name, for the names that occur."""
     counts = torch.bincount(code, minlength=len(names)).tolist()
     sums = torch.bincount(code, weights=values, minlength=len(names)).tolist()
     present = [index for index in range(len(names)) if counts[index]]
@@ -128,14 +128,14 @@ def _means(code: Tensor, values: Tensor, names: tuple[str, ...]) -> tuple[dict[s
 
 
 def _balanced(true: Tensor, right: Tensor) -> float:
-    """Mean recall over the classes that occur."""
+    """Return the mean recall over the classes that occur."""
     counts = torch.bincount(true)
     recalls = torch.bincount(true, weights=right)[counts > 0] / counts[counts > 0]
     return recalls.mean().item()
 
 
 def _mcc(true: Tensor, predicted: Tensor) -> float:
-    """Matthews correlation coefficient; zero when either column is constant, as in scikit-learn."""
+    """Return Matthews correlation coefficient; zero if either column is constant, as in scikit-learn."""
     width = int(max(true.max(), predicted.max())) + 1
     table = torch.bincount(true * width + predicted, minlength=width * width).view(width, width).double()
     rows, columns, total = table.sum(1), table.sum(0), table.sum()
@@ -145,7 +145,7 @@ def _mcc(true: Tensor, predicted: Tensor) -> float:
 
 
 def _roc_auc(true: Tensor, scores: Tensor) -> float:
-    """``measures.roc_auc`` by ranks (Mann-Whitney, ties halved): the same value a hundred times faster."""
+    """Return ``group_metrics.roc_auc`` computed by ranks (Mann-Whitney, ties halved): a hundred times faster."""
     present = torch.unique(true)
     if len(present) < 2 or not torch.isfinite(scores).all():
         return math.nan

@@ -1,4 +1,4 @@
-"""``fit`` and ``resume``: from data, model and promise to a finished run."""
+"""Train (``fit``) or go on (``resume``): from data, model and promise to a finished run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from evenhand.training import density_runs, evaluate, losses, trusted_code, weig
 from evenhand.training.attach import start
 from evenhand.training.augment import Augment, views_of
 from evenhand.training.config import PYTHON, Config, descent_again, of_run, settings_of, to_toml, views_again
-from evenhand.training.guards.model_guards import Compute, seen
+from evenhand.training.guards.model_guards import Compute, adapt_to_views
 from evenhand.training.loggers import Broadcast, Logger
-from evenhand.training.loop import Aside, run
+from evenhand.training.loop import Companions, run
 from evenhand.training.losses import Loss, default_loss
 from evenhand.training.optimizers import Descent, OptimizerFactory, SchedulerFactory
 from evenhand.training.progress import seconds as estimated_seconds
@@ -143,33 +143,35 @@ def fit(
         refuse_training_records(survey(data), held_out)
     telling = Broadcast(loggers, evaluates=test is not None and not training_records)
     chosen = find_method(method, settings)
-    promise = promised(epsilon, delta, noise, privacy)
-    made = make_plan(
+    promise = choose_promise(epsilon, delta, noise, privacy)
+    plan = make_plan(
         chosen, promise, data=data.facts, epochs=epochs, batch_size=batch_size, allow_unproven=allow_unproven
     )
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
     used, several = default_loss(data) if loss is None else losses.named(loss), views_of(augment, views)
     ema, computing = weight_average.named(average), compute or Compute()
-    with threads.suited(model, data.facts.inputs, made.expected_batch):
+    with threads.suited(model, data.facts.inputs, plan.expected_batch):
         if held_out is not None:
             _check_outputs(model, held_out)
-        held, schedule = descent.build(model, made.steps)
-        folder = Folder.create(Path(out) if out is not None else new_folder(made), made)
-        kept = config or Config(
-            data=PYTHON, model=PYTHON, method=made.method, epochs=epochs, insecure_seed=insecure_seed
+        torch_optimizer, schedule = descent.build(model, plan.steps)
+        folder = Folder.create(Path(out) if out is not None else new_folder(plan), plan)
+        run_config = config or Config(
+            data=PYTHON, model=PYTHON, method=plan.method, epochs=epochs, insecure_seed=insecure_seed
         )
-        kept = dataclasses.replace(kept, training_records=training_records, allow_not_finite=allow_not_finite)
-        kept = dataclasses.replace(kept, **settings_of(descent, loss, ema, computing, augment, views))
-        write_durably(folder.path / "config.toml", to_toml(kept).encode())
-        trusted_code.write(folder, data.declared, {"model": kept.model, "features": kept.features})
-        aside = Aside(schedule, None if ema is None else Average(model, ema))
+        run_config = dataclasses.replace(
+            run_config, training_records=training_records, allow_not_finite=allow_not_finite
+        )
+        run_config = dataclasses.replace(run_config, **settings_of(descent, loss, ema, computing, augment, views))
+        write_durably(folder.path / "config.toml", to_toml(run_config).encode())
+        trusted_code.write(folder, data.declared, {"model": run_config.model, "features": run_config.features})
+        companions = Companions(schedule, None if ema is None else Average(model, ema))
         private = start(
-            *(model, held, used, made, folder),
+            *(model, torch_optimizer, used, plan, folder),
             insecure_seed=insecure_seed,
             compose=compose,
             compute=computing,
             views=several,
-            kept=aside.kept,
+            extras=companions.by_name,
             allow_not_finite=allow_not_finite,
         )
 
@@ -179,10 +181,10 @@ def fit(
                 if several is not None:
                     fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
                 with computing.casting(model):
-                    on_start(made, estimated_seconds(*seen(model, used, several), made, fetched, computing))
+                    on_start(plan, estimated_seconds(*adapt_to_views(model, used, several), plan, fetched, computing))
 
         with boundary(folder.path):
-            return run(private, data, held_out, aside, telling, progress, before, training_records)
+            return run(private, data, held_out, companions, telling, progress, before, training_records)
 
 
 @boundary()
@@ -208,23 +210,23 @@ def resume(
     """Continue a run that was stopped or killed: a new segment with a new key takes the steps that remain.
 
     What was charged stays charged: steps that ran after the last checkpoint are lost, and run and statement say how
-    many. If that is all of them nothing is released, except with ``release_untrained``. The
-    learning rate goes on where the plan does. What was given to ``fit`` as a Python object is needed again: model and
-    data, and loss, optimizer, scheduler, average or augmentation of your own. Names are found in the run's config. A
-    file of code (``model`` or ``features``, as ``file.py:factory``) is executed if it is named here, or if `evenhand
-    train` was given this very file on this machine.
+    many. If all are lost nothing is released, except with ``release_untrained``. The learning rate goes on where the
+    plan does. Pass again what ``fit`` was given as a Python object: model and data, and your own loss, optimizer,
+    scheduler, average or augmentation. Names are found in the run's config. A file of code (``model`` or ``features``,
+    as ``file.py:factory``) is executed if it is named here, or if `evenhand train` was given this very file on this
+    machine.
     """
     folder = Folder.existing(path)
-    made = folder.plan()
+    plan = folder.plan()
     if folder.finished():
         density_runs.forget_sums(folder)
         raise BudgetExhausted(
-            f"This run is finished: all {made.steps} steps are charged and the model is in {folder.model_file}. "
+            f"This run is finished: all {plan.steps} steps are charged and the model is in {folder.model_file}. "
             "To train on, make a new plan; both budgets add up."
         )
     refuse_waiting(folder)
     config = of_run(folder.path, code={"model": model, "features": features}, remembered=True)
-    if made.method in METHODS:
+    if plan.method in METHODS:
         return _resumed_density(folder, config, train, test, loggers)
     for name, given in (("loss", loss), ("optimizer", optimizer)):
         if given is None and getattr(config, name) == PYTHON:
@@ -238,32 +240,38 @@ def resume(
         refuse_training_records(survey(data), held_out)
     model = config.build_model(data.facts) if model is None or isinstance(model, str) else model
     refuse_wrapped(model)
-    found = loss or config.loss
+    chosen_loss = loss or config.loss
     ema = weight_average.named(average if average is not None else config.average)
-    held, schedule = descent_again(config, optimizer, scheduler).build(model, made.steps)
-    aside = Aside(schedule, None if ema is None else Average(model, ema))
-    with threads.suited(model, data.facts.inputs, made.expected_batch):
+    torch_optimizer, schedule = descent_again(config, optimizer, scheduler).build(model, plan.steps)
+    companions = Companions(schedule, None if ema is None else Average(model, ema))
+    with threads.suited(model, data.facts.inputs, plan.expected_batch):
         private = start(
-            *(model, held, default_loss(data) if found is None else losses.named(found), made, folder),
+            *(
+                model,
+                torch_optimizer,
+                default_loss(data) if chosen_loss is None else losses.named(chosen_loss),
+                plan,
+                folder,
+            ),
             insecure_seed=config.insecure_seed,
             compute=compute or Compute(config.micro_batch, config.lean, config.precision),
             views=views_again(config, augment, views),
-            kept=aside.kept,
+            extras=companions.by_name,
             allow_not_finite=config.allow_not_finite,
             release_untrained=release_untrained,
         )
         with boundary(folder.path):
-            return run(private, data, held_out, aside, telling, progress, training_records=research)
+            return run(private, data, held_out, companions, telling, progress, training_records=research)
 
 
 def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, loggers: Sequence[Logger]) -> Run:
-    """Finish a density from the noisy sums that are on disk; releases that were never charged are made now."""
+    """Finish a density from the noisy sums on disk and return its run; only the other releases are charged now."""
     density_runs.refuse_unfinishable(folder, config, given=train is not None)
     if train is None:
         train, test = config.load_data()
     data = wrap(train)
-    budgets = density_runs.promised(config, data)
-    promise = promised(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
+    budgets = density_runs.read_budgets(config, data)
+    promise = choose_promise(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     held_out = None if test is None else wrap(test)
     return density_runs.train(config, data, held_out, promise, folder.path, loggers=loggers)
 
@@ -275,14 +283,14 @@ def _descent(
     weight_decay: float | None,
     scheduler: str | SchedulerFactory | None,
 ) -> Descent:
-    """The rate of a user's own optimizer stays as given, unless a schedule is asked for."""
+    """Return the descent; a user's own optimizer keeps its rate unless a schedule is asked for."""
     usual = "linear" if optimizer is None or isinstance(optimizer, str) else "constant"
     return Descent(optimizer or "sgd", lr, momentum, weight_decay, scheduler or usual)
 
 
 def _check_outputs(model: nn.Module, held_out: Data) -> None:
-    """Accuracy is counted by the largest output: with one output it would be wrong without a word."""
-    scores, _ = evaluate.scored(model, held_out.take(torch.arange(1)))
+    """Raise unless the model has an output per class: accuracy, which counts the largest one, would be wrong."""
+    scores, _ = evaluate.compute_scores(model, held_out.take(torch.arange(1)))
     if scores.dim() != 2 or scores.shape[1] < 2:
         raise UsageError(
             "The report needs one output per class, and this model has a single one: give it two, or train without "
@@ -291,13 +299,14 @@ def _check_outputs(model: nn.Module, held_out: Data) -> None:
 
 
 def _viewed(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """Return views of the inputs, and the targets."""
     return views(inputs), targets
 
 
-def promised(
+def choose_promise(
     epsilon: float | None, delta: float | None, noise: float | None, privacy: Promise | None
 ) -> Promise | None:
-    """The one promise that was asked for; two at once are refused."""
+    """Return the one promise that was asked for; raise if there are two."""
     if sum(given is not None for given in (epsilon, noise, privacy)) > 1:
         raise UsageError("Give one of epsilon, noise and privacy: together they would contradict each other.")
     if privacy is not None and delta is not None:
@@ -313,8 +322,8 @@ def _wrapped(train: Any, groups: Iterable[Any] | None, owners: Iterable[Any] | N
     return wrap(train, groups=groups, owners=owners)
 
 
-def new_folder(made: Plan) -> Path:
-    """A run folder that is not there yet, named after method and plan."""
-    name = f"{made.method}-{made.digest[:8]}"
+def new_folder(plan: Plan) -> Path:
+    """Return the path of a run folder that does not exist yet, named after method and plan."""
+    name = f"{plan.method}-{plan.digest[:8]}"
     number = next(n for n in range(1, 10_000) if not Path("runs", f"{name}-{n}").exists())
     return Path("runs", f"{name}-{number}")

@@ -1,4 +1,4 @@
-"""One training as a Config describes it: what ``evenhand train`` and every cell of ``evenhand compare`` run."""
+"""Train as a Config describes it: run by ``evenhand train`` and by every cell of ``evenhand compare``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from evenhand.mechanism.make_plan import plan
 from evenhand.methods.catalogue import method
 from evenhand.training import density_runs, trusted_code
 from evenhand.training.config import Config
-from evenhand.training.density_runs import promised
-from evenhand.training.fit import fit, new_folder
-from evenhand.training.fit import promised as promise_of
+from evenhand.training.density_runs import read_budgets
+from evenhand.training.fit import choose_promise, fit, new_folder
 from evenhand.training.guards.model_guards import Compute
 from evenhand.training.run import Run
 from evenhand.types import Facts
 
-__all__ = ["planned", "promised", "train"]
+__all__ = ["planned", "read_budgets", "train"]
 
 
 def train(config: Config, data: Data, held_out: Data | None, out: Path | None, **options: Any) -> Run:
-    """``fit`` the configured model on data that were loaded before; ``options`` go to ``fit``.
+    """Fit the configured model to loaded data and return its run; ``options`` go to ``fit``.
 
     Examples:
       >>> import tempfile
@@ -35,7 +34,7 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
     trusted_code.remember((config.model, config.features))
     if config.method in density.METHODS:
         return _density(config, data, held_out, out, **options)
-    privacy = promised(config, data)
+    privacy = read_budgets(config, data)
     return fit(
         config.build_model(data.facts),
         data,
@@ -69,7 +68,7 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
 
 
 def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
-    """The plan that ``train`` would follow under this promise, for gradient methods and for densities.
+    """Return the plan that ``train`` would follow under this promise, for gradient methods and for densities.
 
     Examples:
       >>> from evenhand import Privacy
@@ -86,8 +85,8 @@ def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
 def _density(
     config: Config, data: Data, held_out: Data | None, out: Path | None, *, progress: bool | None = None, **options: Any
 ) -> Run:
-    """A density instead of gradient steps; nothing is shown while it is fitted."""
-    budgets = promised(config, data)
-    promise = promise_of(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
+    """Fit a density and return its run; no progress is shown."""
+    budgets = read_budgets(config, data)
+    promise = choose_promise(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     folder = out if out is not None else new_folder(planned(config, data.facts, promise))
     return density_runs.train(config, data, held_out, promise, folder, **options)

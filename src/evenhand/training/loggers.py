@@ -1,4 +1,4 @@
-"""What a logger is, and the only values that one is given: those that are released anyway."""
+"""Loggers, which are given released values only: held-out accuracy and epsilon."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class Logger(Protocol):
         """Record these values after ``step`` steps."""
 
 
-def released(evaluation: Mapping[str, Any], epsilon: float | None, charged: float | None) -> dict[str, float]:
+def collect_released(evaluation: Mapping[str, Any], epsilon: float | None, charged: float | None) -> dict[str, float]:
     """Collect the values of one evaluation: accuracy, accuracy per group, and epsilon if one is established.
 
     Names are ``accuracy``, ``accuracy/<group>``, ``epsilon`` (of the whole plan: the promise, whichever step is chosen
     by looking at these values) and ``epsilon_charged`` (so far: no promise). All else in ``evaluation`` is left out.
 
     Examples:
-      >>> released({"accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}, "loss": 3.0}, 3.0, 1.5)
+      >>> collect_released({"accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}, "loss": 3.0}, 3.0, 1.5)
       {'accuracy': 0.75, 'accuracy/a': 1.0, 'accuracy/b': 0.5, 'epsilon': 3.0, 'epsilon_charged': 1.5}
     """
-    found = {"accuracy": evaluation["accuracy"]}
-    found |= {f"accuracy/{plain(name)}": value for name, value in evaluation["groups"].items()}
-    found |= {"epsilon": epsilon, "epsilon_charged": charged}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    values = {"accuracy": evaluation["accuracy"]}
+    values |= {f"accuracy/{plain(name)}": value for name, value in evaluation["groups"].items()}
+    values |= {"epsilon": epsilon, "epsilon_charged": charged}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def plain(name: str, limit: int = 80) -> str:
-    """A name that every logger takes; one that had to be changed ends in a hash, so that no two become one.
+    """Return a name that every logger accepts; a changed name ends in a hash, so that no two become equal.
 
     Examples:
       >>> plain("class 8"), plain("../a"), plain("<a>") != plain("[a]")
@@ -61,7 +61,7 @@ def plain(name: str, limit: int = 80) -> str:
 
 
 class Broadcast:
-    """Several loggers as one. One that fails is switched off: it must not stop a run that has spent already."""
+    """Several loggers as one. A logger that fails is switched off: it must not stop a run that has spent already."""
 
     def __init__(self, loggers: Sequence[Logger], *, evaluates: bool) -> None:
         for logger in loggers:
@@ -75,7 +75,7 @@ class Broadcast:
         return bool(self._loggers)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Hand the values to every logger that still works."""
+        """Give the values to every logger that still works."""
         for logger in tuple(self._loggers):
             try:
                 logger.log(step, dict(values))
@@ -85,10 +85,10 @@ class Broadcast:
 
 
 class MlflowLogger:
-    """Logs released values as metrics of the active MLflow run, or of a new one.
+    """A logger of released values as metrics of the active MLflow run, or of a new one.
 
-    Where that run is kept is MLflow's own setting (``MLFLOW_TRACKING_URI``); a tracking server on another machine means
-    that these values, and nothing else, leave this one. ``pip install evenhand[mlflow]``.
+    Where that run is stored is MLflow's own setting (``MLFLOW_TRACKING_URI``). To a tracking server on another machine
+    these values are sent, and nothing else. ``pip install evenhand[mlflow]``.
     """
 
     def __init__(self) -> None:
@@ -98,14 +98,14 @@ class MlflowLogger:
             raise UsageError("MLflow is not installed: pip install 'evenhand[mlflow]'. Nothing was spent.") from None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One metric per value."""
+        """Log one metric per value."""
         self._mlflow.log_metrics(dict(values), step=step)
 
 
 class TensorBoardLogger:
-    """Writes released values as scalars; look at them with ``tensorboard --logdir FOLDER``.
+    """A logger of released values as scalars; look at them with ``tensorboard --logdir FOLDER``.
 
-    The names of the files it writes hold the name of this computer. ``pip install evenhand[tensorboard]``.
+    The names of its files contain the name of this computer. ``pip install evenhand[tensorboard]``.
 
     Args:
       folder: where to write; made with the first values.
@@ -123,7 +123,7 @@ class TensorBoardLogger:
         self._writer: Any = None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One point per value; on disk when this returns."""
+        """Write one point per value; all are on disk when this returns."""
         if self._writer is None:
             self._writer = self._make(log_dir=str(self._folder))
         for name, value in values.items():

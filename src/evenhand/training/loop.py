@@ -1,4 +1,4 @@
-"""The loop around the private step: rates, evaluation, checkpoints, a stop that loses nothing, and the release."""
+"""Run the loop around the private step: learning rates, evaluation, checkpoints, stop by signal, and the release."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from evenhand.runs import weights_digest
 from evenhand.runs.folder import write_durably
 from evenhand.runs.ledger import BLOCK, LOST
 from evenhand.training import evaluate
-from evenhand.training.loggers import Broadcast, released
+from evenhand.training.loggers import Broadcast, collect_released
 from evenhand.training.optimizers import Schedule
-from evenhand.training.private import Kept, Private
+from evenhand.training.private import Private, Stateful
 from evenhand.training.progress import Progress
 from evenhand.training.run import Run
 from evenhand.training.weight_average import Average
@@ -33,35 +33,35 @@ CHECKPOINT_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class Aside:
-    """What goes along with the steps and is saved with them: the rate's schedule and the average of the weights."""
+class Companions:
+    """The learning-rate schedule and the average of the weights: they follow the steps and are saved with them."""
 
     schedule: Schedule | None = None
     average: Average | None = None
 
     @property
-    def kept(self) -> dict[str, Kept]:
-        """By the names of ``fit``'s arguments."""
-        found = {"scheduler": self.schedule, "average": self.average}
-        return {name: part for name, part in found.items() if part is not None}
+    def by_name(self) -> dict[str, Stateful]:
+        """Return those that there are, by the names of ``fit``'s arguments."""
+        parts = {"scheduler": self.schedule, "average": self.average}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def catch_up(self, position: int) -> None:
-        """Pass over the rates of steps that were lost."""
+        """Move the schedule past steps that were lost."""
         if self.schedule is not None:
             self.schedule.catch_up(position)
 
     def before(self, position: int) -> None:
-        """Set the rate for this position of the plan."""
+        """Set the learning rate for this position of the plan."""
         if self.schedule is not None:
             self.schedule.go_to(position)
 
     def after(self) -> None:
-        """Take in what the step made of the weights."""
+        """Add the weights after a step to the average."""
         if self.average is not None:
             self.average.update()
 
     def shown(self) -> AbstractContextManager[None]:
-        """Inside, the model is the one that will be released."""
+        """Return a context in which the model has the weights that will be released."""
         return nullcontext() if self.average is None else self.average.shown()
 
 
@@ -69,34 +69,35 @@ def run(
     private: Private,
     data: Data,
     test: Data | None,
-    aside: Aside,
+    companions: Companions,
     telling: Broadcast,
     progress: bool | None,
     before: Callable[[], None] = lambda: None,
     training_records: bool = False,
 ) -> Run:
-    """All remaining steps, with evaluation, checkpoints and the release; ``before`` runs before anything is spent.
+    """Run all remaining steps with evaluation and checkpoints, release the model, and return the run.
 
-    With ``training_records`` all that is measured on ``test`` stays in the folder's ``private`` part.
+    ``before`` is called before anything is spent. With ``training_records`` everything that is measured on ``test``
+    stays in the folder's ``private`` part.
     """
     folder = private.folder
     file = folder.training_metrics_file if training_records else folder.metrics_file
     data = data.on(next(private.model.parameters()).device)
     with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
         before()
-        folder.drop_metrics(private.held)
+        folder.drop_metrics(private.restored_position)
         saving = Saving(private)
-        shown.started(lost=private.position - private.held)
-        aside.catch_up(private.position)
+        shown.started(lost=private.position - private.restored_position)
+        companions.catch_up(private.position)
         for batch in private.batches(data):
-            aside.before(private.position)
+            companions.before(private.position)
             losses = private.step(batch)
-            aside.after()
+            companions.after()
             shown.step(private.position, losses)
             if _epoch_ends(private):
                 _log(private, losses, len(batch))
                 if test is not None and private.remaining:
-                    _evaluate(private, test, aside, telling, file)
+                    _evaluate(private, test, companions, telling, file)
             if received and private.at_block_end:
                 private.checkpoint()
                 raise Interrupted(
@@ -108,9 +109,9 @@ def run(
             if private.at_block_end:
                 saving.save_if_due()
         private.checkpoint()
-        if test is not None and not _measured(private, aside, training_records):
-            _evaluate(private, test, aside, telling, file)
-        private.release(aside.average)
+        if test is not None and not _measured(private, companions, training_records):
+            _evaluate(private, test, companions, telling, file)
+        private.release(companions.average)
     finished = Run(private.folder, private.model)
     page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
     if test is not None or page.exists():
@@ -120,9 +121,10 @@ def run(
 
 
 class Saving:
-    """When to write a checkpoint: so often that a crash loses at most a ``LOST``th of the plan, and every few seconds.
+    """The decision when to write a checkpoint: a crash must lose at most a ``LOST``th of the plan, or a few seconds.
 
-    Where writing one takes long, time alone asks for it less often. One in every few seconds may be kept for good.
+    If writing takes long, checkpoints because of the time are rarer. One in every few seconds is kept for good, so that
+    the run can go back to it.
     """
 
     def __init__(self, private: Private) -> None:
@@ -132,7 +134,7 @@ class Saving:
         self._most = max(1, private.plan.steps // LOST)
 
     def save_if_due(self) -> None:
-        """Write a checkpoint if the next block could otherwise be one too many to lose, or if time has passed."""
+        """Write a checkpoint if a crash in the next block would lose too many steps, or if enough time has passed."""
         ahead = self._private.position - self._position + min(BLOCK, max(1, self._most // 2))
         started = time.monotonic()
         late = started - self._time > max(CHECKPOINT_SECONDS, self._cost / CHECKPOINT_SHARE)
@@ -144,31 +146,34 @@ class Saving:
             self._cost = self._time - started
 
 
-def _measured(private: Private, aside: Aside, training_records: bool) -> bool:
-    """Whether the last evaluation is of the weights that are about to be released."""
+def _measured(private: Private, companions: Companions, training_records: bool) -> bool:
+    """Return whether the last evaluation measured the weights that are about to be released."""
     last: dict[str, Any] = next(reversed(private.folder.metrics(training_records=training_records)), {})
-    with aside.shown():
+    with companions.shown():
         return bool(last.get("weights") == weights_digest.digest(private.model))
 
 
 def _epoch(private: Private) -> float:
+    """Return the expected passes over the data so far."""
     return private.position * private.plan.expected_batch / private.plan.facts.records
 
 
 def _epoch_ends(private: Private) -> bool:
+    """Return whether the last step ended an epoch, or the plan."""
     per_step = private.plan.expected_batch / private.plan.facts.records
     return int(_epoch(private) + 1e-9) > int(_epoch(private) - per_step + 1e-9) or private.remaining == 0
 
 
-def _evaluate(private: Private, test: Data, aside: Aside, telling: Broadcast, metrics: Path) -> None:
-    with aside.shown():
+def _evaluate(private: Private, test: Data, companions: Companions, telling: Broadcast, metrics: Path) -> None:
+    """Measure the weights that would be released, write a line of metrics, and give the values to the loggers."""
+    with companions.shown():
         line = evaluate.row(private.model, test, private.position, _epoch(private))
         line |= {"segment": private.segment, "weights": weights_digest.digest(private.model)}
     private.folder.add_metrics(line, metrics)
     if telling:
         private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)
-        telling.log(private.position, released(line, _largest(private.plan.epsilons), _largest(charged)))
+        telling.log(private.position, collect_released(line, _largest(private.plan.epsilons), _largest(charged)))
 
 
 def _largest(epsilons: Iterable[float | None]) -> float | None:
@@ -176,7 +181,7 @@ def _largest(epsilons: Iterable[float | None]) -> float | None:
 
 
 def _log(private: Private, losses: Tensor, records: int) -> None:
-    """Raw training values, for the trainer's eyes only: for a stop or a choice that they decide, no epsilon holds."""
+    """Write raw training values to the private log. No epsilon holds for a stop or a choice that depends on them."""
     line = {
         "step": private.position,
         "loss": losses.mean().item() if records else None,
@@ -208,7 +213,7 @@ def stopping() -> list[signal.Signals]:
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect the signals that stop a run: a block of charged steps is finished first, a second one stops at once."""
+    """Yield a list that collects signals to stop, so that charged steps can be finished; a second one stops at once."""
     received: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
@@ -227,7 +232,7 @@ def signals() -> Iterator[list[int]]:
 def stopped_at_once(advice: Callable[[], str]) -> Iterator[None]:
     """Raise `Interrupted` as soon as a signal asks to stop: for work without blocks of steps to finish.
 
-    ``advice`` gives the words on how to go on. In other threads than the main one no signal arrives.
+    ``advice`` returns the message: how to go on. Signals arrive in the main thread only.
 
     Examples:
       >>> try:
@@ -248,7 +253,7 @@ def stopped_at_once(advice: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let ``handler`` answer the signals that stop a run."""
+    """Install ``handler`` for the signals that stop a run, and restore the handlers before it afterwards."""
     before = {number: signal.signal(number, handler) for number in stopping()}
     try:
         yield

@@ -1,7 +1,7 @@
 """Losses with one value per record, by name: a mean over the batch would let one record change the others' gradients.
 
-A loss is a frozen dataclass that is called as ``loss(outputs, targets)``. What lies within a record (several labels,
-places of a sequence) is averaged within it.
+A loss is a frozen dataclass that is called as ``loss(outputs, targets)``. Several values of one record (labels, places
+of a sequence) are averaged.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class CrossEntropy:
         _validate.number(self.smoothing, "smoothing", low=0, high=1, open_low=False)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One value per record."""
+        """Return one value per record."""
         return _within(functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.smoothing))
 
     @property
     def as_torch(self) -> nn.CrossEntropyLoss:
-        """The same as torch has it for records with one label, by which the engine knows it."""
+        """Return torch's equal loss for records with one label: the engine recognises it."""
         return _as_torch(self.smoothing)
 
 
@@ -70,7 +70,7 @@ class Focal:
         _validate.number(self.alpha, "alpha", low=0)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One value per record."""
+        """Return one value per record."""
         unlikely = functional.cross_entropy(outputs, targets, reduction="none")
         # 1 - p as -expm1(log p) keeps its digits where p is close to 1; the floor keeps the power differentiable there.
         rest = (-torch.expm1(-unlikely)).clamp(min=torch.finfo(unlikely.dtype).tiny)
@@ -89,7 +89,7 @@ class Binary:
     """
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One value per record."""
+        """Return one value per record."""
         if not targets.is_floating_point() and outputs.dim() == 2 and outputs.shape[1] > 1 and targets.dim() == 1:
             wanted = (targets.unsqueeze(1) == torch.arange(outputs.shape[1], device=targets.device)).to(outputs.dtype)
         else:
@@ -107,7 +107,7 @@ class MeanSquared:
     """
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One value per record."""
+        """Return one value per record."""
         return _within((outputs.reshape(targets.shape) - targets).square())
 
 
@@ -133,7 +133,7 @@ class ClassWeighted:
         object.__setattr__(self, "loss", named(self.loss))
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One value per record."""
+        """Return one value per record."""
         if outputs.dim() != 2 or outputs.shape[1] != len(self.weights):
             raise UsageError(
                 f"There are {len(self.weights)} class weights, but the model has other outputs: give one weight per "
@@ -153,7 +153,7 @@ LOSSES: dict[str, type[CrossEntropy | Focal | Binary | MeanSquared | ClassWeight
 
 
 def named(loss: str | Loss) -> Loss:
-    """The loss that a name with settings stands for; a function is returned as it is.
+    """Return the loss that a name with settings stands for; a function is returned as it is.
 
     Examples:
       >>> named("focal:gamma=1,alpha=0.5")
@@ -178,7 +178,7 @@ def named(loss: str | Loss) -> Loss:
 
 
 def default_loss(data: Data) -> Loss:
-    """Cross-entropy for classes, mean squared error for real numbers.
+    """Return cross-entropy for classes, mean squared error for real numbers.
 
     Examples:
       >>> import evenhand as eh
@@ -195,11 +195,12 @@ def _as_torch(smoothing: float) -> nn.CrossEntropyLoss:
 
 
 def _within(values: Tensor) -> Tensor:
-    """The mean of what lies within a record."""
+    """Return one value per record: the mean of all values within it."""
     return values if values.dim() == 1 else values.flatten(1).mean(1)
 
 
 def _value(text: str) -> Any:
+    """Return a setting as JSON, else as text."""
     try:
         value = json.loads(text)
     except ValueError:

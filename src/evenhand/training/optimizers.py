@@ -72,8 +72,8 @@ class Descent:
     """How weights follow the private gradients; the default is SGD with momentum, its rate falling linearly to zero.
 
     Examples:
-      >>> held, schedule = Descent("adam", lr=0.01, scheduler="cosine").build(nn.Linear(2, 1), steps=10)
-      >>> type(held).__name__, type(schedule.scheduler).__name__
+      >>> optimizer, schedule = Descent("adam", lr=0.01, scheduler="cosine").build(nn.Linear(2, 1), steps=10)
+      >>> type(optimizer).__name__, type(schedule.scheduler).__name__
       ('Adam', 'CosineAnnealingLR')
     """
 
@@ -99,15 +99,16 @@ class Descent:
             _validate.number(self.weight_decay, "weight_decay", low=0, open_low=False)
 
     def build(self, model: nn.Module, steps: int) -> tuple[Optimizer, Schedule | None]:
-        """Optimizer over the trained parameters, and the schedule of a plan with so many steps."""
+        """Return an optimizer of the trained parameters, and its schedule for so many steps (None: constant)."""
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trainable:
             raise UsageError("The model has no trainable parameter: unfreeze one with requires_grad_(True).")
-        held = self.optimizer(trainable) if callable(self.optimizer) else self._named(self.optimizer, trainable)
+        optimizer = self.optimizer(trainable) if callable(self.optimizer) else self._named(self.optimizer, trainable)
         factory = SCHEDULES[self.scheduler] if isinstance(self.scheduler, str) else self.scheduler
-        return held, None if factory is None else Schedule(_made(factory, held, steps), steps)
+        return optimizer, None if factory is None else Schedule(_made(factory, optimizer, steps), steps)
 
     def _named(self, name: str, trainable: list[nn.Parameter]) -> Optimizer:
+        """Return the optimizer of this name with the settings of this descent."""
         settings: dict[str, Any] = {"lr": self.lr}
         if name in MOMENTUM:
             settings["momentum"] = MOMENTUM[name] if self.momentum is None else self.momentum
@@ -117,29 +118,29 @@ class Descent:
 
 
 def _made(factory: SchedulerFactory, optimizer: Optimizer, steps: int) -> LRScheduler:
-    """Call the factory with the optimizer, and with the number of steps if it has a second argument without default."""
+    """Return the scheduler; the factory gets the number of steps if it has a second argument without default."""
     needed = [
         parameter
         for parameter in inspect.signature(factory).parameters.values()
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    made = factory(optimizer, steps) if len(needed) > 1 else factory(optimizer)
-    if isinstance(made, ReduceLROnPlateau):
+    scheduler = factory(optimizer, steps) if len(needed) > 1 else factory(optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
         raise UsageError(
             "ReduceLROnPlateau follows a metric, and none is private here: use a schedule that follows the steps."
         )
-    if not isinstance(made, LRScheduler) or made.optimizer is not optimizer:
+    if not isinstance(scheduler, LRScheduler) or scheduler.optimizer is not optimizer:
         raise UsageError(
             "scheduler must be a name or a function that takes the optimizer and returns its torch LRScheduler, for "
             "example lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)."
         )
-    _check_restorable(made.state_dict())
-    return made
+    _check_restorable(scheduler.state_dict())
+    return scheduler
 
 
 def _check_restorable(state: Mapping[str, Any]) -> None:
-    """A checkpoint is read without executing anything, so it can hold plain values only."""
+    """Raise unless the state has plain values only: checkpoints are read without executing anything."""
     written = io.BytesIO()
     torch.save(dict(state), written)
     written.seek(0)
@@ -153,7 +154,7 @@ def _check_restorable(state: Mapping[str, Any]) -> None:
 
 
 class Schedule:
-    """A torch scheduler that knows its place in the plan."""
+    """A torch scheduler that follows the positions of the plan."""
 
     def __init__(self, scheduler: LRScheduler, steps: int) -> None:
         self.scheduler, self._steps, self._position = scheduler, steps, 0
@@ -165,13 +166,13 @@ class Schedule:
             self._position += 1
 
     def catch_up(self, position: int) -> None:
-        """The same at the start of a segment, where steps that were lost have no update of their own."""
+        """Go to a position at the start of a segment, without torch's warning that lost steps had no update."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             self.go_to(position)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
+        """Return what a checkpoint needs."""
         return {"position": self._position, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A model in private training: it draws batches, steps, records, saves and releases. Made by ``attach``."""
+"""Train a model privately in a user's loop: draw batches, step, record, save and release. Made by ``attach``."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from evenhand.types import Batch, Pass
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))
 
 
-class Kept(Protocol):
-    """What is saved and restored with a run beside model and optimizer: a learning-rate schedule, an average."""
+class Stateful(Protocol):
+    """An object that is saved and restored with model and optimizer: a learning-rate schedule, an average."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values only."""
+        """Return the state, of tensors and plain values only."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from a state."""
 
 
 class _Alone:
-    """One thread of the process that made it: a fork or a race would let noise serve twice."""
+    """A lock that admits one thread of the process that made it: a fork or a race could use noise twice."""
 
     def __init__(self, run: Private) -> None:
         self._run, self._lock = run, threading.RLock()
@@ -68,8 +68,8 @@ class _Alone:
 class Private:
     """A model in private training: draws batches, steps, records. Made by ``attach``; close it, or use ``with``.
 
-    It belongs to one process and cannot be copied: a copy would draw the same noise again. ``held`` is the position of
-    the checkpoint that it began with.
+    Model and optimizer stay the caller's. It belongs to one process and cannot be copied: a copy would draw the same
+    noise again. ``restored_position`` is the position of the checkpoint that it began with.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Private:
         ledger: Ledger,
         memory: Mapping[str, Any],
         compose: bool,
-        kept: Mapping[str, Kept],
-        held: int = 0,
+        extras: Mapping[str, Stateful],
+        restored_position: int = 0,
         allow_not_finite: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
@@ -94,39 +94,39 @@ class Private:
         self.memory: Mapping[str, Any] = memory
         self._left_out, self._allow_not_finite = LeftOut(), allow_not_finite
         self._looked: Data | None = None
-        self.held, self._position = held, ledger.reserved
+        self.restored_position, self._position = restored_position, ledger.reserved
         self._drawn: Batch | None = None
         self._handed, self._draws = Handed(), torch.cuda.is_available()
-        self._counting, self._kept = Counting(folder, mechanism.plan, compose), kept
+        self._counting, self._extras = Counting(folder, mechanism.plan, compose), extras
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
 
     @property
     def segment(self) -> int:
-        """Number of this start of the run, from 0."""
+        """Return the number of this start of the run, from 0."""
         return self._ledger.segment
 
     @property
     def left_out(self) -> int:
-        """Rows that were not finite and added nothing, over all steps. NOT private."""
+        """Return how many rows were not finite and added nothing, over all steps. NOT private."""
         return self._left_out.count
 
     @property
     def position(self) -> int:
-        """Number of the next step of the plan."""
+        """Return the number of the next step of the plan."""
         return self._position
 
     @property
     def remaining(self) -> int:
-        """Steps of the plan that have neither run nor been lost."""
+        """Return how many steps of the plan have neither run nor been lost."""
         return self.plan.steps - self._position
 
     @property
     def at_block_end(self) -> bool:
-        """Whether every charged step has run, so that stopping here loses nothing."""
+        """Return whether every charged step has run, so that stopping here loses nothing."""
         return self._position >= self._ledger.reserved
 
     def batches(self, data: Any) -> Iterator[Batch]:
-        """The rows of every remaining step, drawn by the plan's own sampler; feed each to ``step`` exactly once.
+        """Yield the rows of every remaining step, drawn by the plan's own sampler; give each to ``step`` exactly once.
 
         A step is charged, on disk, before its rows are drawn.
         """
@@ -149,10 +149,11 @@ class Private:
             yield self._drawn
 
     def step(self, batch: Batch) -> Tensor:
-        """Compute, add noise, update; the step was charged when its batch was drawn. Returns losses: NOT private.
+        """Compute the gradient, add noise, update the weights, and return the losses, which are NOT private.
 
-        For a stop, a checkpoint or a setting that is chosen by looking at these losses no epsilon holds: choose by
-        released values, for which the epsilon of the whole plan holds, or fix the choice before training.
+        The step was charged when its batch was drawn. No epsilon holds for a stop, a checkpoint or a setting that is
+        chosen by looking at these losses: choose by released values, for which the epsilon of the whole plan holds, or
+        fix the choice before training.
 
         Inputs and targets may have been changed in place, but not at random (pass ``augment=``); who was sampled is
         taken from the draw.
@@ -186,9 +187,10 @@ class Private:
             return result.loss
 
     def _pass(self, batch: Batch, early: Early | None, blocks: Blocks) -> Pass:
-        """Run one pass with all its draws from the step's secret seed; again if it drew where that seed did not reach.
+        """Run one pass with all random draws from the step's secret seed, and return it.
 
-        Nothing of a pass with draws from public generators is used. As long as no pass draws at all none is set.
+        A pass that drew from public generators is dropped and run again. As long as no pass draws anything, no
+        generator is seeded.
         """
         if not self._draws:
             before = torch.default_generator.get_state(), generators.mark()
@@ -209,7 +211,7 @@ class Private:
     def checkpoint(self, *, keep: bool = True) -> None:
         """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types.
 
-        With ``keep`` it is one of those that a run can go back to when budgets are lowered.
+        With ``keep`` the checkpoint stays, so that the run can go back to it when budgets are lowered.
         """
         self._check_state()
         self._recorder.flush()
@@ -218,7 +220,7 @@ class Private:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "memory": dict(self.memory),
-            "kept": {name: kept.state_dict() for name, kept in self._kept.items()},
+            "kept": {name: extra.state_dict() for name, extra in self._extras.items()},
             "position": self._position,
             "plan": self.plan.digest,
             "ledger_head": self._ledger.head,
@@ -228,18 +230,18 @@ class Private:
             self._counting.follow()
 
     def told(self) -> None:
-        """Record that figures of the present weights leave the process: to a logger, before it gets them."""
+        """Record in the ledger that figures of the present weights leave the process; call it before they do."""
         self._counting.follow()
         self._ledger.told(self._position)
 
     def release(self, average: Average | None = None, *, stopped_independently: bool = False) -> None:
         """Write the model and its statement. The ledger records the file's hash.
 
-        With steps of the plan left, the statement says the epsilon of the whole plan: that covers a stop which values
-        that this run released decided. For one that raw values decided (what ``step`` returns) no number holds.
+        With steps of the plan left, the statement says the epsilon of the whole plan: it holds also if released values
+        of this run decided the stop. If raw values decided it (what ``step`` returns), no number holds.
 
         Args:
-          average: the model from here on; the last weights are released beside it.
+          average: becomes the model's weights and is released; the last weights are released beside it.
           stopped_independently: declare that stopping here did not depend on the data in any way (a time limit that was
             fixed before, a power cut). The statement then counts the charged steps alone and names your declaration.
         """
@@ -258,7 +260,7 @@ class Private:
         self._left_out.summary()
 
     def _check_state(self) -> None:
-        """Refuse to let anything out of a run that was blocked, or whose state no private step left."""
+        """Raise if the run was blocked, or if its state is not the one that the last private step left."""
         self._ledger.refuse_blocked()
         self._watch.refuse_spoilt()
         with self._blocking():
@@ -267,7 +269,7 @@ class Private:
 
     @contextmanager
     def _blocking(self) -> Iterator[None]:
-        """What is found to be coupled is written into the ledger, for good."""
+        """Block the run in the ledger, for good, if a coupling of records is raised inside."""
         try:
             yield
         except CoupledError as error:
@@ -275,12 +277,12 @@ class Private:
             raise
 
     def _note_foreign(self) -> None:
-        """Tell the ledger if somebody else wrote weights, or settings of model or loss, since the last step."""
+        """Record in the ledger if other code wrote weights, or settings of model or loss, since the last step."""
         if self._watch.changed_elsewhere():
             self._ledger.foreign(self._position)
 
     def close(self) -> None:
-        """Write the last commits, let go of the ledger and of the memory for passes. Safe to call twice."""
+        """Write the last commits, unlock the ledger and free the memory of the passes. Safe to call twice."""
         try:
             self._recorder.flush()
         finally:
@@ -291,7 +293,7 @@ class Private:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Close; where an error is on its way already, another one about the same disk does not take its place."""
+        """Close. If an error is on its way already, one from closing does not replace it."""
         with nullcontext() if error is None else suppress(OSError, LedgerError), boundary(self.folder.path):
             self.close()
 
@@ -305,6 +307,7 @@ class Private:
         raise BatchReuseError("A private run cannot be pickled: the copy would draw the same noise again.")
 
     def _expected(self, batch: Batch) -> Batch:
+        """Return the batch as it was drawn; raise unless this one is the next to be stepped."""
         if not isinstance(batch, Batch) or batch.token != self._token:
             raise BatchReuseError(
                 "This batch was not drawn by this run: iterate over private.batches(data), since only those "
@@ -317,6 +320,7 @@ class Private:
         return self._drawn
 
     def _check(self, data: Data) -> None:
+        """Raise unless data and model fit the plan, then enter the run into the dataset ledger."""
         if data.facts != self.plan.facts:
             raise PlanMismatchError(
                 "The plan was made for data with other public facts (records, owners, groups, labels or "
@@ -333,6 +337,7 @@ class Private:
             self._counting.begin(data)
 
     def _update(self, gradient: Mapping[str, Tensor]) -> None:
+        """Let the optimizer take one step along the private gradient."""
         trainable = self._watch.trainable
         for name, value in gradient.items():
             parameter = trainable[name]

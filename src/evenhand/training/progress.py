@@ -1,4 +1,4 @@
-"""Progress in a terminal or a notebook: step, epsilon charged of the plan's, loss, time left. Else silent."""
+"""Show progress in a terminal or a notebook: step, epsilon charged and planned, loss, time left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVERY_SECONDS = 0.25
 class Progress:
     """A context manager around the loop. The loss it shows is not private: it stays on the trainer's screen.
 
-    For a stop that is decided by looking at that loss no epsilon holds.
+    No epsilon holds for a stop that is decided by looking at that loss.
     """
 
     def __init__(self, plan: Plan, position: int, *, enabled: bool | None) -> None:
@@ -61,7 +61,7 @@ class Progress:
         self._draw(lambda bar: bar.stop())
 
     def started(self, lost: int) -> None:
-        """Say what a crash cost, if it cost anything."""
+        """Say how many charged steps a crash has lost, if any."""
         if lost:
             say(
                 f"{lost} step(s) were charged but are not in the checkpoint; training goes on with the "
@@ -76,7 +76,7 @@ class Progress:
             self._draw(lambda bar: bar.update(position, words))
 
     def _draw(self, action: Callable[[Bar], None]) -> None:
-        """Draw if there is where; when the terminal is gone, training goes on without."""
+        """Draw if there is a bar; when the terminal is gone, training goes on without it."""
         if self._bar is not None:
             try:
                 action(self._bar)
@@ -84,6 +84,7 @@ class Progress:
                 self._bar = None
 
     def _spent(self, position: int) -> str:
+        """Return the epsilon charged so far, in words."""
         if not self._curves:
             return "not private"
         parts = [self._of(owner, position, self._differ) for owner in self._curves]
@@ -93,10 +94,11 @@ class Progress:
 
     @property
     def _differ(self) -> bool:
-        """Whether owner classes were promised, or spend, different things."""
+        """Return whether owner classes differ in budget, rate or bound."""
         return len(set(zip(self._plan.rates, self._plan.scales, self._plan.budgets, strict=True))) > 1
 
     def _of(self, owner: int, position: int, named: bool) -> str:
+        """Return what one owner class has spent, and of how much."""
         curve, budget = self._curves[owner], self._plan.budgets[owner]
         planned = promised(budget, missing=rounded_up(curve[-1][1]))
         index = min(bisect.bisect_left(curve, (position, 0.0)), len(curve) - 1)
@@ -105,7 +107,7 @@ class Progress:
 
 
 class Bar(Protocol):
-    """Where progress is drawn."""
+    """A place where progress is drawn."""
 
     def __init__(self, total: int, done: int) -> None: ...
 
@@ -117,7 +119,7 @@ class Bar(Protocol):
 
 
 class TerminalBar:
-    """A line of rich on stderr."""
+    """A progress line on stderr, drawn by rich."""
 
     def __init__(self, total: int, done: int) -> None:
         from rich.console import Console
@@ -144,7 +146,7 @@ class TerminalBar:
 
 
 class NotebookBar:
-    """One output of the cell as plain text, drawn anew in place. Rich would need ipywidgets for that."""
+    """A progress line in a notebook: one plain-text output, updated in place. Rich would need ipywidgets for that."""
 
     def __init__(self, total: int, done: int) -> None:
         display: Any = importlib.import_module("IPython.display")
@@ -153,13 +155,13 @@ class NotebookBar:
         self._handle = display.display(self._picture(), raw=True, display_id=True)
 
     def update(self, done: int, words: str) -> None:
-        """Show so many steps, and these words; not more often than a person can read."""
+        """Show so many steps, and these words; not more often than every ``EVERY_SECONDS``."""
         self._done, self._words = done, words
         if time.monotonic() - self._drawn >= EVERY_SECONDS:
             self.stop()
 
     def stop(self) -> None:
-        """Draw as it is now."""
+        """Draw the present state."""
         self._drawn = time.monotonic()
         self._handle.update(self._picture(), raw=True)
 
@@ -173,7 +175,7 @@ class NotebookBar:
 
 
 def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this process. Imports nothing: in a notebook IPython is there already.
+    """Return whether a Jupyter kernel runs this process. Imports nothing: in a notebook IPython is loaded already.
 
     Examples:
       >>> in_notebook()
@@ -187,10 +189,10 @@ def in_notebook() -> bool:
 def seconds(
     model: nn.Module, loss: Callable[[Any, Any], Tensor], plan: Plan, data: Data, compute: Compute | None = None
 ) -> float:
-    """Estimated duration of all steps: one pass over a batch of the expected size, and one draw of noise.
+    """Return the estimated seconds of all steps, from one pass over a batch of the expected size and one draw of noise.
 
-    Nothing is updated, released or charged: gradients are computed and thrown away, the noise comes from a key of its
-    own, and buffers and random state are put back. What is printed depends on shapes, not on what the records say.
+    Nothing is updated, released or charged: gradients are thrown away, the noise comes from a key of its own, and
+    buffers and random state are put back. The estimate depends on shapes, not on values of records.
 
     Examples:
       >>> import evenhand as eh
@@ -217,7 +219,7 @@ def seconds(
 
 
 def words(duration: float) -> str:
-    """A duration as people say it.
+    """Return a duration as people say it.
 
     Examples:
       >>> words(0.4), words(75), words(5400)

@@ -1,8 +1,8 @@
-"""``rebudget``: budgets that change while a run goes on. What was spent stays spent; the rest is planned anew.
+"""Change budgets while a run goes on. What was spent stays spent; the remaining steps are planned anew.
 
-Raising gives the steps that remain less noise, larger rates or larger bounds. So does lowering, as long as every owner
-has spent no more than its new budget. Below that no plan can help, since the weights hold those steps already: then a
-new run goes on from the last checkpoint that fits (see ``forking``).
+The remaining steps get another noise, rate or bound. That is possible as long as no owner has spent more than its new
+budget. If one has, no plan can help, since the weights contain those steps: then a new run (a fork) goes on from the
+last checkpoint that fits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evenhand.accounting.budgets import Budgets, Privacy
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import wrap
 from evenhand.errors import CalibrationError, EvenhandError, LedgerError, PlanMismatchError, UsageError
-from evenhand.mechanism.replan import OverspentError, back, promised, refuse_overspent, replan
+from evenhand.mechanism.replan import OverspentError, new_budgets, refuse_overspent, replan, replan_from_checkpoint
 from evenhand.runs import checkpoints
 from evenhand.runs.checkpoints import Mark
 from evenhand.runs.dataset_ledger import DatasetLedger, check_records, keep_larger_counts
@@ -57,7 +57,7 @@ def rebudget(
     change was decided without looking at what this run released, and says so.
 
     Budgets below what is spent need ``out``: a new run folder that goes on from the last checkpoint that fits, with new
-    noise; resume that one. The old run is withdrawn: what it computed after that checkpoint must be deleted, and if it
+    noise; resume that one. The old run is withdrawn: what it computed after that checkpoint must be deleted. If it
     released any of it, figures for loggers included, going back is refused. The dataset ledger counts both runs.
 
     Args:
@@ -65,8 +65,8 @@ def rebudget(
       privacy: the new budgets; delta stays as it is.
       epochs: expected further passes over the data, for a finished run; default the steps that remain.
       train: the training data, if the run was started from Python.
-      out: where a run goes on that must go back. If nothing is left for a further step there, or ``epochs`` is 0, the
-        plan ends at the checkpoint, and ``resume`` releases its model.
+      out: the new folder of a run that must go back. If the budgets leave nothing for a further step, or ``epochs`` is
+        0, the plan ends at the checkpoint, and ``resume`` releases its model.
 
     Returns:
       The new plan.
@@ -75,7 +75,7 @@ def rebudget(
       >>> import tempfile, torch, evenhand as eh
       >>> train, test = eh.data.digits()
       >>> run = eh.fit(torch.nn.Linear(64, 10), train, epsilon=1.0, epochs=2, out=tempfile.mkdtemp())
-      >>> made = rebudget(run.path, Privacy(2), epochs=2, train=train)
+      >>> plan = rebudget(run.path, Privacy(2), epochs=2, train=train)
       >>> again = eh.resume(run.path, model=torch.nn.Linear(64, 10), train=train)
       >>> 1.99 < again.privacy.epsilon <= 2, eh.verify(run.path)["ok"]
       (True, True)
@@ -90,36 +90,39 @@ def rebudget(
         return _go_back(folder, plan, privacy, epochs, train, Path(out))
     refuse_withdrawn(reading)
     try:
-        made = replan(plan, privacy, reading.reserved, epochs=epochs)
+        new_plan = replan(plan, privacy, reading.reserved, epochs=epochs)
     except OverspentError as error:
-        raise CalibrationError(f"{error} {possible(folder, plan, promised(plan, privacy))}") from None
-    counted = _entered(folder, made, train)
-    write_json(_next(folder), {"plan": made.to_json(), "composition": counted})
-    Ledger.replan(folder.ledger_file, before=plan.digest, plan=made.digest, steps=made.steps, reserved=reading.reserved)
+        raise CalibrationError(f"{error} {describe_options(folder, plan, new_budgets(plan, privacy))}") from None
+    counted = _entered(folder, new_plan, train)
+    write_json(_next(folder), {"plan": new_plan.to_json(), "composition": counted})
+    Ledger.replan(
+        folder.ledger_file, before=plan.digest, plan=new_plan.digest, steps=new_plan.steps, reserved=reading.reserved
+    )
     _finish(folder)
-    return made
+    return new_plan
 
 
 def _go_back(
     folder: Folder, plan: Plan, privacy: Privacy | Budgets, epochs: float | None, train: Any, out: Path
 ) -> Plan:
-    reading, budgets = folder.ledger(), promised(plan, privacy)
+    """Begin a new run in ``out`` from the last checkpoint that fits, withdraw the old one, and return the new plan."""
+    reading, budgets = folder.ledger(), new_budgets(plan, privacy)
     if reading.withdrawn is not None:
-        made = mend(folder, reading, out)
-        if made.budgets != tuple(budgets):
+        new_plan = mend(folder, reading, out)
+        if new_plan.budgets != tuple(budgets):
             raise UsageError(f"{out} goes on with the budgets that were given first: change them there.")
-        return made
+        return new_plan
     try:
         refuse_overspent(plan, budgets, reading.reserved)
     except OverspentError:
         point = last_that_fits(folder, plan, budgets)
     else:
         raise UsageError("These budgets cover all that is spent, so there is nothing to go back for: leave out --out.")
-    made = back(plan, privacy, point.then.reserved, len(point.then.replans), epochs=epochs)
-    new = begin(folder, out, made, point)
+    new_plan = replan_from_checkpoint(plan, privacy, point.then.reserved, len(point.then.replans), epochs=epochs)
+    new = begin(folder, out, new_plan, point)
     opted_out = (folder.composition() or {}).get("runs", 0) is None
-    finish(folder, new, {"runs": None} if opted_out else _count(folder, made, train, left=plan))
-    return made
+    finish(folder, new, {"runs": None} if opted_out else _count(folder, new_plan, train, left=plan))
+    return new_plan
 
 
 def _next(folder: Folder) -> Path:
@@ -127,13 +130,13 @@ def _next(folder: Folder) -> Path:
 
 
 def _finish(folder: Folder) -> None:
-    """Put a new plan in place once the ledger has it; a crash in between is mended by the next call."""
+    """Replace plan.json by the new plan once the ledger names it; after a crash in between the next call does it."""
     if not _next(folder).exists():
         return
     waiting = untrusted.read_json(_next(folder), {"plan": dict, "composition": (dict, type(None))})
-    made = Plan.from_json(waiting["plan"])
-    if made.digest == folder.ledger().plan:
-        write_json(folder.plan_file, made.to_json())
+    new_plan = Plan.from_json(waiting["plan"])
+    if new_plan.digest == folder.ledger().plan:
+        write_json(folder.plan_file, new_plan.to_json())
         if waiting["composition"] is not None:
             write_json(folder.composition_file, waiting["composition"])
         if folder.statement_file.exists():
@@ -142,7 +145,7 @@ def _finish(folder: Folder) -> None:
 
 
 def _entered(folder: Folder, plan: Plan, train: Any) -> dict[str, Any] | None:
-    """Count the steps to come in the dataset ledger, unless the run is not counted there."""
+    """Enter the steps to come into the dataset ledger, unless the run is not counted there; return its composition."""
     counted = folder.composition()
     if counted is None or counted["runs"] is None:
         return None
@@ -150,6 +153,7 @@ def _entered(folder: Folder, plan: Plan, train: Any) -> dict[str, Any] | None:
 
 
 def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) -> dict[str, Any]:
+    """Enter a plan into the dataset ledger and return the composition; ``left`` is the plan that the run leaves."""
     data = wrap(of_run(folder.path, remembered=True).load_data()[0] if train is None else train)
     if data.facts != plan.facts:
         raise PlanMismatchError("These data have other public facts than the run's: pass the data it was started with.")
@@ -170,7 +174,7 @@ def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) 
 
 @dataclass(frozen=True)
 class Point:
-    """A checkpoint to go back to, the ledger as it was then, and as it is now."""
+    """A checkpoint to go back to, with the ledger as it was then (``start``, ``then``) and as it is now."""
 
     mark: Mark
     start: bytes
@@ -179,7 +183,7 @@ class Point:
 
 
 def last_that_fits(folder: Folder, plan: Plan, budgets: Sequence[float]) -> Point:
-    """The latest checkpoint whose charges fit the budgets.
+    """Return the latest checkpoint whose charges fit the budgets.
 
     Raises:
       CalibrationError: there is none, or a model was released after it, or loggers were told figures of later steps.
@@ -195,38 +199,38 @@ def last_that_fits(folder: Folder, plan: Plan, budgets: Sequence[float]) -> Poin
         if mark.position and mark.head in whole.hashes
     )
     points = (Point(mark, start, parse(start), whole) for mark, start in starts)
-    found = next((point for point in points if _fits(plan, budgets, point.then.reserved)), None)
-    if found is None:
+    fork_point = next((point for point in points if _fits(plan, budgets, point.then.reserved)), None)
+    if fork_point is None:
         raise CalibrationError(
             "No checkpoint that was kept fits these budgets, so there is nothing to go back to: promise more, or start "
             "a new run with the new budgets and release nothing of this one. The dataset ledger adds up both."
         )
-    if len(whole.released) > len(found.then.released) or _unrecorded(folder, found.then):
+    if len(whole.released) > len(fork_point.then.released) or _unrecorded(folder, fork_point.then):
         raise CalibrationError(
-            f"This run has released a model after step {found.then.reserved}, where the last checkpoint lies that fits "
-            "these budgets. Who has that model has what it spends, and no other run can change that: promise at least "
-            "what is spent. If the model never left your hands, delete it, start a new run with the new budgets, and "
-            "tell the owners so."
+            f"This run has released a model after step {fork_point.then.reserved}, where the last checkpoint lies that "
+            "fits these budgets. Who has that model has what it spends, and no other run can change that: promise at "
+            "least what is spent. If the model never left your hands, delete it, start a new run with the new budgets, "
+            "and tell the owners so."
         )
-    if max(whole.told, default=0) > found.mark.position:
+    if max(whole.told, default=0) > fork_point.mark.position:
         raise CalibrationError(
             f"This run has given its loggers figures of step {max(whole.told)}, and the last checkpoint that fits "
-            f"these budgets lies after step {found.mark.position}. Who has those figures has something of what the "
-            "later steps spent, and no other run can change that: promise at least what is spent. If they never left "
-            "your hands, delete them, start a new run with the new budgets, and tell the owners so."
+            f"these budgets lies after step {fork_point.mark.position}. Who has those figures has something of what "
+            "the later steps spent, and no other run can change that: promise at least what is spent. If they never "
+            "left your hands, delete them, start a new run with the new budgets, and tell the owners so."
         )
-    return found
+    return fork_point
 
 
-def begin(folder: Folder, out: Path, made: Plan, point: Point) -> Folder:
-    """A new run folder with all that the fork needs, except its ledger: it counts for nothing until ``finish``."""
+def begin(folder: Folder, out: Path, plan: Plan, point: Point) -> Folder:
+    """Return a new run folder with everything that the fork needs except its ledger: it is no run until ``finish``."""
     state = checkpoints.read(point.mark.file)
     inside = state["position"], state["ledger_head"], state["plan"]
     if inside != (point.mark.position, point.mark.head, point.then.plan):
         raise UsageError("A kept checkpoint is not the one that its marker names: it was exchanged, and is not used.")
     _clear(out, point.now)
-    new = Folder.create(out, made)
-    ledger, _ = forked(point.start, point.now, position=point.mark.position, plan=made.digest, steps=made.steps)
+    new = Folder.create(out, plan)
+    ledger, _ = forked(point.start, point.now, position=point.mark.position, plan=plan.digest, steps=plan.steps)
     write_durably(_waiting(new), ledger)
     config = recorded(folder.path)
     if config is not None:
@@ -247,7 +251,7 @@ def begin(folder: Folder, out: Path, made: Plan, point: Point) -> Folder:
 
 
 def finish(folder: Folder, new: Folder, counted: Mapping[str, Any]) -> None:
-    """Withdraw the old run, then let the new one begin; a crash in between is mended by calling ``rebudget`` again."""
+    """Withdraw the old run, then begin the new one; after a crash in between call ``rebudget`` again."""
     write_json(new.composition_file, counted)
     write_durably(_waiting(new), with_files(_ledger(new), digests(new.path)))
     fork = parse(_ledger(new)).forks[-1]
@@ -256,7 +260,7 @@ def finish(folder: Folder, new: Folder, counted: Mapping[str, Any]) -> None:
 
 
 def mend(folder: Folder, reading: Reading, out: Path | None) -> Plan:
-    """The fork of a run that is withdrawn already, if a crash left it without its ledger; else the run is refused."""
+    """Finish the fork of a withdrawn run that a crash left without its ledger, and return its plan; else raise."""
     waiting = None if out is None else _waiting(Folder(out))
     mark = None if reading.withdrawn is None else reading.withdrawn["fork"]
     if out is None or waiting is None or not waiting.exists() or mark not in read(waiting).hashes:
@@ -267,7 +271,7 @@ def mend(folder: Folder, reading: Reading, out: Path | None) -> Plan:
 
 
 def refuse_waiting(folder: Folder) -> None:
-    """Raise if a crash left this folder without its ledger while another run was being left for it."""
+    """Raise if this folder is a fork that a crash left without its ledger."""
     if _waiting(folder).exists() and not folder.begun:
         raise LedgerError(
             "This folder has no ledger yet: a crash came while another run was being left for it, so nothing can be "
@@ -276,8 +280,8 @@ def refuse_waiting(folder: Folder) -> None:
         )
 
 
-def possible(folder: Folder, plan: Plan, budgets: Sequence[float]) -> str:
-    """What can be done about budgets that lie below what is spent."""
+def describe_options(folder: Folder, plan: Plan, budgets: Sequence[float]) -> str:
+    """Return in words what can be done about budgets below what is spent."""
     try:
         point = last_that_fits(folder, plan, budgets)
     except CalibrationError as error:
@@ -289,6 +293,7 @@ def possible(folder: Folder, plan: Plan, budgets: Sequence[float]) -> str:
 
 
 def _fits(plan: Plan, budgets: Sequence[float], charged: int) -> bool:
+    """Return whether no owner has spent more than its budget after ``charged`` steps."""
     try:
         refuse_overspent(plan, budgets, charged)
     except OverspentError:
@@ -297,7 +302,7 @@ def _fits(plan: Plan, budgets: Sequence[float], charged: int) -> bool:
 
 
 def _unrecorded(folder: Folder, then: Reading) -> bool:
-    """Whether a model lies in the folder that was not released by then: a crash may have kept it out of the ledger."""
+    """Return whether the folder has a model that was not released by then: a crash may have kept it from the ledger."""
     files = (folder.model_file, folder.last_model_file)
     return any(file.exists() and sha256(file) not in then.released for file in files)
 
@@ -307,12 +312,12 @@ def _waiting(folder: Folder) -> Path:
 
 
 def _ledger(folder: Folder) -> bytes:
-    """The ledger that waits for the old run to be withdrawn."""
+    """Return the fork's ledger, which waits for the old run to be withdrawn."""
     return untrusted.read_bytes(_waiting(folder), largest=LARGEST)
 
 
 def _begin_ledger(folder: Folder, new: Folder) -> None:
-    """Let the old folder say that it is withdrawn, and put the new ledger in place: once, for it may grow since."""
+    """Mark the old folder as withdrawn, and write the new ledger; only if there is none, since it may have grown."""
     lock = acquire_lock(new.ledger_file)
     try:
         folder.say_withdrawn()
@@ -330,7 +335,7 @@ def _begin_ledger(folder: Folder, new: Folder) -> None:
 
 
 def _clear(out: Path, left: Reading) -> None:
-    """Remove what an earlier attempt to leave the same run here left behind before it withdrew anything."""
+    """Remove the files of an earlier attempt to fork the same run into ``out`` that had withdrawn nothing yet."""
     new = Folder(out)
     if new.ledger_file.exists() or not _waiting(new).exists():
         return
@@ -343,24 +348,24 @@ _LEFT = (b'{"type":"release",', b'{"type":"told",', b'{"type":"file",')
 
 
 def beginning(data: bytes, head: str) -> bytes:
-    """The rows of a ledger up to the one with hash ``head``, and what left the run right behind it at no cost."""
+    """Return the rows of a ledger up to the one with hash ``head``, and the rows of releases right behind it."""
     hashes, lines = parse(data).hashes, data.splitlines(keepends=True)
     if head not in hashes[1:]:
         raise LedgerError("The ledger does not contain the row that this checkpoint was written after.")
     end = next(place for place, line in enumerate(lines) if _hash(line) == head) + 1
     while end < len(lines) and lines[end].startswith(_LEFT) and _hash(lines[end]) in hashes:
         end += 1
-    found = b"".join(lines[:end])
-    return found if found.endswith(b"\n") else found + b"\n"
+    rows = b"".join(lines[:end])
+    return rows if rows.endswith(b"\n") else rows + b"\n"
 
 
 def forked(start: bytes, left: Reading, *, position: int, plan: str, steps: int) -> tuple[bytes, str]:
-    """The ledger of a run that goes on from ``start`` under another plan, and the hash of its ``fork`` row.
+    """Return the ledger of a run that goes on from ``start`` under another plan, and the hash of its ``fork`` row.
 
     Args:
       start: from ``beginning``.
       left: the whole ledger of the run that is left.
-      position: steps that the checkpoint holds; a foreign change noted right behind it may be in its weights, and
+      position: steps in the checkpoint; its weights may contain a foreign change that was noted right behind it, and
         figures of them may have been told later.
       plan: digest of the new plan.
       steps: its steps in all.
@@ -382,7 +387,7 @@ def forked(start: bytes, left: Reading, *, position: int, plan: str, steps: int)
 
 
 def with_files(data: bytes, files: Mapping[str, str]) -> bytes:
-    """A ledger that ends with a row for each of these files, by name and digest; rows that it has are not repeated."""
+    """Return the ledger with a row for each of these files, by name and digest; existing rows are not repeated."""
     reading, lines = parse(data), [data]
     head, known = reading.head, reading.files()
     for name, digest in files.items():
@@ -393,6 +398,7 @@ def with_files(data: bytes, files: Mapping[str, str]) -> bytes:
 
 
 def _hash(line: bytes) -> str | None:
+    """Return the hash that a row of a ledger names, None if it cannot be read."""
     try:
         return str(json.loads(line)["hash"])
     except (ValueError, KeyError, TypeError):

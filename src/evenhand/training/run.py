@@ -1,4 +1,4 @@
-"""What training gives back: a Run, read from its folder, and the report made of it."""
+"""Read a Run from its folder: model, statement, metrics, report and predictions."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished page. One with figures of training records can be written into ``within`` only, which is private."""
+    """A finished page. With figures of training records it can be saved in the private folder ``within`` only."""
 
     page: str
     within: Path | None = None
 
     def save(self, path: str | Path) -> Path:
-        """Write the page; returns where."""
+        """Write the page and return its path."""
         if self.within is not None and not Path(path).resolve().is_relative_to(self.within.resolve()):
             raise UsageError(
                 f"This page has figures of training records, which are not private: save it in {self.within}, for "
@@ -54,7 +54,7 @@ class Statement:
 
     @property
     def epsilon(self) -> float | None:
-        """Largest epsilon over the owners; None if none is established."""
+        """Return the largest epsilon over the owners; None if none is established."""
         value = self.data["guarantee"]["epsilon"]
         return None if value is None else float(value)
 
@@ -71,17 +71,17 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Where the run is."""
+        """Return the run folder."""
         return self.folder.path
 
     @property
     def plan(self) -> Plan:
-        """The plan it followed."""
+        """Return the plan that the run followed."""
         return self.folder.plan()
 
     @property
     def model(self) -> nn.Module:
-        """The trained model."""
+        """Return the trained model."""
         if self.trained is None:
             raise UsageError(
                 "The architecture of this model is code of somebody's own, which is executed only if you name it: pass "
@@ -91,17 +91,17 @@ class Run:
 
     @property
     def privacy(self) -> Statement:
-        """What is promised, recomputed from the ledger."""
+        """Return the privacy statement, recomputed from the ledger."""
         return Statement(self.folder.statement())
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """Evaluations on held-out data over training."""
+        """Return the evaluations on held-out data during training."""
         return self.folder.metrics()
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """The same as a DataFrame: one row per evaluation, one column per metric and per group; undefined is NaN.
+        """Return a DataFrame with a row per evaluation and a column per metric and group; an undefined value is NaN.
 
         Columns are named as by fairlearn: ``accuracy``, ``balanced_accuracy``, ``mcc``, ``roc_auc``, ``log_loss``,
         ``accuracy_{difference,ratio,group_min,group_max,std}``, and ``accuracy[<group>]`` and so on per group.
@@ -112,7 +112,7 @@ class Run:
         return pandas.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)) or ["step"])
 
     def card(self) -> str:
-        """The model card as Markdown: what the model is, for whom it works how well, what is promised."""
+        """Return the model card as Markdown: the model, its accuracy per group, and the promise."""
         statement, last = self.folder.statement(), self.folder.last_evaluation()
         frame = _recorded(last)
         plan = self.plan
@@ -134,10 +134,11 @@ class Run:
     def report(
         self, test: Any = None, *, groups: Iterable[Any] | None = None, training_records: bool = False
     ) -> Report:
-        """A page on who is served how well; from the recorded evaluations, or measured anew on ``test``.
+        """Return a page on accuracy per group, from the recorded evaluations, or measured anew on ``test``.
 
         ``test`` is compared with digests of the training records in the run's ``private`` folder, and refused if it
-        holds such records. With ``training_records`` that is not asked, and the page can be saved in ``private`` only.
+        contains such records. With ``training_records`` nothing is compared, and the page can be saved in ``private``
+        only.
         """
         recorded = self.folder.metrics(training_records=training_records)
         last = self.folder.last_evaluation(training_records=training_records)
@@ -155,7 +156,7 @@ class Run:
         return Report(run_page.render(_report(self.folder, recorded, last, frame, research=training_records)), within)
 
     def _refuse_training_records(self, data: Data) -> None:
-        """Compare with the digests that training left; where they are gone, say that nothing was compared."""
+        """Raise if ``data`` contain training records; if their digests are gone, print that nothing was compared."""
         from evenhand.data.fingerprint import Survey
         from evenhand.data.record_checks import refuse_training_records
 
@@ -174,16 +175,16 @@ _FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss")
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """One evaluation as one level of names; what groups differ by is added.
+    """Return one evaluation as a flat dict, with differences between groups added.
 
     Examples:
       >>> flat({"step": 1, "accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}})["accuracy[b]"]
       0.5
     """
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
     }
-    found |= group_metrics.across("accuracy", list(row.get("groups", {}).values()))
+    columns |= group_metrics.across("accuracy", list(row.get("groups", {}).values()))
     for key, name in (
         ("groups", "accuracy"),
         ("group_log_loss", "log_loss"),
@@ -191,8 +192,8 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
         ("owners", "owner_accuracy"),
         ("owner_records", "owner_records"),
     ):
-        found |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
-    return found
+        columns |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
+    return columns
 
 
 def _recorded(last: Mapping[str, Any]) -> group_metrics.GroupFrame:
@@ -247,7 +248,7 @@ def _report(
 
 
 def _class(row: Mapping[str, Any]) -> run_page.OwnerClass:
-    """An owner class as the page writes it."""
+    """Return an owner class in the words of the page."""
     return run_page.OwnerClass(
         name=row["name"],
         records=row["records"],
@@ -285,7 +286,7 @@ def _reproduce(folder: Folder) -> str:
 
 
 def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
-    """Read a run folder. Weights come from safetensors only: loading them never executes code.
+    """Read a run folder and return the run. Weights come from safetensors only: loading them never executes code.
 
     Args:
       path: the run folder.
@@ -295,9 +296,9 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
     Examples:
       >>> import tempfile, torch, evenhand as eh
       >>> train, test = eh.data.digits()
-      >>> made = eh.fit(torch.nn.Linear(64, 10), train, epsilon=3.0, epochs=1, out=tempfile.mkdtemp())
-      >>> again = eh.load(made.path, model=torch.nn.Linear(64, 10))
-      >>> bool((again.model.weight == made.model.weight).all())
+      >>> run = eh.fit(torch.nn.Linear(64, 10), train, epsilon=3.0, epochs=1, out=tempfile.mkdtemp())
+      >>> loaded = eh.load(run.path, model=torch.nn.Linear(64, 10))
+      >>> bool((loaded.model.weight == run.model.weight).all())
       True
     """
     from safetensors import SafetensorError
@@ -330,7 +331,7 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
 
 
 def _density(folder: Folder) -> nn.Module:
-    """A density is made of released values: its own tensors say how."""
+    """Return the density in a run folder; its released tensors say how it is built."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -353,7 +354,7 @@ class Predictions:
 
 
 def preprocessing(path: str | Path) -> Declaration:
-    """How the run's inputs were encoded: declared bounds, categories and labels, from its preprocessing.json."""
+    """Return how the run's inputs were encoded: declared bounds, categories and labels, from its preprocessing.json."""
     from evenhand.data import Declaration
 
     file = Folder.existing(path).path / "preprocessing.json"
@@ -372,7 +373,7 @@ def preprocessing(path: str | Path) -> Declaration:
 def predict(
     path: str | Path, table: Table | Any, *, model: nn.Module | str | None = None, features: str | None = None
 ) -> Predictions:
-    """The run's answers for new records, encoded exactly as the training records were.
+    """Return the model's predictions for new records, encoded exactly as the training records were.
 
     Args:
       path: the run folder.
@@ -387,9 +388,9 @@ def predict(
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
-    found = of_run(Path(path), code={"features": features})
-    if found.features is not None:
-        inputs = extract(found.features_named, inputs)
+    config = of_run(Path(path), code={"features": features})
+    if config.features is not None:
+        inputs = extract(config.features_named, inputs)
     trained = load(path, model=model).model.eval()
     device = next(trained.parameters()).device
     with torch.no_grad():

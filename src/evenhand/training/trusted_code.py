@@ -1,8 +1,8 @@
-"""Code of the user's own that a run used: its digest in the run, and what was named on this machine.
+"""Remember which files of user code a run used, and which of them a person has named on this machine.
 
 A run folder may come from anybody, so no file of code that a folder names is executed because the folder names it. A
-person names it on the command line. That is remembered in the state folder of this machine, for this file with these
-bytes, so that ``evenhand resume RUN`` finds it again; nobody can send that memory along with a folder.
+person must name it on the command line. The name is remembered in the state folder of this machine, for this file with
+these bytes, so that ``evenhand resume RUN`` finds it again; nobody can send that memory along with a folder.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _DIGESTS: untrusted.Shape = {str: str}
 
 
 def write(folder: Folder, declared: Declaration | None, references: Mapping[str, str | None]) -> None:
-    """Write how new records are encoded, with the digests of the code that ``references`` name, by role."""
-    found = {role: _user_code.digest(text) for role, text in references.items() if text and _user_code.is_own(text)}
+    """Write preprocessing.json, with the digests of the code that ``references`` name, by role."""
+    digests = {role: _user_code.digest(text) for role, text in references.items() if text and _user_code.is_own(text)}
     if declared is not None:
-        write_json(folder.path / "preprocessing.json", {**declared.to_json(), **({KEY: found} if found else {})})
-    if found:
-        write_json(_file(folder), found)
+        write_json(folder.path / "preprocessing.json", {**declared.to_json(), **({KEY: digests} if digests else {})})
+    if digests:
+        write_json(_file(folder), digests)
 
 
 def copy(folder: Folder, new: Folder) -> None:
-    """Take the digests over into a fork of the run."""
+    """Copy the digests into a fork of the run."""
     if _file(folder).exists():
         write_json(_file(new), untrusted.read_json(_file(folder), _DIGESTS))
 
 
 def tell_difference(path: Path, role: str, reference: str) -> None:
-    """Say on stderr if a file of code is not the one that the run was trained with. Weights must fit all the same."""
+    """Print on stderr if a file of code is not the one that the run was trained with."""
     recorded = _recorded(Folder(path)).get(role)
     if recorded is not None and recorded != _user_code.digest(reference):
         print(
@@ -56,7 +56,7 @@ def tell_difference(path: Path, role: str, reference: str) -> None:
 
 
 def remember(references: Iterable[str | None]) -> None:
-    """Note files of code that a person named; without a state folder that can be written, they are named again."""
+    """Remember files of code that a person named; nothing happens if the state folder cannot be written."""
     for reference in references:
         if reference and _user_code.is_own(reference):
             with suppress(OSError, EvenhandError):
@@ -74,6 +74,7 @@ def remembered(reference: str) -> bool:
 
 
 def _place(reference: str) -> Path:
+    """Return the file whose existence says that a person named this code."""
     secret = f"{reference}\0{_user_code.digest(reference)}"
     return state_folder() / "code" / hashlib.sha256(secret.encode()).hexdigest()
 
@@ -83,11 +84,11 @@ def _file(folder: Folder) -> Path:
 
 
 def _recorded(folder: Folder) -> Mapping[str, str]:
-    """Return the digests in a run: those that may be shared, else those in private/; none of older runs."""
+    """Return the digests in a run: the shared ones, else those in private/; older runs have none."""
     for file, key in ((folder.path / "preprocessing.json", KEY), (_file(folder), None)):
         with suppress(VerificationError):
-            found = untrusted.read_json(file)
-            inner = found if key is None else found.get(key)
+            content = untrusted.read_json(file)
+            inner = content if key is None else content.get(key)
             if untrusted.fits(inner, _DIGESTS):
                 return dict(inner)
     return {}

@@ -33,12 +33,12 @@ class EMA:
         _validate.number(self.decay, "decay", low=0, high=1, open_low=False)
 
     def decay_at(self, update: int) -> float:
-        """What stays of the average at this update, counted from 0."""
+        """Return the share of the old average that stays at this update, counted from 0."""
         return min(self.decay, (1 + update) / (10 + update)) if self.warm_up else self.decay
 
 
 def named(average: float | EMA | None) -> EMA | None:
-    """A number is the decay of an EMA with warm-up.
+    """Return an EMA with warm-up for a number, its decay; an EMA or None is returned as it is.
 
     Examples:
       >>> named(0.99)
@@ -50,7 +50,7 @@ def named(average: float | EMA | None) -> EMA | None:
 
 
 class Average:
-    """The running average of a model's trained weights; the model itself is not changed by it.
+    """The running average of a model's trained weights, in memory of its own; updates do not change the model.
 
     Examples:
       >>> model = nn.Linear(1, 1, bias=False)
@@ -71,7 +71,7 @@ class Average:
         self._updates = 0
 
     def update(self) -> None:
-        """Take in the weights as they are now."""
+        """Add the present weights to the average."""
         with torch.no_grad():
             now = [_wide(p.detach()) for p in self._parameters.values()]
             torch._foreach_lerp_(list(self._values.values()), now, 1 - self._rule.decay_at(self._updates))
@@ -79,15 +79,15 @@ class Average:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Inside, the model has the average as its weights. Storage is exchanged, so nothing is written."""
-        held = {name: p.data for name, p in self._parameters.items()}
+        """Give the model the average as its weights inside the context. Storage is exchanged, so nothing is written."""
+        weights = {name: p.data for name, p in self._parameters.items()}
         try:
             for name, p in self._parameters.items():
                 p.data = self._values[name].to(p.dtype)
             yield
         finally:
             for name, p in self._parameters.items():
-                p.data = held[name]
+                p.data = weights[name]
 
     def apply(self) -> None:
         """Give the model the average for good."""
@@ -96,7 +96,7 @@ class Average:
                 p.copy_(self._values[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
+        """Return what a checkpoint needs."""
         return {"values": dict(self._values), "updates": self._updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -110,5 +110,5 @@ class Average:
 
 
 def _wide(value: Tensor) -> Tensor:
-    """At least float32: small changes would be lost in an average with fewer digits."""
+    """Return the value in float32 or better: an average with fewer digits would lose small changes."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

@@ -101,7 +101,9 @@ def test_weights_are_projected_alike(way: str, monkeypatch: pytest.MonkeyPatch) 
     norm = torch.tensor([2.0, 0.0, 1e-40, nan, 4.0, 4.0, 4.0, 4.0], dtype=torch.float64)
     given = torch.tensor([9.0, 1.0, 1e35, 1.0, nan, inf, -3.0, 0.1], dtype=torch.float64)
     owner = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    found = step.bounded(given, Stats(norm, norm, owner, owner, owner), torch.tensor([1.0, 2.0], dtype=torch.float64))
+    found = step.clamp_weights(
+        given, Stats(norm, norm, owner, owner, owner), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    )
     assert found.tolist() == [0.5, 0.0, 1e30, 0.0, 0.0, 0.0, 0.0, 0.1]
 
 
@@ -111,7 +113,7 @@ def test_an_owner_that_nobody_knows_is_an_error(way: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(step, "bounded_weights", lambda *columns: None)
     ones, owner = torch.ones(2, dtype=torch.float64), torch.tensor([0, 1])
     with pytest.raises(IndexError):
-        step.bounded(ones, Stats(ones, ones, owner, owner, owner), ones[:1])
+        step.clamp_weights(ones, Stats(ones, ones, owner, owner, owner), ones[:1])
 
 
 def test_whoever_calls_gets_what_the_loops_may_read() -> None:

@@ -19,7 +19,7 @@ import evenhand as eh
 from commands import evenhand, result
 from evenhand.accounting.accountant import epsilon
 from evenhand.errors import CalibrationError, LedgerError, PlanMismatchError, UsageError
-from evenhand.mechanism.replan import back, replan
+from evenhand.mechanism.replan import replan, replan_from_checkpoint
 from evenhand.runs.checkpoints import KEPT, marks, spread
 from evenhand.runs.folder import Folder
 from evenhand.training.attach import Private, start
@@ -203,12 +203,12 @@ def test_a_crash_at_the_withdrawal_is_mended(after: bool, tmp_path: Path, monkey
 def test_back_into_an_earlier_stage_forgets_the_later_ones() -> None:
     before = planned()
     raised = replan(before, eh.Budgets({"a": 4, "b": 8}), 20)
-    made = back(raised, LOWER, 8, 0)
+    made = replan_from_checkpoint(raised, LOWER, 8, 0)
     assert made.earlier == (replace(raised.earlier[0], levels=made.earlier[0].levels),)
     assert made.events(0, 8) == before.events(0, 8)
     assert made.earlier[0].plan == before.digest
     with pytest.raises(CalibrationError, match="has spent"):
-        back(raised, LOWER, 25, 1)
+        replan_from_checkpoint(raised, LOWER, 25, 1)
 
 
 def test_kept_checkpoints_are_spread_over_the_run() -> None:

@@ -54,7 +54,7 @@ def told(out: Path, *places: int, steps: int = 25) -> Folder:
 
 def tell(private: Private) -> None:
     telling = Broadcast([Keeper(private.folder.ledger_file)], evaluates=True)
-    loop._evaluate(private, held_out(), loop.Aside(), telling, private.folder.metrics_file)
+    loop._evaluate(private, held_out(), loop.Companions(), telling, private.folder.metrics_file)
 
 
 def test_a_run_whose_loggers_got_later_figures_cannot_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_without_loggers_nothing_is_noted_and_figures_in_the_folder_do_not_bind(
     with eh.attach(*parts(), planned(), out=tmp_path / "old") as private:
         further(private, 25)
         silent = Broadcast([], evaluates=True)
-        loop._evaluate(private, held_out(), loop.Aside(), silent, private.folder.metrics_file)
+        loop._evaluate(private, held_out(), loop.Companions(), silent, private.folder.metrics_file)
     old = Folder(tmp_path / "old")
     assert (old.ledger().told, len(old.metrics())) == ((), 1)
     eh.rebudget(old.path, LOWER, train=data(), out=tmp_path / "new")

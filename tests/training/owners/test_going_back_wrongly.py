@@ -145,7 +145,7 @@ def test_what_was_released_before_the_point_stays_covered(tmp_path: Path) -> Non
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     state = torch.load(old.checkpoint_file, weights_only=True)
     kept = {name: _Anything() for name in state["kept"]}
-    with start(model, optimizer, LOSS, raised, old, kept=kept) as private:
+    with start(model, optimizer, LOSS, raised, old, extras=kept) as private:
         further(private, 12)
     made = eh.rebudget(old.path, eh.Budgets({"a": 2.1, "b": 4.2}), train=data(), out=tmp_path / "new")
     new = Folder.existing(tmp_path / "new")

@@ -1,9 +1,9 @@
-"""Do records touch each other? Looked at before anything is spent, and again at steps that nobody can foresee.
+"""Check that records of a batch do not influence each other: before anything is spent, and again at secret steps.
 
-Batches of the expected size are drawn from the training records and run in two companies (``record_coupling.py``).
-How many, is bounded in time: before training and during it each at most ``SECONDS`` of this thread, or half a percent
-of what training takes if that is more. Which steps are looked at comes from the run's secret stream, never from the
-data. What these looks see is not released: only that a run was refused, or stopped.
+Records of a batch are run twice, among different other records, and their losses and gradients are compared
+(``record_coupling.py``). The time is limited: before training and during it each at most ``SECONDS`` of this thread, or
+half a percent of what training takes if that is more. Which steps are checked comes from the run's secret stream, never
+from the data. Nothing that a check computes is released, only that a run was refused or stopped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ REMEDY = (
 
 
 def escape(share: float, looks: int = DRAWS) -> float:
-    """Chance that a coupling which shows in this share of looks shows in none of them.
+    """Return the probability that a coupling which shows in this share of looks is missed by all of them.
 
     Examples:
       >>> [f"{escape(share):.2g}" for share in (0.2, 0.1, 0.05, 0.02, 0.01)]
@@ -63,11 +63,11 @@ def escape(share: float, looks: int = DRAWS) -> float:
 
 
 class Coupling:
-    """Looks at records in changing company, over one segment of a run.
+    """Checks of one segment of a run that records do not influence each other.
 
     Args:
-      company: runs the rows.
-      stream: the run's secret stream; the steps that are looked at, and what is replaced there, come from it.
+      company: runs rows of a batch among different other rows.
+      stream: the run's secret stream; it decides which steps are checked, and which rows are replaced.
       expected: records of a batch, as planned.
       steps: of the plan.
       limit: records that go through the model at once, at most.
@@ -92,7 +92,7 @@ class Coupling:
         self._real: tuple[Tensor, Tensor] | None = None
 
     def prepare(self, data: Data) -> None:
-        """Draw records and look at them in many companies; raise if they touch each other. Nothing is spent yet."""
+        """Check many drawn batches before anything is spent; raise if records influence each other."""
         first, self._calls = not self._calls, self._calls + 1
         started = time.perf_counter()
         draw = self._draw(_BEFORE + self._calls)
@@ -110,14 +110,14 @@ class Coupling:
         self._rate = min(1.0, max(min(LOOKS, SECONDS / pace), SHARE * self._steps / COST) / self._steps)
 
     def due(self, step: int) -> bool:
-        """Whether this step is looked at: a secret coin, of the same chance for all steps."""
+        """Return whether this step is checked: a secret coin, with the same probability for all steps."""
         block = step // _BLOCK
         if self._coins[0] != block:
             self._coins = block, self._stream.uniforms("checks", block, _BLOCK) < self._rate
         return bool(self._coins[1][step % _BLOCK])
 
     def look(self, step: int, inputs: Any, targets: Any) -> None:
-        """Run records of this step's batch again in other company; raise if they touch each other."""
+        """Run rows of this step's batch among other rows; raise if records influence each other."""
         self._real = None
         rows = finite_rows(inputs, targets)
         if self._pool is None or len(rows) < 2:
@@ -126,24 +126,24 @@ class Coupling:
         start = int(draw.integers(0, max(1, len(rows) - self._rows + 1)))
         rows = rows[start : start + self._rows]
         self._looks += 1
-        finding, kept = self._look(draw, (take(inputs, rows), take(targets, rows)), self._looks)
+        finding, fixed_rows = self._look(draw, (take(inputs, rows), take(targets, rows)), self._looks)
         self._raise(finding, before=False)
         if finding.losses is not None and self._full:
-            self._real = rows[kept], finding.losses
+            self._real = rows[fixed_rows], finding.losses
 
     def agree(self, losses: Tensor) -> None:
-        """Compare losses of the real pass with those of the look before it; raise if two of them differ."""
+        """Compare losses of the real pass with those of the check before it; raise if two of them differ."""
         real, self._real = self._real, None
         if real is None:
             return
         rows, expected = real
-        found = losses[rows.to(losses.device)].double()
-        apart = (found - expected).abs() > 1e-3 * (expected.abs() + expected.abs().mean()) + ROUNDED
-        if int((apart & torch.isfinite(found) & torch.isfinite(expected)).sum()) >= min(2, len(rows)):
+        pass_losses = losses[rows.to(losses.device)].double()
+        apart = (pass_losses - expected).abs() > 1e-3 * (expected.abs() + expected.abs().mean()) + ROUNDED
+        if int((apart & torch.isfinite(pass_losses) & torch.isfinite(expected)).sum()) >= min(2, len(rows)):
             self._raise(Finding(coupled=True), before=False)
 
     def _fetched(self, data: Data, draw: np.random.Generator, started: float) -> tuple[Any, Any]:
-        """Three batches of records, or as many as half of the time and the memory allow."""
+        """Return records for three batches, or as many as half of the time and the memory allow."""
         wanted = min(len(data), 3 * self._largest() + LEAST)
         rows = torch.from_numpy(draw.permutation(len(data))[:wanted])
         with self._company.drawing(int(draw.integers(1 << 32))):
@@ -158,11 +158,11 @@ class Coupling:
         return take(inputs, finite), take(targets, finite)
 
     def _largest(self) -> int:
-        """Records of a large batch: Poisson sampling rarely draws more."""
+        """Return the size of a large batch: Poisson sampling rarely draws more records."""
         return min(self._rows, int(self._expected + 4 * self._expected**0.5) + 1)
 
     def _batch(self, draw: np.random.Generator, number: int) -> tuple[Any, Any]:
-        """Some records as a batch: of the expected size, of a large one, or of a small one in turn."""
+        """Return random records as a batch, of the expected size, a large one and a small one in turn."""
         assert self._pool is not None
         spread = (0.0, 4.0, -3.0)[number % 3] * self._expected**0.5
         size = min(max(2, round(self._expected + spread)), self._rows, batch_size(*self._pool))
@@ -170,7 +170,7 @@ class Coupling:
         return take(self._pool[0], rows), take(self._pool[1], rows)
 
     def _look(self, draw: np.random.Generator, batch: tuple[Any, Any], number: int) -> tuple[Finding, Tensor]:
-        """One look: every fourth in float64 and alone, and half of the others keep half of the rows."""
+        """Return the finding of one check, and which rows were kept. Every fourth check runs in float64."""
         precise, seed = number % 4 == 1, int(draw.integers(1 << 32))
         again = partial(self._replaced, draw, batch)
         rows = again(few=precise or number % 2 == 0, copies=number % 5 == 0)
@@ -185,21 +185,22 @@ class Coupling:
             return Finding(), rows.kept
 
     def _replaced(self, draw: np.random.Generator, batch: tuple[Any, Any], few: bool, copies: bool = False) -> Rows:
-        """Keep few rows or half of them; the others become other records, or copies of the kept ones."""
+        """Return a batch of which few rows, or half of them, stay; the others become other records or copies."""
         assert self._pool is not None
         size = batch_size(*batch)
-        kept = torch.from_numpy(np.sort(draw.permutation(size)[: min(FEW, size - 1) if few else size // 2]))
+        fixed_rows = torch.from_numpy(np.sort(draw.permutation(size)[: min(FEW, size - 1) if few else size // 2]))
         source = batch if copies or not _alike(batch, self._pool) else self._pool
         most = batch_size(*source)
-        numbers = kept.numpy() if copies else draw.permutation(most)
-        chosen = torch.from_numpy(np.resize(numbers, size - len(kept)))
-        return Rows.of(batch, (take(source[0], chosen), take(source[1], chosen)), kept)
+        numbers = fixed_rows.numpy() if copies else draw.permutation(most)
+        chosen = torch.from_numpy(np.resize(numbers, size - len(fixed_rows)))
+        return Rows.of(batch, (take(source[0], chosen), take(source[1], chosen)), fixed_rows)
 
     def _draw(self, address: int) -> np.random.Generator:
-        """A generator of its own for every address of the secret stream."""
+        """Return a generator seeded from this address of the secret stream."""
         return np.random.default_rng((self._stream.uniforms("checks", address, 4) * 2**32).astype(np.uint32).tolist())
 
     def _raise(self, finding: Finding, *, before: bool) -> None:
+        """Raise if a check found a coupling; ``before``: nothing is spent yet."""
         if not finding.coupled and finding.written is None:
             return
         kind = UnsupportedModelError if before else CoupledError
@@ -222,7 +223,7 @@ class Coupling:
 
 
 def shown(path: str) -> str:
-    """A path as its owner would write it.
+    """Return the path of an attribute as its owner would write it.
 
     >>> shown("model._modules.0.seen")
     'model.0.seen'
@@ -233,7 +234,7 @@ def shown(path: str) -> str:
 
 
 def _joined(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Batches one behind the other; those of another shape than the first are left out."""
+    """Return several batches as one; those of another shape than the first are left out."""
     flat = [tree_flatten(part) for part in parts if _alike(part, parts[0])]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     joined = [torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
@@ -246,6 +247,6 @@ def _bytes(tree: Any) -> int:
 
 
 def _alike(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    """Whether rows of both fit into one batch."""
+    """Return whether rows of both fit into one batch."""
     first, second = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (one, other))
     return [(t.shape[1:], t.dtype, t.device) for t in first] == [(t.shape[1:], t.dtype, t.device) for t in second]

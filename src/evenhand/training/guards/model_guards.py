@@ -1,6 +1,6 @@
-"""What could make a model leak: a mode that changes, buffers written from data, updates from elsewhere.
+"""Check at every step what could make a model leak: changed modes, buffers written from data, updates from elsewhere.
 
-These are cheap looks at every step; the thorough look is the probe of ``gradients``.
+These checks are cheap; the thorough one is the probe of ``gradients``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Marks = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Compute:
-    """How gradients are computed: speed and memory. Never what is private: no number of the plan depends on it (law 3).
+    """How gradients are computed: speed and memory. Privacy does not depend on it: no number of the plan does (law 3).
 
     Args:
       micro_batch: records that go through the model at once; when memory runs out it is halved, whatever it is.
@@ -62,17 +62,17 @@ class Compute:
         _validate.known(self.precision, ("float32", "bf16"), "precision")
 
     def casting(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """The context that the model runs in."""
+        """Return the context in which the model runs."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(next(model.parameters()).device.type, torch.bfloat16)
 
 
 class Watch:
-    """A model and its engine, looked at before, during and after every pass.
+    """A guard around a model and its gradient engine: checks before, during and after every pass.
 
-    ``company`` runs its records in changing company. ``thorough`` asks for the contents of large state at the next
-    step, not only for its place and version.
+    ``company`` runs records among different other records. If ``thorough``, the next step compares the contents of
+    large state, not only its address and version.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Watch:
         views: Views | None = None,
     ) -> None:
         self._compute, self._views, self._labels = compute or Compute(), views, labels
-        self._model, self._loss = seen(model, loss, views)
+        self._model, self._loss = adapt_to_views(model, loss, views)
         self._batches = MicroBatches(self._model, self._loss, lean=self._compute.lean, limit=self._compute.micro_batch)
         self._engine = self._batches.engine
         self._engine.watcher = self._look
@@ -100,7 +100,7 @@ class Watch:
         self._spoilt = ""
 
     def probe(self, rows: tuple[Any, Any]) -> None:
-        """Look thoroughly at the model in its present mode, also with the last declared label."""
+        """Probe the model thoroughly in its present mode, also with the last declared label."""
         self._rows = rows
         inputs, targets = rows
         if self._views is not None:
@@ -112,10 +112,10 @@ class Watch:
         self._probed = self._engine.layout()
 
     def run(self, inputs: Any, targets: Any, early: Early | None = None, blocks: Blocks | None = None) -> Pass:
-        """Run one pass; a model that changed since the last probe (modes, hooks, modules) is probed again first.
+        """Run one pass and return it; a model whose modes, hooks or modules changed is probed again first.
 
-        ``early`` tells the weights of some rows before all are known, see `MicroBatches`. ``blocks`` say which records
-        are summed together.
+        ``early`` computes the weights of some rows before all are known, see `MicroBatches`. ``blocks`` say which
+        records are summed together.
         """
         if self._rows is None:
             raise BatchReuseError("Iterate over private.batches(data) first.")
@@ -130,7 +130,7 @@ class Watch:
             raise without_values(error) from None
         for layout, before in self._before:
             if layout.state() != before:
-                self._spoilt = self._spoilt or written(layout, before, self._moving)
+                self._spoilt = self._spoilt or find_written(layout, before, self._moving)
         self.refuse_spoilt()
         if self._compute.precision == "float32":
             return result
@@ -141,7 +141,7 @@ class Watch:
         )
 
     def _look(self, layout: Layout) -> None:
-        """What the engine calls before every pass, with the model in its own hands."""
+        """Check the model's state; the engine calls this before every pass."""
         if layout is not self._probed and self._rows is not None:
             with full():
                 self.probe(self._rows)
@@ -153,41 +153,41 @@ class Watch:
             self._start.restore()  # a batch in parts is one pass to what passes move
 
     def _between(self, layout: Layout) -> None:
-        """Compare the state with what the last private step left; what nobody may write is refused."""
+        """Compare the state with what the last private step left; raise if something fixed was written."""
         if not self._states.begun:
             self._states.moving = self._moving
             self._states.begin(layout)
             return
-        found = self._states.changed(layout, thorough=self.thorough)
-        self._foreign = self._foreign or bool(found.trained)
-        if found.fixed:
-            message = rewritten(found.fixed[0], found.late)
-            raise CoupledError(message, "state") if found.late else UnsupportedModelError(message)
+        change = self._states.changed(layout, thorough=self.thorough)
+        self._foreign = self._foreign or bool(change.trained)
+        if change.fixed:
+            message = describe_foreign_write(change.fixed[0], change.late)
+            raise CoupledError(message, "state") if change.late else UnsupportedModelError(message)
         if self.thorough and self._picture is not None:
-            own = changes(self._picture, self.company.picture())
-            self._foreign = self._foreign or any(not self.company.settled(path) for path in own)
+            paths = changes(self._picture, self.company.picture())
+            self._foreign = self._foreign or any(not self.company.settled(path) for path in paths)
 
     @property
     def _moving(self) -> frozenset[str]:
-        """Names of buffers that every pass moves in the same way."""
+        """Return the names of buffers that every pass changes in the same way, whatever the records."""
         return frozenset(path.removeprefix("model.") for path in self.company.moving)
 
     def _summed(self, add_up: Callable[[Tensor], dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
-        """Parts that are run again must be run as before."""
+        """Return the weighted sum, computed in the precision of the pass."""
         with self._compute.casting(self._model):
             return add_up(weights)
 
     @property
     def trainable(self) -> Mapping[str, nn.Parameter]:
-        """The parameters that the last probe found to be trained, by name."""
+        """Return the trained parameters, by name, as the last probe saw them."""
         return {} if self._probed is None else self._probed.trainable
 
     def close(self) -> None:
-        """Give back the memory that passes were made in. Safe to call twice."""
+        """Free the memory of the passes. Safe to call twice."""
         self._engine.forget()
 
     def refuse_spoilt(self) -> None:
-        """Nothing may leave the run once a buffer holds data."""
+        """Raise if a pass has written a buffer from data: nothing may leave the run then."""
         if self._spoilt:
             raise UnsupportedModelError(
                 f"The forward pass wrote {self._spoilt!r} from data, which would be released without noise. "
@@ -195,7 +195,7 @@ class Watch:
             )
 
     def updated(self, thorough: bool) -> None:
-        """Remember the state as the private step left it; ``thorough`` is what the next step will ask for."""
+        """Note the state as the private step left it; ``thorough`` is that of the next step."""
         if self._start is not None and self._rows is not None:
             self._start.restore()
             self.company.advance(*take(self._rows, slice(0, 1)))
@@ -204,12 +204,12 @@ class Watch:
         self.thorough = thorough
 
     def changed_elsewhere(self) -> bool:
-        """Whether somebody else wrote trained weights, or settings of model or loss, before the last pass."""
-        found, self._foreign = self._foreign, False
-        return found
+        """Return whether other code wrote trained weights, or settings of model or loss, since this was last asked."""
+        foreign, self._foreign = self._foreign, False
+        return foreign
 
     def check_state(self) -> None:
-        """Compare all contents, before anything leaves the run."""
+        """Compare all contents before anything leaves the run; raise if something fixed was written."""
         if self._states.begun:
             before, self.thorough = self.thorough, True
             try:
@@ -218,23 +218,23 @@ class Watch:
                 self.thorough = before
 
 
-def seen(
+def adapt_to_views(
     model: nn.Module, loss: Callable[[Any, Any], Tensor], views: Views | None
 ) -> tuple[nn.Module, Callable[[Any, Any], Tensor]]:
-    """Model and loss as they take a batch with several views of each record."""
+    """Return model and loss for a batch with several views of each record; unchanged if there is one view."""
     if views is None or views.count == 1:
         return model, loss
     return Viewed(model, views.count), mean_loss(loss, views.count)
 
 
 def check_rows(inputs: Any, targets: Any, drawn: int) -> None:
-    """A batch must hold the rows that were drawn, no more and no fewer."""
+    """Raise unless a batch has as many rows as were drawn."""
     if batch_size(inputs, targets) != drawn:
         raise DataError("The batch does not hold one input per sampled record: augment rows in place, never add any.")
 
 
-def rewritten(name: str, late: bool) -> str:
-    """That somebody wrote what no private step writes, and what to do."""
+def describe_foreign_write(name: str, late: bool) -> str:
+    """Return the message that fixed state was written outside of private steps, and what to do about it."""
     after = (
         "Steps have been taken with it, so nothing of this run may be released, and the ledger says so: start a new "
         "run."
@@ -248,22 +248,22 @@ def rewritten(name: str, late: bool) -> str:
     )
 
 
-def written(layout: Layout, before: Marks, moving: Collection[str] = ()) -> str:
-    """Name of a buffer or parameter that was written since ``before``; empty if only ``moving`` ones were."""
+def find_written(layout: Layout, before: Marks, moving: Collection[str] = ()) -> str:
+    """Return the name of a buffer or parameter written since ``before``; empty if only ``moving`` ones were."""
     model = layout.model
     names = (name for name, _ in (*model.named_buffers(), *model.named_parameters()))
     pairs = zip(names, before, layout.state(), strict=False)
-    found = [name for name, old, new in pairs if old != new]
-    return next((name for name in found if name not in moving), "" if found else "a buffer")
+    changed_names = [name for name, old, new in pairs if old != new]
+    return next((name for name in changed_names if name not in moving), "" if changed_names else "a buffer")
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer must hold exactly the trainable parameters and take one private gradient a step."""
-    own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    if not own:
+    """Raise unless the optimizer has exactly the trainable parameters and uses one gradient per step."""
+    trainable_ids = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    optimizer_ids = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if not trainable_ids:
         raise UsageError("The model has no trainable parameter: unfreeze one with requires_grad_(True).")
-    if held != own:
+    if optimizer_ids != trainable_ids:
         raise UsageError(
             "The optimizer does not hold exactly the model's trainable parameters: build it from "
             "[p for p in model.parameters() if p.requires_grad]."

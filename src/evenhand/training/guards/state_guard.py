@@ -1,9 +1,9 @@
-"""Contents of a model's state between private steps: what no private step wrote is noticed, by value.
+"""Notice changes of a model's state between private steps, by comparing its contents.
 
-Versions of tensors do not move when somebody writes through ``.data``, so contents are compared. Of up to ``COPIED``
-numbers a copy is kept and compared exactly before every step. Of more, place and version are compared before every
-step, and a keyed digest of the contents at the ends of blocks, at secret steps, at checkpoints and at release: copies
-of a larger model cost a small step several hundredths of its time.
+The version of a tensor does not change when somebody writes through ``.data``, so contents are compared. Up to
+``COPIED`` numbers are copied and compared exactly before every step. Of larger models, address and version are compared
+before every step, and a keyed digest of the contents at the ends of blocks, at secret steps, at checkpoints and at
+release: copies would take several percent of the time of a small step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Digest:
         self._key = draw.integers(0, 1 << 64, _PIECE + 1, dtype=np.uint64) | np.uint64(1)
 
     def __call__(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Shape, type and hash of the contents."""
+        """Return shape, type and hash of the contents."""
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         words = raw.view(np.uint32) if len(raw) % 4 == 0 else raw
         total, factor = 0, int(self._key[_PIECE])
@@ -54,7 +54,7 @@ class Digest:
 
 
 class _Sum(NamedTuple):
-    """Digest of a tensor, None if it was not taken, beside place and version."""
+    """Digest of a tensor (None if it was not computed), with its address and version."""
 
     digest: tuple[Any, ...] | None
     mark: tuple[int, int]
@@ -62,7 +62,7 @@ class _Sum(NamedTuple):
 
 @dataclass(frozen=True)
 class Changed:
-    """Names of trained and of fixed tensors that somebody else wrote, added or removed."""
+    """Names of trained and of fixed tensors that other code wrote, added or removed."""
 
     trained: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
@@ -71,10 +71,10 @@ class Changed:
 
 
 class StateGuard:
-    """A model's tensors between steps: trained ones, which private steps write, and fixed ones, which nothing may.
+    """A guard of a model's tensors: only private steps may write trained ones, and nothing may write fixed ones.
 
-    Fixed are frozen parameters and all buffers, also those that a ``state_dict`` leaves out, except the ``moving``
-    ones, which every pass changes in the same way whatever the records. A ``lean`` guard keeps no copies.
+    Fixed are frozen parameters and all buffers, also those that a ``state_dict`` leaves out. Excepted are the
+    ``moving`` buffers, which every pass changes in the same way whatever the records. A ``lean`` guard copies nothing.
 
     Examples:
       >>> from torch import nn
@@ -98,11 +98,11 @@ class StateGuard:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was noted yet."""
+        """Return whether a state was noted yet."""
         return bool(self._noted)
 
     def begin(self, layout: Layout) -> None:
-        """Take the whole state as it is, the first time."""
+        """Note the whole state as it is, the first time."""
         if not self._noted:
             self._read(layout)
             self._note(self._trained, thorough=True)
@@ -110,7 +110,7 @@ class StateGuard:
             self._fixed_marks = _named_marks(self._fixed)
 
     def changed(self, layout: Layout, *, thorough: bool) -> Changed:
-        """Names of what is not as the last private step left it; nothing before `begin`."""
+        """Return the names of tensors that are not as the last private step left them; none before `begin`."""
         if not self._noted:
             return _NOTHING
         if not thorough and layout is self._layout and self._marks_hold():
@@ -128,12 +128,12 @@ class StateGuard:
         return Changed(tuple(trained), (*fixed, *sorted(gone)), late)
 
     def _unmoved(self, name: str, tensor: Tensor) -> bool:
-        """Whether only the digest could tell that it changed."""
+        """Return whether address and version are as noted, so that only the digest tells of a change."""
         noted = self._noted.get(name)
         return isinstance(noted, _Sum) and noted.mark == _mark(tensor)
 
     def updated(self, *, thorough: bool) -> None:
-        """Take the trained tensors as a private step left them."""
+        """Note the trained tensors as a private step left them."""
         if thorough or self._copies:
             self._trained_marks = None
             self._note(self._trained, thorough)
@@ -141,7 +141,7 @@ class StateGuard:
             self._trained_marks = _named_marks(self._trained)
 
     def _marks_hold(self) -> bool:
-        """Return whether marks are all that would be compared, and none has changed: the quick answer of most steps."""
+        """Return whether only marks need to be compared, and none has changed: the quick answer of most steps."""
         return (
             self._trained_marks is not None
             and self._trained_marks == _named_marks(self._trained)
@@ -149,7 +149,7 @@ class StateGuard:
         )
 
     def _take_marks(self) -> None:
-        """Note the marks that the last private step left as what is compared, tensor by tensor."""
+        """Note the marks that the last private step left, for the comparison tensor by tensor."""
         if self._trained_marks is not None:
             self._noted.update((name, _Sum(None, mark)) for name, mark in self._trained_marks)
             self._trained_marks = None
@@ -161,17 +161,17 @@ class StateGuard:
         self._copies = any(0 < count <= self._most for count in counts)
 
     def _note(self, places: list[_Place], thorough: bool) -> None:
-        held, noted = _tensors(places), self._noted
-        if sum([t.numel() for _, t in held]) > self._most:
-            for name, tensor in held:
+        tensors, noted = _tensors(places), self._noted
+        if sum([t.numel() for _, t in tensors]) > self._most:
+            for name, tensor in tensors:
                 noted[name] = _Sum(self._digest(tensor) if thorough else None, _mark(tensor))
             return
-        copies = [copy for name, t in held if isinstance(copy := noted.get(name), Tensor) and _alike(copy, t)]
-        if copies and len(copies) == len(held):
+        copies = [copy for name, t in tensors if isinstance(copy := noted.get(name), Tensor) and _alike(copy, t)]
+        if copies and len(copies) == len(tensors):
             with torch.no_grad():
-                torch._foreach_copy_(copies, [t for _, t in held])
+                torch._foreach_copy_(copies, [t for _, t in tensors])
             return
-        noted.update((name, t.detach().clone()) for name, t in held)
+        noted.update((name, t.detach().clone()) for name, t in tensors)
 
     def _differing(self, places: list[_Place], thorough: bool) -> list[str]:
         return [name for name, tensor in _tensors(places) if not self._holds(name, tensor, thorough)]
@@ -209,20 +209,20 @@ def _mark(tensor: Tensor) -> tuple[int, int]:
 
 
 def _equal(copy: Tensor, tensor: Tensor) -> bool:
-    """Bit by bit, with the quickest comparison there is."""
+    """Return whether two tensors are equal bit by bit, by the quickest comparison there is."""
     if _memcmp is not None and tensor.is_cpu and tensor.is_contiguous() and copy.is_contiguous():
         return not _memcmp(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
     return same_bits(copy, tensor.detach())
 
 
 def _library() -> Any:
-    """C's memcmp, None where it cannot be had."""
+    """Return C's memcmp, None where it is not available."""
     try:
-        found = ctypes.CDLL(None).memcmp
+        memcmp = ctypes.CDLL(None).memcmp
     except (OSError, AttributeError, TypeError):
         return None
-    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
-    return found
+    memcmp.argtypes, memcmp.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
+    return memcmp
 
 
 _memcmp = _library()
@@ -233,7 +233,7 @@ def _alike(copy: Tensor, tensor: Tensor) -> bool:
 
 
 def _places(layout: Layout, moving: frozenset[str]) -> tuple[list[_Place], list[_Place]]:
-    """Where trained and fixed tensors are held; each parameter once."""
+    """Return where trained and fixed tensors are stored; each parameter once."""
     trained: list[_Place] = []
     fixed: list[_Place] = []
     seen: set[int] = set()
