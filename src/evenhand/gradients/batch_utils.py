@@ -154,13 +154,13 @@ def buffers_restored(model: nn.Module) -> Iterator[None]:
     tensor([0.])
     """
     outer = _COPIES.get()
-    held = [(*place, _copy(place[2], outer.get(id(place[2])))) for place in _places(model) if place[2] is not None]
-    token = _COPIES.set({**outer, **{id(tensor): copy for _, _, tensor, copy in held}})
+    copies = [(*place, _copy(place[2], outer.get(id(place[2])))) for place in _places(model) if place[2] is not None]
+    token = _COPIES.set({**outer, **{id(tensor): copy for _, _, tensor, copy in copies}})
     try:
         yield
     finally:
         with torch.no_grad():
-            for places, name, tensor, copy in held:
+            for places, name, tensor, copy in copies:
                 places[name] = tensor
                 if not torch.equal(tensor, copy):
                     tensor.copy_(copy)
@@ -203,11 +203,11 @@ def call_with(both: WithLoss, state: dict[str, Tensor], inputs: Any, targets: An
     >>> call_with(both, {"model.weight": torch.zeros(1, 1), "model.bias": torch.ones(1)}, torch.ones(2, 1), None)
     tensor([1., 1.])
     """
-    held = _places(both)
+    originals = _places(both)
     try:
         loss: Tensor = functional_call(both, state, (inputs, targets))
         return loss
     finally:
-        for places, name, tensor in held:
+        for places, name, tensor in originals:
             if places.get(name) is not tensor:
                 places[name] = tensor

@@ -208,7 +208,7 @@ class Engine:
                 direct = None
                 if habits.learning or habits.ways:
                     direct = uses(loss, rest, rows, None if habits.learning else habits.ways)
-                    habits.ways.update(use.key for use in direct.found)
+                    habits.ways.update(use.key for use in direct.uses)
                     rest = {name: p for name, p in rest.items() if id(p) not in direct.covered}
                 asked = [*rest.values(), *(direct.edges if direct else ()), *wanted]
                 answers = gradients_of_sum(loss, asked)

@@ -83,8 +83,8 @@ def lstm_steps(like: Tensor) -> Steps | None:
 def grams(x: Tensor, grad: Tensor, ones: int, most: float) -> Grams | None:
     """Return norms from Gram matrices over time by compiled loops, or None if they cannot do these tensors."""
     fast = _fast()
-    found: Grams | None = None if fast is None else fast.grams(x, grad, ones, most)
-    return found
+    norms: Grams | None = None if fast is None else fast.grams(x, grad, ones, most)
+    return norms
 
 
 def compiled() -> bool:

@@ -58,8 +58,8 @@ class LearnedUse:
         (1, True)
         """
         if self.learning:
-            found = next((dim for dim in range(_places(module, x)) if x.shape[dim] == size), None)
-            return found, self.batch.setdefault(module, found) == found
+            axis = next((dim for dim in range(_places(module, x)) if x.shape[dim] == size), None)
+            return axis, self.batch.setdefault(module, axis) == axis
         known = self.batch.get(module, 0)
         return known, known is None or (x.dim() > known and x.shape[known] == size)
 
@@ -112,7 +112,7 @@ class _Layer(torch.autograd.Function):
         out: Tensor
         out, saved = site.kernel.forward(site.module, x)
         # The parameters are saved only so that autograd notices if they are changed in place before backward.
-        ctx.save_for_backward(x, *saved, *site.held)
+        ctx.save_for_backward(x, *saved, *site.all_parameters)
         ctx.recorder, ctx.site, ctx.count = recorder, site, len(saved)
         return out
 
@@ -141,7 +141,7 @@ class _Piece(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...]
         outputs, saved = site.kernel.forward(site.module, *inputs)
-        ctx.save_for_backward(*inputs, *saved, *site.held)
+        ctx.save_for_backward(*inputs, *saved, *site.all_parameters)
         ctx.recorder, ctx.site, ctx.counts = recorder, site, (len(inputs), len(inputs) + len(saved))
         return outputs
 
@@ -150,8 +150,8 @@ class _Piece(torch.autograd.Function):
         first, last = ctx.counts
         tensors, site = ctx.saved_tensors, ctx.site
         inputs, saved = tuple(tensors[:first]), tuple(tensors[first:last])
-        gradients, kept = site.kernel.backward(site.module, inputs, saved, grads, ctx.needs_input_grad[3:])
-        ctx.recorder.record(Call.of(site, kept))
+        gradients, share_tensors = site.kernel.backward(site.module, inputs, saved, grads, ctx.needs_input_grad[3:])
+        ctx.recorder.record(Call.of(site, share_tensors))
         return None, None, None, *gradients
 
 

@@ -125,12 +125,12 @@ class _Group:
         """Yield a parameter's identity and its sum over all usable rows, call after call."""
         parts = [slice(0, blocks.size)] if self.dtype == torch.float64 else blocks.of(self.most or blocks.rows)
         exact, runs = blocks.exact(parts), blocks.runs(parts, usable)
-        own = weights if exact else weights.to(self.dtype)
+        factors = weights if exact else weights.to(self.dtype)
         for call, share in zip(self.calls, self.shares, strict=True):
             if exact:
-                sums = _exact_sum(call, own, blocks, usable, max(1, CHUNK // self._row()))
+                sums = _exact_sum(call, factors, blocks, usable, max(1, CHUNK // self._row()))
             else:
-                sums = add_up(runs, own, share.weighted_sum)
+                sums = add_up(runs, factors, share.weighted_sum)
             for local, part in sums.items():
                 yield id(call.site.parameters[local]), part
 
@@ -162,7 +162,7 @@ class RecordedGradients:
     def __init__(self, loss: Tensor, calls: list[Call], names: Mapping[int, str], rooms: list[ScratchBuffers]):
         self.loss, self._names = loss, names
         members = _connected(calls)
-        self._groups = [_Group([calls[i] for i in own], [rooms[i] for i in own]) for own in members]
+        self._groups = [_Group([calls[i] for i in indices], [rooms[i] for i in indices]) for indices in members]
         gauge = RowNorms()
         self._measure(gauge)
         self.clean = gauge.trusted()
@@ -235,8 +235,8 @@ class RecordedGradients:
             for part, gradients in group.exactly(rows):
                 for key, gradient in gradients.items():
                     name = self._names[key]
-                    own = (weights[rows[part]].double() @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
-                    total[name] = total[name].double() + own
+                    term = (weights[rows[part]].double() @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
+                    total[name] = total[name].double() + term
 
 
 def _exact_sum(call: Call, weights: Tensor, blocks: Blocks, usable: Tensor | None, most: int) -> dict[str, Tensor]:
@@ -244,9 +244,9 @@ def _exact_sum(call: Call, weights: Tensor, blocks: Blocks, usable: Tensor | Non
     every = torch.arange(blocks.size, device=weights.device)
     rows = every if usable is None else every[usable[: blocks.size]]
 
-    def some(own: Tensor, part: slice) -> dict[str, Tensor]:
+    def some(factors: Tensor, part: slice) -> dict[str, Tensor]:
         share = call.share(ScratchBuffers(lean=True), rows[part], torch.float64)
-        return share.weighted_sum(own.double(), slice(0, len(own)))
+        return share.weighted_sum(factors.double(), slice(0, len(factors)))
 
     return add_up(chunks_of(len(rows), most), weights[rows], some)
 

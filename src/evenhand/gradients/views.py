@@ -107,8 +107,8 @@ class _Added:
 
     def _summed(self, part: slice) -> dict[str, Tensor]:
         rows = slice(part.start * self._views, part.stop * self._views)
-        found = self._site.share(tuple(t[rows] for t in self._tensors), self._room).instantiate()
-        return {name: _split(g, self._views).sum(1) for name, g in found.items()}
+        gradients = self._site.share(tuple(t[rows] for t in self._tensors), self._room).instantiate()
+        return {name: _split(g, self._views).sum(1) for name, g in gradients.items()}
 
     def reach(self, gauge: RowNorms) -> Tensor:
         """Add up over the views."""

@@ -39,7 +39,7 @@ class Share(Protocol):
         """
 
     def reach(self, gauge: RowNorms) -> Tensor | None:
-        """Sum of the norms of the terms (or more), shape (B,); None if there is only one term."""
+        """Return an upper bound, shape (B,), on the sum of the norms of the terms; None if there is only one term."""
 
     def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
         """Return ``sum_i weights_i g_i`` over the records of ``rows``, by the layer's own parameter names.
@@ -108,7 +108,7 @@ class Piece(Protocol[M]):
         ``grads`` has the gradient of every output, zeros for an output that was not used.
         """
 
-    def share(self, module: M, kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers) -> Share:
+    def share(self, module: M, tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers) -> Share:
         """Return the records' gradients of the parameters named in ``trainable``, from what ``backward`` kept."""
 
 
@@ -245,7 +245,7 @@ class Instantiated:
 
     def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
         """Take one matrix-vector product per parameter."""
-        return {name: combined(weights, held[rows]) for name, held in self._rows.items()}
+        return {name: combined(weights, gradients[rows]) for name, gradients in self._rows.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """Return the held gradients."""

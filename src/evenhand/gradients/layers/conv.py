@@ -121,7 +121,7 @@ class _Convolved:
             if product.is_contiguous():
                 lengths.append(measure(product.view(len(product) * size, -1)).view(len(product), -1))
             else:
-                lengths.append(torch.stack([measure(own.view(size, -1)) for own in product]))
+                lengths.append(torch.stack([measure(kernel_row.view(size, -1)) for kernel_row in product]))
             inputs.append(gauge(self.x[rows]))
             outputs.append(gauge(self.grad[rows]))
         self._kept = buffer if self._keep else None
@@ -144,8 +144,8 @@ class _Convolved:
         def filled() -> Iterator[tuple[slice, Tensor]]:
             for rows in parts:
                 start = rows.start if apart else 0
-                own = buffer[:, start * each : (start + rows.stop - rows.start) * each]
-                yield rows, patches.multiply(rows, own)
+                target = buffer[:, start * each : (start + rows.stop - rows.start) * each]
+                yield rows, patches.multiply(rows, target)
 
         return buffer, filled()
 
@@ -175,16 +175,18 @@ class _Convolved:
         """Sum the kept gradients, or take torch's own weight gradient."""
         sums = {}
         if self._weighs:
-            kept = self._kept
-            sums["weight"] = self._convolution(weights, rows) if kept is None else self._combined(weights, rows, kept)
+            gradients = self._kept
+            sums["weight"] = (
+                self._convolution(weights, rows) if gradients is None else self._combined(weights, rows, gradients)
+            )
         if self._biased:
             sums["bias"] = weights @ self._bias()[rows]
         return sums
 
-    def _combined(self, weights: Tensor, rows: slice, kept: Tensor) -> Tensor:
+    def _combined(self, weights: Tensor, rows: slice, gradients: Tensor) -> Tensor:
         """Take one product with the gradients of these records for every kernel row."""
-        own = kept.view(len(kept), len(self.x), -1)[:, rows]
-        return self._patches().weight(torch.bmm(weights.expand(len(kept), 1, -1), own))[0]
+        block = gradients.view(len(gradients), len(self.x), -1)[:, rows]
+        return self._patches().weight(torch.bmm(weights.expand(len(gradients), 1, -1), block))[0]
 
     def _convolution(self, weights: Tensor, rows: slice) -> Tensor:
         """Return torch's weight gradient of the scaled output gradient, a few records at a time."""
@@ -194,8 +196,8 @@ class _Convolved:
         pads = list(zip(of.before, of.after, strict=True))
         total: Tensor | None = None
         for part in parts:
-            own = grad[part]
-            scaled = torch.mul(own, column[part], out=self._room.like("scaled", own))
+            block = grad[part]
+            scaled = torch.mul(block, column[part], out=self._room.like("scaled", block))
             sums = _backward(self._module, x[part], scaled, of.stride, pads, 1)
             total = sums if total is None else total.add_(sums)
         return torch.zeros(self._shape, dtype=self.x.dtype, device=self.x.device) if total is None else total
@@ -218,7 +220,7 @@ def _seen(x: Tensor, geometry: Geometry, room: ScratchBuffers) -> tuple[Tensor, 
     if math.prod(steps) == 1:
         return x, geometry
     view = x[:, :, *_hit(steps, geometry.out, geometry.size)]
-    stride = tuple(own // step for own, step in zip(geometry.stride, steps, strict=True))
+    stride = tuple(distance // step for distance, step in zip(geometry.stride, steps, strict=True))
     seen = room.empty("seen", view.shape, x).copy_(view)
     return seen, replace(geometry, size=tuple(view.shape[2:]), stride=stride)
 
@@ -229,7 +231,7 @@ def _unseen(module: Conv, x: Tensor, grad: Tensor, pads: Pads) -> Tensor:
     if math.prod(steps) == 1:
         return _backward(module, x, grad, module.stride, pads, 0)
     places = _hit(steps, grad.shape[2:], x.shape[2:])
-    stride = [own // step for own, step in zip(module.stride, steps, strict=True)]
+    stride = [distance // step for distance, step in zip(module.stride, steps, strict=True)]
     whole = torch.zeros_like(x, dtype=grad.dtype)
     whole[:, :, *places] = _backward(module, x[:, :, *places].to(grad.dtype), grad, stride, pads, 0)
     return whole

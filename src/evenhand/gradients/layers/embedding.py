@@ -75,7 +75,7 @@ class _Lookup:
 
     def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
         """Add scaled sums to the rows of the table."""
-        index, sums = (held[rows] for held in self._sums())
+        index, sums = (column[rows] for column in self._sums())
         scaled = torch.mul(sums, weights.view(-1, 1, 1), out=self._room.empty("scaled", sums.shape, sums))
         return {"weight": _table(index, scaled, self.entries)}
 

@@ -24,10 +24,10 @@ class Rank1:
 
     def lengths(self, gauge: RowNorms) -> list[Tensor]:
         """Return ``|g| |a|`` for the weight and ``|g|`` for the bias."""
-        own = gauge(self.grad)
-        lengths = [own] if "bias" in self.trainable else []
+        norms = gauge(self.grad)
+        lengths = [norms] if "bias" in self.trainable else []
         if "weight" in self.trainable:  # in float64: a quick and a careful gauge then give the same bits
-            lengths.append(own.double() * gauge(self.x).double())
+            lengths.append(norms.double() * gauge(self.x).double())
         return lengths
 
     def reach(self, gauge: RowNorms) -> None:
@@ -231,5 +231,5 @@ def _aligned(rows: Tensor) -> Tensor:
     count, width = rows.shape
     if width % _FLOATS == 0 and rows.stride() == (width, 1):
         return rows
-    held = rows.new_empty(count, -(-width // _FLOATS) * _FLOATS)[:, :width]
-    return held.copy_(rows)
+    padded = rows.new_empty(count, -(-width // _FLOATS) * _FLOATS)[:, :width]
+    return padded.copy_(rows)
