@@ -83,15 +83,25 @@ def cast(tree: Any, dtype: torch.dtype) -> Any:
     return tree_map_only(Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
 
 
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what a model is called with: a tuple is its arguments, a dict its keyword arguments, else one argument.
+
+    >>> arguments({"x": 1}), arguments((1, 2)), arguments(3)
+    (((), {'x': 1}), ((1, 2), {}), ((3,), {}))
+    """
+    if isinstance(inputs, dict):
+        return (), inputs
+    return inputs if isinstance(inputs, tuple) else (inputs,), {}
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
-    """Apply the model: a tuple is its arguments, a dict its keyword arguments, anything else the only argument.
+    """Apply the model to a batch, see `arguments`.
 
     >>> call(nn.Identity(), (torch.ones(1),))
     tensor([1.])
     """
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    args, kwargs = arguments(inputs)
+    return model(*args, **kwargs)
 
 
 def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:

@@ -18,6 +18,7 @@ from evenhand.gradients.layers.base import Composite, Kernel, Piece, Share, comp
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.pass_context import RandomState
 from evenhand.gradients.row_norms import working_dtype
+from evenhand.gradients.views import share_of
 
 Modules: TypeAlias = list[tuple[str, nn.Module]]
 Trainable: TypeAlias = dict[str, nn.Parameter]
@@ -75,8 +76,13 @@ class ServedLayer:
     dtype: torch.dtype
     piece: bool = False
 
-    def share(self, tensors: tuple[Tensor, ...], room: ScratchBuffers) -> Share:
-        """Return the kernel's share of what a call left."""
+    def share(self, tensors: tuple[Tensor, ...], room: ScratchBuffers, views: int = 1) -> Share:
+        """Return the records' gradients from what a call left; with several ``views`` per record, added up over them.
+
+        The share may keep what it computes in ``room``.
+        """
+        if views > 1:
+            return share_of(self, tensors, views, room)
         trainable = frozenset(self.parameters)
         if self.piece:
             piece: Piece[Any] = self.kernel

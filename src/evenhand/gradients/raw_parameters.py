@@ -23,52 +23,41 @@ from torch.autograd.graph import GradientEdge
 
 from evenhand.gradients.autograd_ops import Node, Shape, Step, factor_of, scaled, shape_of, step, summed, through
 from evenhand.gradients.layer_recorder import Call
-from evenhand.gradients.layers.base import Share
+from evenhand.gradients.layers.base import Instantiated, Share, Shares
 from evenhand.gradients.layers.linear import Outer, Rank1
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.model_layout import ServedLayer
 from evenhand.gradients.row_norms import RowNorms, working_dtype
 
 
-class Followed:
-    """The share of a parameter that met the batch by broadcasting: sums for each record, and the steps left to go."""
+def _followed(piece: Broadcast, grad: Tensor, factor: Tensor | float) -> Share:
+    """Return the share of a parameter that met the batch by broadcasting: rows held up to the steps left to go.
 
-    joint = 1
+    Rows are measured before the steps that only move elements; sums are taken first, since those steps are linear.
+    """
+    last = max((i + 1 for i, each in enumerate(piece.steps) if not each.faithful), default=0)
+    added = math.prod(grad.shape[1:]) // max(1, math.prod(piece.shape))
+    terms = max(1, added) * math.prod(each.terms for each in piece.steps)
 
-    def __init__(self, grad: Tensor, factor: Tensor | float, piece: Broadcast):
-        self._grad, self._factor, self._piece = grad, factor, piece
-        last = max((i + 1 for i, each in enumerate(piece.steps) if not each.faithful), default=0)
-        self._first, self._rest = piece.steps[:last], piece.steps[last:]
-        self._rows = self._summed(magnitude=False)
-        added = math.prod(grad.shape[1:]) // max(1, math.prod(piece.shape))
-        self.terms = max(1, added) * math.prod(each.terms for each in piece.steps)
+    def summed_rows(magnitude: bool) -> Tensor:
+        rows = scaled(grad.abs() if magnitude else grad, factor, magnitude)
+        rows = summed(rows, piece.inner).reshape(len(rows), *piece.shape)
+        return through(rows, piece.steps[:last], magnitude)
 
-    def _summed(self, magnitude: bool) -> Tensor:
-        rows = scaled(self._grad.abs() if magnitude else self._grad, self._factor, magnitude)
-        rows = summed(rows, self._piece.inner).reshape(len(rows), *self._piece.shape)
-        return through(rows, self._first, magnitude)
+    def reach(gauge: RowNorms) -> Tensor:
+        rows = summed_rows(magnitude=True)
+        return gauge(rows.reshape(len(rows), -1))
 
-    def lengths(self, gauge: RowNorms) -> list[Tensor]:
-        """Measure before the steps that only move elements."""
-        return [gauge(_flat(self._rows))]
-
-    def reach(self, gauge: RowNorms) -> Tensor | None:
-        """Measure with all signs dropped."""
-        return None if self.terms == 1 else gauge(_flat(self._summed(magnitude=True)))
-
-    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
-        """Sum first, then take the steps that are linear."""
-        total = (weights @ _flat(self._rows[rows])).view(1, *self._rows.shape[1:])
-        return {"weight": through(total, self._rest)[0]}
-
-    def instantiate(self) -> dict[str, Tensor]:
-        """Return a gradient per record."""
-        return {"weight": through(self._rows, self._rest)}
+    rows = summed_rows(magnitude=False)
+    flat = Instantiated({"weight": rows.reshape(len(rows), -1)}, terms, None if terms == 1 else reach)
+    return Shares([flat], partial(_moved, rows.shape[1:], piece.steps[last:]))
 
 
-def _flat(rows: Tensor) -> Tensor:
-    """Return one row per record, also for a parameter without dimensions."""
-    return rows.reshape(len(rows), -1)
+def _moved(shape: Shape, steps: tuple[Step, ...], parts: Sequence[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
+    """Take the last steps with a sum (``dim`` 0) or with the gradients of all records (1)."""
+    flat = parts[0]["weight"]
+    moved = through(flat.view(len(flat) if dim else 1, *shape), steps)
+    return {"weight": moved if dim else moved[0]}
 
 
 @dataclass(frozen=True)
@@ -84,7 +73,7 @@ class Broadcast:
         self, module: nn.Module, tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
     ) -> Share:
         """Return the share, from the gradient of the result and the factor if that is a tensor."""
-        return Followed(tensors[0], tensors[1] if len(tensors) > 1 else self.factor, self)
+        return _followed(self, tensors[0], tensors[1] if len(tensors) > 1 else self.factor)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class _Seen:
 
 
 def first_coupled_module(model: nn.Module, alone: Any, company: Any, place: int, tolerance: float) -> str | None:
-    """Name of the first module whose output for a record differs in company although its input does not.
+    """Return the name of the first module whose output for a record differs in company although its input does not.
 
     If already the input differs, records were mixed by the code of the module around it, and that one is named. None
     if no output differs.

@@ -31,7 +31,7 @@ from evenhand.gradients.layers.base import touched
 from evenhand.gradients.layers.linear import LinearKernel, linear, times
 from evenhand.gradients.memory import out_of_memory
 from evenhand.gradients.model_layout import Layout, ServedLayer
-from evenhand.gradients.norms_and_sums import PerRecordGradients, drain
+from evenhand.gradients.norms_and_sums import drain
 from evenhand.gradients.pass_context import lowered, plain, watched
 from evenhand.gradients.record_blocks import Blocks, add_up
 
@@ -222,18 +222,6 @@ class DenseChain:
             and not torch_module._global_backward_pre_hooks
         )
 
-    def run(
-        self,
-        loss_fn: LossFn,
-        inputs: Tensor,
-        targets: Tensor,
-        size: int,
-        book: Callable[[Tensor, list[Call]], PerRecordGradients],
-    ) -> PerRecordGradients:
-        """Return norms and sums by compiled loops; by ``book`` if those are missing or cannot do these tensors."""
-        loss, calls = self.differentiate(loss_fn, inputs, targets, size)
-        return DenseGradients.of(loss, calls, self._names) or book(loss, calls)
-
     def differentiate(self, loss_fn: LossFn, inputs: Tensor, targets: Tensor, size: int) -> tuple[Tensor, list[Call]]:
         """Return one loss per record, and what every layer saw; raises `UnsuitedError` if only a recorder can tell."""
         with plain():
@@ -250,6 +238,10 @@ class DenseChain:
                 raise UnsuitedError
             loss, grad = loss_and_gradient
             return loss, list(self._backward(seen, grad))
+
+    def measure(self, loss: Tensor, calls: list[Call]) -> DenseGradients | None:
+        """Return norms and sums by compiled loops; None if those are missing or cannot do these tensors."""
+        return DenseGradients.of(loss, calls, self._names)
 
     def _forward(self, x: Tensor) -> tuple[Tensor, list[tuple[_Part, Tensor]]]:
         """Return the outputs; and of every layer its input, of every activation its output."""

@@ -252,6 +252,43 @@ class Instantiated:
         return self._rows
 
 
+class WeightAndBias:
+    """Sums and gradients of a share with two parameters, of which those named in ``trainable`` are wanted.
+
+    A subclass says what a weight's gradients are made of; those of a bias are one row per record.
+    """
+
+    trainable: frozenset[str]
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Sum the weight as the subclass does; the bias is a matrix-vector product."""
+        sums = {}
+        if "weight" in self.trainable:
+            sums["weight"] = self._weight_sum(weights, rows)
+        if "bias" in self.trainable:
+            sums["bias"] = weights @ self._bias()[rows]
+        return sums
+
+    def instantiate(self) -> dict[str, Tensor]:
+        """Return the gradients of all records."""
+        gradients = {}
+        if "weight" in self.trainable:
+            gradients["weight"] = self._weight_gradients()
+        if "bias" in self.trainable:
+            gradients["bias"] = self._bias()
+        return gradients
+
+    def _weight_sum(self, weights: Tensor, rows: slice) -> Tensor:
+        raise NotImplementedError
+
+    def _weight_gradients(self) -> Tensor:
+        raise NotImplementedError
+
+    def _bias(self) -> Tensor:
+        """Return the gradient of the bias, one row per record."""
+        raise NotImplementedError
+
+
 def by_name(parts: Sequence[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
     """Return the results of shares that have no name in common.
 

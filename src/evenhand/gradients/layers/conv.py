@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenhand.gradients.layers.base import register_kernel
+from evenhand.gradients.layers.base import WeightAndBias, register_kernel
 from evenhand.gradients.layers.conv_patches import Geometry, Patches, gram_lengths, patches_of
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.row_norms import RowNorms, chunks
@@ -76,7 +76,7 @@ def ghost_is_cheaper(geometry: Geometry, channels: int, outputs: int, groups: in
     return ghost < parameters * places / 55 + (0.8 * parameters if keep else 0.3 * parameters + convolution)
 
 
-class _Convolved:
+class _Convolved(WeightAndBias):
     """Input (B, C, *size) and output gradient (B, O, *out) of a convolution with zero padding.
 
     Three forms, chosen by cost: inner products of pixels where they are few and the layer is wide; the gradients of all
@@ -171,17 +171,10 @@ class _Convolved:
         """Return 1 where the gradients are kept, else the number of pixels."""
         return 1 if self._kept is not None or not self._weighs else self.terms
 
-    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+    def _weight_sum(self, weights: Tensor, rows: slice) -> Tensor:
         """Sum the kept gradients, or take torch's own weight gradient."""
-        sums = {}
-        if self._weighs:
-            gradients = self._kept
-            sums["weight"] = (
-                self._convolution(weights, rows) if gradients is None else self._combined(weights, rows, gradients)
-            )
-        if self._biased:
-            sums["bias"] = weights @ self._bias()[rows]
-        return sums
+        gradients = self._kept
+        return self._convolution(weights, rows) if gradients is None else self._combined(weights, rows, gradients)
 
     def _combined(self, weights: Tensor, rows: slice, gradients: Tensor) -> Tensor:
         """Take one product with the gradients of these records for every kernel row."""
@@ -202,16 +195,10 @@ class _Convolved:
             total = sums if total is None else total.add_(sums)
         return torch.zeros(self._shape, dtype=self.x.dtype, device=self.x.device) if total is None else total
 
-    def instantiate(self) -> dict[str, Tensor]:
-        """Return the gradients of all records."""
-        rows = {}
-        if self._weighs:
-            patches = self._patches()
-            parts = [patches.weight(p.view(len(p), r.stop - r.start, -1)) for r, p in self._products(apart=True)[1]]
-            rows["weight"] = torch.cat(parts)
-        if self._biased:
-            rows["bias"] = self._bias()
-        return rows
+    def _weight_gradients(self) -> Tensor:
+        patches = self._patches()
+        parts = [patches.weight(p.view(len(p), r.stop - r.start, -1)) for r, p in self._products(apart=True)[1]]
+        return torch.cat(parts)
 
 
 def _seen(x: Tensor, geometry: Geometry, room: ScratchBuffers) -> tuple[Tensor, Geometry]:
