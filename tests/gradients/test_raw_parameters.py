@@ -212,14 +212,14 @@ def test_no_way_is_counted_twice() -> None:
     copies = scale.expand(3, 4)
     once, again = (x * copies).sum(1), (x[:, None] * copies[None]).sum((1, 2))
     named = {"scale": scale}
-    assert [len(uses(part, named, 3, None).found) for part in (once, again, once + again)] == [1, 1, 0]
+    assert [len(uses(part, named, 3, None).uses) for part in (once, again, once + again)] == [1, 1, 0]
 
 
 def test_only_known_ways_count() -> None:
     scale, x = par(4), torch.randn(3, 4)
-    (known,) = uses((x * scale).sum(1), {"scale": scale}, 3, None).found
-    assert len(uses((x * scale).sum(1), {"scale": scale}, 3, {known.key}).found) == 1
-    assert not uses((x + scale).sum(1), {"scale": scale}, 3, {known.key}).found
+    (known,) = uses((x * scale).sum(1), {"scale": scale}, 3, None).uses
+    assert len(uses((x * scale).sum(1), {"scale": scale}, 3, {known.key}).uses) == 1
+    assert not uses((x + scale).sum(1), {"scale": scale}, 3, {known.key}).uses
 
 
 def test_float32_sums_that_cancel() -> None:

@@ -123,6 +123,7 @@ def _exit_code() -> int | str | None:
     except SystemExit as end:
         return end.code
     except BrokenPipeError:
+        _say_unread()
         return _SILENT
     except (OSError, MemoryError, RuntimeError) as error:
         return _refused(error)
@@ -170,7 +171,7 @@ def _unforeseen(error: Exception) -> int:
 
 
 def _finished(code: int | str | None) -> int | str | None:
-    """Flush stdout and stderr; if nobody reads them any more, end without a word. Return the exit code."""
+    """Flush stdout and stderr, which may have no reader any more. Return the exit code."""
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
@@ -180,4 +181,15 @@ def _finished(code: int | str | None) -> int | str | None:
                 code = code or _SILENT
                 if error.errno not in (errno.EPIPE, errno.EIO):
                     terminal.say(f"evenhand: the output cannot be written ({error.strerror}).")
+                else:
+                    _say_unread()
     return code
+
+
+def _say_unread() -> None:
+    """Say where the results are if nobody reads those of a command that trains; other commands end without a word."""
+    if sys.argv[1:2] in (["train"], ["resume"], ["compare"]):
+        terminal.say(
+            "evenhand: nobody reads the output any more. What was trained is in the run folder (--out): evenhand "
+            "verify RUN says what was spent, and evenhand resume RUN goes on."
+        )

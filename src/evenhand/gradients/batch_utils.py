@@ -83,15 +83,25 @@ def cast(tree: Any, dtype: torch.dtype) -> Any:
     return tree_map_only(Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
 
 
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what a model is called with: a tuple is its arguments, a dict its keyword arguments, else one argument.
+
+    >>> arguments({"x": 1}), arguments((1, 2)), arguments(3)
+    (((), {'x': 1}), ((1, 2), {}), ((3,), {}))
+    """
+    if isinstance(inputs, dict):
+        return (), inputs
+    return inputs if isinstance(inputs, tuple) else (inputs,), {}
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
-    """Apply the model: a tuple is its arguments, a dict its keyword arguments, anything else the only argument.
+    """Apply the model to a batch, see `arguments`.
 
     >>> call(nn.Identity(), (torch.ones(1),))
     tensor([1.])
     """
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    args, kwargs = arguments(inputs)
+    return model(*args, **kwargs)
 
 
 def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
@@ -154,13 +164,13 @@ def buffers_restored(model: nn.Module) -> Iterator[None]:
     tensor([0.])
     """
     outer = _COPIES.get()
-    held = [(*place, _copy(place[2], outer.get(id(place[2])))) for place in _places(model) if place[2] is not None]
-    token = _COPIES.set({**outer, **{id(tensor): copy for _, _, tensor, copy in held}})
+    copies = [(*place, _copy(place[2], outer.get(id(place[2])))) for place in _places(model) if place[2] is not None]
+    token = _COPIES.set({**outer, **{id(tensor): copy for _, _, tensor, copy in copies}})
     try:
         yield
     finally:
         with torch.no_grad():
-            for places, name, tensor, copy in held:
+            for places, name, tensor, copy in copies:
                 places[name] = tensor
                 if not torch.equal(tensor, copy):
                     tensor.copy_(copy)
@@ -203,11 +213,11 @@ def call_with(both: WithLoss, state: dict[str, Tensor], inputs: Any, targets: An
     >>> call_with(both, {"model.weight": torch.zeros(1, 1), "model.bias": torch.ones(1)}, torch.ones(2, 1), None)
     tensor([1., 1.])
     """
-    held = _places(both)
+    originals = _places(both)
     try:
         loss: Tensor = functional_call(both, state, (inputs, targets))
         return loss
     finally:
-        for places, name, tensor in held:
+        for places, name, tensor in originals:
             if places.get(name) is not tensor:
                 places[name] = tensor

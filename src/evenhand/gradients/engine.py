@@ -1,7 +1,8 @@
 """The engine: one forward and one backward, exact for every model it accepts.
 
-A pass reads from top to bottom in `Engine`: `run` holds the model and finishes the pass, `_differentiate` chooses a way
-and compares it with autograd when that is due, `_record` runs forward and backward. The ways are:
+A pass reads from top to bottom in `Engine.run`: whether the model may be run, which way (`_verdict`, which compares
+kernels with autograd when that is due), forward and backward (`_record`), norms (`RecordedGradients`), and the pass
+that gives sums (`RescuedPass`). From there to a kernel are at most three calls. The ways are:
 
 - a speed path (``fast_paths.py``), where the model has one;
 - kernels: layers with a kernel are served during the backward (``layer_recorder.py``, ``norms_and_sums.py``);
@@ -20,9 +21,10 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
-from evenhand.gradients.batch_utils import LossFn, batch_size, call, gradients_of_sum, losses, versions
+from evenhand.gradients.batch_utils import LossFn, arguments, batch_size, losses, versions
 from evenhand.gradients.fast_paths import FastPath, UnsuitedError, path_for
 from evenhand.gradients.layer_recorder import Call, LayerRecorder, LearnedUse
 from evenhand.gradients.memory import ScratchBuffers, out_of_memory
@@ -127,12 +129,34 @@ class Engine:
                     return _empty(layout)
                 written = versions(inputs)
                 while True:
-                    newest = self._take_memory()
+                    self._newest = number = self._newest + 1  # takes back the memory of the pass before
                     before = ModelSnapshot(layout) if self._goes_channels_last(layout) else None
                     try:
-                        raw = self._differentiate(layout, inputs, targets, size, blocks.size)
+                        path = self._path if self._path_works else None
+                        path = path if path is not None and path.suits(inputs, targets) else None
+                        key = (path is not None, self._model.training, tuple(layout.trainable))
+                        habits, verified, state = self._verdict(key, layout, path, inputs, targets, blocks.size)
+                        raw: Raw | None = None
+                        if habits is not None:
+                            served = self._kernels(layout) if verified else []
+                            recorded = self._record(layout, path, served, habits, inputs, targets, size)
+                            if recorded is not None:
+                                loss, calls = recorded
+                                raw = path.measure(loss, calls) if path is not None and served else None
+                                if raw is None:
+                                    with plain():
+                                        rooms = self._memory(self._rooms, len(calls))
+                                        raw = RecordedGradients(loss, calls, layout.names, rooms)
+                            self._demand_use(layout)
+                            if verified is not None:
+                                self._habits[key] = None if raw is None else habits
+                            if raw is None and state is not None:
+                                state.restore()
+                        if raw is None:
+                            raw = self._fallback.run(inputs, targets)
                         if versions(inputs) != written:
                             raise UnsupportedModelError(_IN_PLACE)
+                        newest = partial(self._is_newest, number)
                         return RescuedPass(layout, self._loss_fn, raw, inputs, targets, newest, blocks).result()
                     except EvenhandError:
                         raise
@@ -146,39 +170,31 @@ class Engine:
                         before.restore()
         return self.run(inputs, targets, blocks)  # the model got other modules while this waited
 
-    def _differentiate(self, layout: Layout, inputs: Any, targets: Any, size: int, records: int) -> Raw:
-        """Choose a way and run it; compare kernels with autograd first where that is due.
+    def _verdict(
+        self, key: Key, layout: Layout, path: FastPath | None, inputs: Any, targets: Any, records: int
+    ) -> tuple[LearnedUse | None, bool | None, RandomState | None]:
+        """Compare kernels with autograd where that is due; return what they learned, and whether they may be used.
 
-        Only the first ``records`` rows are compared: copies that fill a batch cannot show an order. Raises
-        `UnsuitedError` if a speed path turns out not to be one.
+        Nothing learned (None) means: record by record. The verdict is None where a comparison can tell nothing. On a
+        first batch the third is the random state from before it. Kernels that are wrong with the channels of pictures
+        last are tried with the layers' own order. Only the first ``records`` rows are compared: copies that fill a
+        batch cannot show an order.
         """
-        path = self._path if self._path_works else None
-        path = path if path is not None and path.suits(inputs, targets) else None
-        key = (path is not None, self._model.training, tuple(layout.trainable))
-        known, habits = key in self._habits, self._habits.get(key)
-        if known and habits is not None and self._due():
-            right = self._comparison(layout, path, habits).still_agree(inputs, targets, records)
+        if key not in self._habits:
+            state, self._since, habits = RandomState(self._model), 1, LearnedUse()
+            verified = self._comparison(layout, path, habits).agree(inputs, targets, records)
+            if verified is False and self._goes_channels_last(layout):
+                self._channels_last_works, habits = False, LearnedUse()
+                verified = self._comparison(layout, path, habits).agree(inputs, targets, records)
+            return replace(habits, learning=False) if verified else LearnedUse(learning=False), verified, state
+        known = self._habits[key]
+        if known is not None and self._due():
+            right = self._comparison(layout, path, known).still_agree(inputs, targets, records)
             if right is False:
                 raise UnsupportedModelError(_ORDER)
             if right is None:
-                self._habits[key] = habits = None
-        if known and habits is None:
-            return self._fallback.run(inputs, targets)
-        state: RandomState | None = None
-        verified: bool | None = True
-        if habits is None:
-            state = RandomState(self._model)
-            habits, verified = self._first_look(layout, path, inputs, targets, records)
-        served = self._kernels(layout) if verified else []
-        book = self._record(layout, path, served, habits, self._rooms, inputs, targets, size)
-        self._demand_use(layout)
-        if verified is not None:
-            self._habits[key] = None if book is None else habits
-        if book is not None:
-            return book
-        if state is not None:
-            state.restore()
-        return self._fallback.run(inputs, targets)
+                self._habits[key] = known = None
+        return known, True, None
 
     def _record(
         self,
@@ -186,32 +202,36 @@ class Engine:
         path: FastPath | None,
         served: Served,
         habits: LearnedUse,
-        rooms: list[ScratchBuffers],
         inputs: Any,
         targets: Any,
         size: int,
-    ) -> PerRecordGradients | None:
-        """Run forward and backward; return norms and sums, or None if a parameter was used past its kernel.
+    ) -> tuple[Tensor, list[Call]] | None:
+        """Run forward and backward; return one loss per record and what every layer saw.
 
-        The book's memory lies in ``rooms``: the next call with the same ones takes it back.
+        None if a parameter was used past its kernel. Raises `UnsuitedError` if a speed path turns out not to be one.
         """
         if path is not None and served:
-            book = path.run(self._loss_fn, inputs, targets, size, partial(self._book, layout, rooms))
+            recorded = path.differentiate(self._loss_fn, inputs, targets, size)
             self._satisfied = layout
-            return book
+            return recorded
         rows, rest = size * self._views, layout.trainable
         answers: Sequence[Tensor | None] = ()
         with LayerRecorder(rows, habits, served) as recorder:
-            loss = losses(self._loss_fn, call(self._model, inputs), targets, size)
+            args, kwargs = arguments(inputs)
+            loss = losses(self._loss_fn, self._model(*args, **kwargs), targets, size)
             wanted = recorder.forward_done()
             if loss.requires_grad:
                 direct = None
                 if habits.learning or habits.ways:
                     direct = uses(loss, rest, rows, None if habits.learning else habits.ways)
-                    habits.ways.update(use.key for use in direct.found)
+                    habits.ways.update(use.key for use in direct.uses)
                     rest = {name: p for name, p in rest.items() if id(p) not in direct.covered}
-                asked = [*rest.values(), *(direct.edges if direct else ()), *wanted]
-                answers = gradients_of_sum(loss, asked)
+                asked = (*rest.values(), *(direct.edges if direct else ()), *wanted)
+                answers = Variable._execution_engine.run_backward(  # as `gradients_of_sum`, with one call less
+                    *((loss,), (torch.ones_like(loss),), False, False, asked),
+                    allow_unreachable=True,
+                    accumulate_grad=False,
+                )
                 if direct is not None:
                     recorder.calls += direct.calls(answers[len(rest) : len(asked) - len(wanted)])
                 if self._views > 1:
@@ -220,32 +240,15 @@ class Engine:
         if self._satisfied is not layout:
             names = layout.names
             self._used.update(past, [names[id(p)] for c in recorder.calls for p in c.site.parameters.values()])
-        if past or recorder.bypassed:
-            return None
-        return self._book(layout, rooms, loss, recorder.calls)
+        return None if past or recorder.bypassed else (loss, recorder.calls)
 
-    def _book(self, layout: Layout, rooms: list[ScratchBuffers], loss: Tensor, calls: list[Call]) -> PerRecordGradients:
-        """Return norms and sums from what every layer saw, with one of the ``rooms`` for each call."""
-        if len(rooms) < len(calls):
-            rooms.extend([ScratchBuffers(self._lean) for _ in range(len(calls) - len(rooms))])
+    def _memory(self, rooms: list[ScratchBuffers], count: int) -> list[ScratchBuffers]:
+        """Return the ``rooms``, at least ``count`` of them: one for each call of a layer. The next pass takes them."""
+        if len(rooms) < count:
+            rooms.extend([ScratchBuffers(self._lean) for _ in range(count - len(rooms))])
         for room in rooms:
             room.expected = self.expected
-        with plain():
-            return RecordedGradients(loss.detach().double(), calls, layout.names, rooms)
-
-    def _first_look(
-        self, layout: Layout, path: FastPath | None, inputs: Any, targets: Any, records: int
-    ) -> tuple[LearnedUse, bool | None]:
-        """Compare kernels with autograd before they are believed; return what was learned, and the verdict.
-
-        If they are wrong with the channels of pictures last, they are tried with the layers' own order.
-        """
-        self._since, habits = 1, LearnedUse()
-        verified = self._comparison(layout, path, habits).agree(inputs, targets, records)
-        if verified is False and self._goes_channels_last(layout):
-            self._channels_last_works, habits = False, LearnedUse()
-            verified = self._comparison(layout, path, habits).agree(inputs, targets, records)
-        return replace(habits, learning=False) if verified else LearnedUse(learning=False), verified
+        return rooms
 
     def _due(self) -> bool:
         """Return whether kernels are compared with autograd again: at batches 2, 4, 8 ... and every 4096th."""
@@ -253,8 +256,18 @@ class Engine:
         return self._since & (self._since - 1) == 0 or self._since % 4096 == 0
 
     def _comparison(self, layout: Layout, path: FastPath | None, habits: LearnedUse) -> Comparison:
-        few = partial(self._record, layout, path, self._kernels(layout), habits, [])
-        return Comparison(self._model, self._loss_fn, layout, few, writes=path is None or bool(layout.buffers))
+        """Return a comparison of kernels with autograd. It runs a few records by kernels, in memory of their own."""
+        served = self._kernels(layout)
+
+        def run_few(inputs: Any, targets: Any, size: int) -> PerRecordGradients | None:
+            recorded = self._record(layout, path, served, habits, inputs, targets, size)
+            if recorded is None:
+                return None
+            quick = path.measure(*recorded) if path is not None and served else None
+            with plain():
+                return quick or RecordedGradients(*recorded, layout.names, self._memory([], len(recorded[1])))
+
+        return Comparison(self._model, self._loss_fn, layout, run_few, writes=path is None or bool(layout.buffers))
 
     def _demand_use(self, layout: Layout) -> None:
         """Raise if a trainable parameter was used by no batch so far."""
@@ -276,10 +289,9 @@ class Engine:
     def _kernels(self, layout: Layout) -> Served:
         return layout.channels_last if self._channels_last_works else layout.served
 
-    def _take_memory(self) -> Callable[[], bool]:
-        """Begin a pass, which takes back the memory of the one before; return whether it is still the newest."""
-        self._newest = number = self._newest + 1
-        return lambda: self._newest == number
+    def _is_newest(self, number: int) -> bool:
+        """Return whether this pass may still be used: no other has taken its memory."""
+        return self._newest == number
 
     def layout(self) -> Layout:
         """Return the model as it is now; the same object while modules, parameters, modes and hooks stay the same."""

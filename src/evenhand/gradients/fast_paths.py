@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -34,18 +33,11 @@ class FastPath(Protocol):
     def suits(self, inputs: Any, targets: Any) -> bool:
         """Return whether this batch can be run that way, as things are now."""
 
-    def run(
-        self,
-        loss_fn: LossFn,
-        inputs: Tensor,
-        targets: Tensor,
-        size: int,
-        book: Callable[[Tensor, list[Call]], PerRecordGradients],
-    ) -> PerRecordGradients:
-        """Return norms and sums of all records; ``book`` makes them from losses and calls of layers.
+    def differentiate(self, loss_fn: LossFn, inputs: Any, targets: Any, size: int) -> tuple[Tensor, list[Call]]:
+        """Return one loss per record, and what every layer saw; raises `UnsuitedError` if only a recorder can tell."""
 
-        Raises `UnsuitedError` if only the layer recorder can tell.
-        """
+    def measure(self, loss: Tensor, calls: list[Call]) -> PerRecordGradients | None:
+        """Return norms and sums from what `differentiate` gave; None if compiled loops cannot do these tensors."""
 
 
 @functools.cache
@@ -83,8 +75,8 @@ def lstm_steps(like: Tensor) -> Steps | None:
 def grams(x: Tensor, grad: Tensor, ones: int, most: float) -> Grams | None:
     """Return norms from Gram matrices over time by compiled loops, or None if they cannot do these tensors."""
     fast = _fast()
-    found: Grams | None = None if fast is None else fast.grams(x, grad, ones, most)
-    return found
+    norms: Grams | None = None if fast is None else fast.grams(x, grad, ones, most)
+    return norms
 
 
 def compiled() -> bool:

@@ -21,10 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.errors import UsageError
-from evenhand.gradients.layers.base import Share
-from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.model_layout import ServedComposite, ServedLayer
-from evenhand.gradients.views import rows_of, share_of
+from evenhand.gradients.views import rows_of
 
 _INNER: dict[type[nn.Module], Callable[[Any], int]] = {
     nn.Linear: lambda module: 1,
@@ -58,8 +56,8 @@ class LearnedUse:
         (1, True)
         """
         if self.learning:
-            found = next((dim for dim in range(_places(module, x)) if x.shape[dim] == size), None)
-            return found, self.batch.setdefault(module, found) == found
+            axis = next((dim for dim in range(_places(module, x)) if x.shape[dim] == size), None)
+            return axis, self.batch.setdefault(module, axis) == axis
         known = self.batch.get(module, 0)
         return known, known is None or (x.dim() > known and x.shape[known] == size)
 
@@ -88,15 +86,14 @@ class Call:
         seen = tuple([t.detach() for t in tensors])
         return cls(site, seen, tuple([t._version for t in seen]))
 
-    def share(self, room: ScratchBuffers, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> Share:
-        """Return the records' gradients of this call, for some rows and in another precision if asked."""
+    def share_tensors(self, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+        """Return the tensors for a share: of some rows and in another precision if asked."""
         tensors = self.tensors
         if rows is not None:
             rows = rows if self.views == 1 else rows_of(rows, self.views)
             tensors = tuple([t[rows] for t in tensors])
         wanted = dtype or self.site.dtype
-        tensors = tuple([t.to(wanted) if t.dtype != wanted and t.is_floating_point() else t for t in tensors])
-        return self.site.share(tensors, room) if self.views == 1 else share_of(self.site, tensors, self.views, room)
+        return tuple([t.to(wanted) if t.dtype != wanted and t.is_floating_point() else t for t in tensors])
 
     def check(self) -> None:
         """Raise if what the layer saw was changed in place since the backward."""
@@ -105,31 +102,40 @@ class Call:
 
 
 class _Layer(torch.autograd.Function):
-    """A layer whose weights are constants for autograd; ``anchor`` requires grad and keeps the graph alive."""
+    """A layer whose weights are constants for autograd; ``anchor`` requires grad and keeps the graph alive.
+
+    ``computed`` is what the kernel's forward gave, without autograd: here it only enters the graph.
+    """
 
     @staticmethod
-    def forward(ctx: Any, recorder: LayerRecorder, site: ServedLayer, anchor: Tensor, x: Tensor) -> Tensor:
-        out: Tensor
-        out, saved = site.kernel.forward(site.module, x)
+    def forward(
+        ctx: Any,
+        recorder: LayerRecorder,
+        site: ServedLayer,
+        computed: tuple[Tensor, tuple[Tensor, ...]],
+        anchor: Tensor,
+        x: Tensor,
+    ) -> Tensor:
+        out, saved = computed
         # The parameters are saved only so that autograd notices if they are changed in place before backward.
-        ctx.save_for_backward(x, *saved, *site.held)
+        ctx.save_for_backward(x, *saved, *site.all_parameters)
         ctx.recorder, ctx.site, ctx.count = recorder, site, len(saved)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None, Tensor | None]:
         x, *rest = ctx.saved_tensors
         saved, site = tuple(rest[: ctx.count]), ctx.site
         dx: Tensor | None = None
         left: tuple[Tensor, ...] = ()
-        if ctx.needs_input_grad[3]:
+        if ctx.needs_input_grad[4]:
             both = getattr(site.kernel, "backward", None)
             if both is None:
                 dx = site.kernel.input_gradient(site.module, x, saved, grad)
             else:
                 dx, left = both(site.module, x, saved, grad)
         ctx.recorder.record(Call.of(site, (x, *saved, *left, grad)))
-        return None, None, None, dx
+        return None, None, None, None, dx
 
 
 class _Piece(torch.autograd.Function):
@@ -141,7 +147,7 @@ class _Piece(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...]
         outputs, saved = site.kernel.forward(site.module, *inputs)
-        ctx.save_for_backward(*inputs, *saved, *site.held)
+        ctx.save_for_backward(*inputs, *saved, *site.all_parameters)
         ctx.recorder, ctx.site, ctx.counts = recorder, site, (len(inputs), len(inputs) + len(saved))
         return outputs
 
@@ -150,8 +156,8 @@ class _Piece(torch.autograd.Function):
         first, last = ctx.counts
         tensors, site = ctx.saved_tensors, ctx.site
         inputs, saved = tuple(tensors[:first]), tuple(tensors[first:last])
-        gradients, kept = site.kernel.backward(site.module, inputs, saved, grads, ctx.needs_input_grad[3:])
-        ctx.recorder.record(Call.of(site, kept))
+        gradients, share_tensors = site.kernel.backward(site.module, inputs, saved, grads, ctx.needs_input_grad[3:])
+        ctx.recorder.record(Call.of(site, share_tensors))
         return None, None, None, *gradients
 
 
@@ -197,7 +203,7 @@ class LayerRecorder:
 
     def _replacement(self, site: ServedLayer) -> Callable[..., Tensor]:
         original = type(site.module).forward
-        serve: Callable[..., Tensor] = _Layer.apply
+        enter_graph: Callable[..., Tensor] = _Layer.apply
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             if kwargs:
@@ -206,9 +212,15 @@ class LayerRecorder:
             batch = self._batch(site, x) if len(args) == 1 else None
             if batch is not None:
                 x = x.transpose(0, batch) if batch else x
-                if site.kernel.accepts(site.module, x) or self._bypass():
-                    out = serve(self, site, self.anchor, x)
+                if site.kernel.accepts(site.module, x):
+                    torch._C._set_grad_enabled(False)  # it was on, or there would be no batch
+                    try:
+                        computed = site.kernel.forward(site.module, x)
+                    finally:
+                        torch._C._set_grad_enabled(True)
+                    out = enter_graph(self, site, computed, self.anchor, x)
                     return out.transpose(0, batch) if batch else out
+                self.bypassed = True
             plain: Tensor = original(site.module, *args)
             return plain
 
@@ -231,16 +243,13 @@ class LayerRecorder:
 
         return forward
 
-    def _bypass(self) -> bool:
-        self.bypassed = True
-        return False
-
     def _here(self) -> bool:
         """Return whether the recording thread calls and wants gradients, outside any functorch transform."""
         if threading.get_ident() != self._thread:
             return False
         if torch._C._are_functorch_transforms_active():
-            return self._bypass()
+            self.bypassed = True
+            return False
         return torch.is_grad_enabled()
 
     def _batch(self, site: ServedLayer, x: Tensor) -> int | None:
@@ -248,4 +257,6 @@ class LayerRecorder:
         if not self._here():
             return None
         batch, usual = self._habits.place(site.module, x, self.size)
-        return batch if usual or self._bypass() else None
+        if not usual:
+            self.bypassed = True
+        return batch if usual else None

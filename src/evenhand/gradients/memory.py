@@ -52,11 +52,11 @@ class ScratchBuffers:
     def empty(self, name: str, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return a tensor of this shape with any contents, on the device and in the precision of ``like``."""
         count, dtype = math.prod(shape), dtype or like.dtype
-        held = self._held.get(name)
-        if held is None or held.numel() < count or held.dtype != dtype or held.device != like.device:
+        buffer = self._held.get(name)
+        if buffer is None or buffer.numel() < count or buffer.dtype != dtype or buffer.device != like.device:
             # Poisson batches vary in size: a little more now saves growing later.
-            held = self._held[name] = like.new_empty(count + count // 8, dtype=dtype)
-        return held[:count].view(tuple(shape))
+            buffer = self._held[name] = like.new_empty(count + count // 8, dtype=dtype)
+        return buffer[:count].view(tuple(shape))
 
     def like(self, name: str, x: Tensor) -> Tensor:
         """Return a buffer of the shape of ``x``, with the channels last if they are there.
@@ -114,13 +114,13 @@ def saved_bytes(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) ->
     rows = slice(0, ROWS)
     inputs, targets = take(inputs, rows), take(targets, rows)
     size = batch_size(inputs, targets)
-    held = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    addresses = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     seen: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        if tensor.data_ptr() not in held:
-            own = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-            seen[tensor.data_ptr()] = max(own, seen.get(tensor.data_ptr(), 0))
+        if tensor.data_ptr() not in addresses:
+            nbytes = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+            seen[tensor.data_ptr()] = max(nbytes, seen.get(tensor.data_ptr(), 0))
         return tensor.detach()  # with its graph it would be held by what it holds
 
     try:

@@ -189,8 +189,8 @@ class _Parts:
         """Return totals in the precision of their parameters, or in float64 if there are too many records for that."""
         if not self._blocks.rounds:
             return total
-        own = {name: working_dtype(p.dtype) for name, p in self._model.named_parameters()}
-        return {name: value.to(own[name]) for name, value in total.items()}
+        dtypes = {name: working_dtype(p.dtype) for name, p in self._model.named_parameters()}
+        return {name: value.to(dtypes[name]) for name, value in total.items()}
 
 
 def _shrunk(before: Tensor, now: Tensor) -> Tensor:
@@ -214,8 +214,8 @@ def _add(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:
     ([2.0, 2.0], [2.0, 2.0], [1.0, 1.0])
     """
     for name in list(part):
-        own = part.pop(name)
+        value = part.pop(name)
         if name in total:
-            total[name] += own
+            total[name] += value
         else:
-            total[name] = own.to(torch.float64, copy=True)
+            total[name] = value.to(torch.float64, copy=True)

@@ -18,6 +18,7 @@ from evenhand.gradients.layers.base import Composite, Kernel, Piece, Share, comp
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.pass_context import RandomState
 from evenhand.gradients.row_norms import working_dtype
+from evenhand.gradients.views import share_of
 
 Modules: TypeAlias = list[tuple[str, nn.Module]]
 Trainable: TypeAlias = dict[str, nn.Parameter]
@@ -29,7 +30,7 @@ def modules_of(model: nn.Module) -> Modules:
     >>> [name for name, _ in modules_of(nn.Sequential(nn.Sequential(nn.ReLU()), nn.ReLU()))]
     ['', '0', '0.0', '1']
     """
-    found: Modules = []
+    modules: Modules = []
     seen: set[int] = set()
     stack: Modules = [("", model)]
     while stack:
@@ -37,12 +38,12 @@ def modules_of(model: nn.Module) -> Modules:
         if id(module) in seen:
             continue
         seen.add(id(module))
-        found.append((name, module))
+        modules.append((name, module))
         if not isinstance(module, torch.jit.ScriptModule):
             prefix = name + "." if name else ""
             children = [(prefix + child, m) for child, m in module._modules.items() if m is not None]
             stack.extend(reversed(children))
-    return found
+    return modules
 
 
 def trainable_of(modules: Modules) -> Trainable:
@@ -51,32 +52,37 @@ def trainable_of(modules: Modules) -> Trainable:
     >>> list(trainable_of(modules_of(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, bias=False)))))
     ['0.weight', '0.bias', '1.weight']
     """
-    found: Trainable = {}
+    trainable: Trainable = {}
     seen: set[int] = set()
     for prefix, module in modules:
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
                 seen.add(id(parameter))
-                found[f"{prefix}.{name}" if prefix else name] = parameter
-    return found
+                trainable[f"{prefix}.{name}" if prefix else name] = parameter
+    return trainable
 
 
 @dataclass(frozen=True)
 class ServedLayer:
     """A served module or a piece of one, its trainable parameters by the module's own names, and their precision.
 
-    ``held`` are all its parameters, frozen ones too.
+    ``all_parameters`` are all its parameters, frozen ones too.
     """
 
     module: nn.Module
     kernel: Any
     parameters: dict[str, nn.Parameter]
-    held: tuple[nn.Parameter, ...]
+    all_parameters: tuple[nn.Parameter, ...]
     dtype: torch.dtype
     piece: bool = False
 
-    def share(self, tensors: tuple[Tensor, ...], room: ScratchBuffers) -> Share:
-        """Return the kernel's share of what a call left."""
+    def share(self, tensors: tuple[Tensor, ...], room: ScratchBuffers, views: int = 1) -> Share:
+        """Return the records' gradients from what a call left; with several ``views`` per record, added up over them.
+
+        The share may keep what it computes in ``room``.
+        """
+        if views > 1:
+            return share_of(self, tensors, views, room)
         trainable = frozenset(self.parameters)
         if self.piece:
             piece: Piece[Any] = self.kernel
@@ -122,29 +128,29 @@ def sites(modules: Modules) -> list[ServedLayer | ServedComposite]:
     >>> [type(site.module).__name__ for site in sites([("a", nn.Linear(2, 2)), ("b", nn.Bilinear(1, 1, 1))])]
     ['Linear']
     """
-    found: list[ServedLayer | ServedComposite] = []
+    served: list[ServedLayer | ServedComposite] = []
     for _, module in modules:
         parameters = {name: p for name, p in module._parameters.items() if p is not None}
         if not any(p.requires_grad for p in parameters.values()):
             continue
         kernel = kernel_for(module)
         if kernel is not None:
-            found.append(_site(module, kernel, parameters, piece=False))
+            served.append(_site(module, kernel, parameters, piece=False))
             continue
         composite = composite_for(module)
         if composite is not None:
             pieces = {
-                name: _site(module, piece, {n: parameters[n] for n in own}, piece=True)
-                for name, (piece, own) in composite.pieces(module).items()
+                name: _site(module, piece, {n: parameters[n] for n in names}, piece=True)
+                for name, (piece, names) in composite.pieces(module).items()
             }
-            found.append(ServedComposite(module, composite, pieces))
-    return found
+            served.append(ServedComposite(module, composite, pieces))
+    return served
 
 
 def _site(module: nn.Module, kernel: Any, parameters: dict[str, nn.Parameter], *, piece: bool) -> ServedLayer:
     trainable = {name: p for name, p in parameters.items() if p.requires_grad}
-    held = tuple(parameters.values())
-    return ServedLayer(module, kernel, trainable, held, working_dtype(held[0].dtype), piece)
+    all_parameters = tuple(parameters.values())
+    return ServedLayer(module, kernel, trainable, all_parameters, working_dtype(all_parameters[0].dtype), piece)
 
 
 @dataclass(frozen=True)
@@ -202,8 +208,8 @@ class Layout:
         >>> layout.state() == before
         False
         """
-        held = [t for t in [places.get(name) for places, name in self.buffers] if t is not None]
-        return tuple([(id(t), t._version) for t in (*held, *self.parameters)])
+        buffers = [t for t in [places.get(name) for places, name in self.buffers] if t is not None]
+        return tuple([(id(t), t._version) for t in (*buffers, *self.parameters)])
 
     def current(self) -> Layout:
         """Return this layout, or a new one if modules, parameters, modes or hooks have changed."""
@@ -228,8 +234,8 @@ class ModelSnapshot:
 
     def __init__(self, layout: Layout):
         self._random = RandomState(layout.model)
-        held = [(places, name, places.get(name)) for places, name in layout.buffers]
-        self._buffers = [(places, name, t, t.detach().clone()) for places, name, t in held if t is not None]
+        buffers = [(places, name, places.get(name)) for places, name in layout.buffers]
+        self._buffers = [(places, name, t, t.detach().clone()) for places, name, t in buffers if t is not None]
 
     def restore(self) -> None:
         """Put everything back."""

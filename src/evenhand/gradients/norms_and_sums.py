@@ -70,42 +70,39 @@ class PerRecordGradients(Protocol):
 class _Group:
     """Calls that share parameters (most often one call), whose gradients are added before a norm is taken."""
 
-    def __init__(self, calls: list[Call], rooms: list[ScratchBuffers]):
-        self._recorded = calls
-        self.calls = calls = _joined(calls)
+    joint: int
+    """How many vectors a record adds to the sum over all records; those of several calls may cancel."""
+    most: int | None
+    """The most records of a block if they add several vectors each, else None. Like ``joint`` set by `measure`."""
+
+    def __init__(self, recorded: list[Call], calls: list[Call], shares: list[Share]):
+        self._recorded, self.calls, self.shares = recorded, calls, shares
         self.dtype = calls[0].site.dtype
-        self.shares: list[Share] = [call.share(room) for call, room in zip(calls, rooms, strict=False)]
 
     def measure(self, gauge: RowNorms) -> tuple[list[Tensor], Tensor | None]:
         """Return lengths whose squares add up, and how far rounding may have moved the gradient."""
+        eps = torch.finfo(self.dtype).eps
+        slip: Tensor | None = None
         if len(self.shares) == 1:
             share = self.shares[0]
             lengths, reach = share.lengths(gauge), share.reach(gauge)
-            if reach is None:
-                return lengths, None
-            return lengths, reach.double() * (roundings(share.terms) * torch.finfo(self.dtype).eps)
-        eps = torch.finfo(self.dtype).eps
-        reaches = [share.reach(gauge) for share in self.shares]
-        extents = [
-            torch.stack([part.double() for part in s.lengths(gauge)]).norm(dim=0) if r is None else r.double()
-            for s, r in zip(self.shares, reaches, strict=True)
-        ]
-        every = torch.arange(len(extents[0]), device=extents[0].device)
-        parts = (self._joint(every[rows], self.dtype) for rows in chunks(len(every), self._row(), CHUNK))
-        careful = CarefulRowNorms()
-        lengths = [careful(torch.cat([g.reshape(len(g), -1) for g in part.values()], dim=1)) for part in parts]
-        terms = sum(share.terms for share in self.shares)
-        return [torch.cat(lengths)], torch.stack(extents).sum(0) * (roundings(terms) * eps)
-
-    @property
-    def joint(self) -> int:
-        """Return how many vectors a record adds to the sum over all records; those of several calls may cancel."""
-        return sum([share.joint for share in self.shares])
-
-    @property
-    def most(self) -> int | None:
-        """Return the most records of a block if they add several vectors each, else None."""
-        return joint_rows(self.joint) if self.dtype != torch.float64 and self.joint > 1 else None
+            if reach is not None:
+                slip = reach.double() * (roundings(share.terms) * eps)
+        else:
+            reaches = [share.reach(gauge) for share in self.shares]
+            extents = [
+                torch.stack([part.double() for part in s.lengths(gauge)]).norm(dim=0) if r is None else r.double()
+                for s, r in zip(self.shares, reaches, strict=True)
+            ]
+            every = torch.arange(len(extents[0]), device=extents[0].device)
+            parts = (self._added(every[rows], self.dtype) for rows in chunks(len(every), self.row(), CHUNK))
+            careful = CarefulRowNorms()
+            columns = [careful(torch.cat([g.reshape(len(g), -1) for g in part.values()], dim=1)) for part in parts]
+            terms = sum(share.terms for share in self.shares)
+            lengths, slip = [torch.cat(columns)], torch.stack(extents).sum(0) * (roundings(terms) * eps)
+        self.joint = sum([share.joint for share in self.shares])
+        self.most = joint_rows(self.joint) if self.dtype != torch.float64 and self.joint > 1 else None
+        return lengths, slip
 
     def chained(self, slip: Tensor | None, lengths: list[Tensor]) -> Tensor | None:
         """Return how far the rounding of a sum over a block can go for each of its records; None if that is known.
@@ -121,36 +118,26 @@ class _Group:
             reach = slip / (roundings(terms) * torch.finfo(self.dtype).eps)
         return reach * (self.most**2 * self.joint * UNIT)
 
-    def weighted_sum(self, weights: Tensor, blocks: Blocks, usable: Tensor | None) -> Iterator[tuple[int, Tensor]]:
-        """Yield a parameter's identity and its sum over all usable rows, call after call."""
-        parts = [slice(0, blocks.size)] if self.dtype == torch.float64 else blocks.of(self.most or blocks.rows)
-        exact, runs = blocks.exact(parts), blocks.runs(parts, usable)
-        own = weights if exact else weights.to(self.dtype)
-        for call, share in zip(self.calls, self.shares, strict=True):
-            if exact:
-                sums = _exact_sum(call, own, blocks, usable, max(1, CHUNK // self._row()))
-            else:
-                sums = add_up(runs, own, share.weighted_sum)
-            for local, part in sums.items():
-                yield id(call.site.parameters[local]), part
-
     def exactly(self, rows: Tensor) -> Iterator[tuple[slice, dict[int, Tensor]]]:
         """Yield the gradients of some rows in float64, a few rows at a time, by the identity of the parameter."""
-        for part in chunks(len(rows), self._row(), CHUNK):
-            yield part, self._joint(rows[part], torch.float64)
+        for part in chunks(len(rows), self.row(), CHUNK):
+            yield part, self._added(rows[part], torch.float64)
 
     def check(self) -> None:
         """Raise if an input was changed in place since the backward."""
         for call in self._recorded:
             call.check()
 
-    def _row(self) -> int:
+    def row(self) -> int:
+        """Return how many numbers the gradients of one record have, call by call."""
         return sum(p.numel() for call in self.calls for p in call.site.parameters.values())
 
-    def _joint(self, rows: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
+    def _added(self, rows: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
+        """Return the gradients of some rows, added up over the calls, by the identity of the parameter."""
         total: dict[int, Tensor] = {}
         for call in self.calls:
-            for local, gradient in call.share(ScratchBuffers(lean=False), rows, dtype).instantiate().items():
+            share = call.site.share(call.share_tensors(rows, dtype), ScratchBuffers(lean=False), call.views)
+            for local, gradient in share.instantiate().items():
                 key = id(call.site.parameters[local])
                 total[key] = total[key] + gradient if key in total else gradient
         return total
@@ -160,14 +147,20 @@ class RecordedGradients:
     """Norms and sums of one recorded pass. ``names`` maps the identity of a trainable parameter to its name."""
 
     def __init__(self, loss: Tensor, calls: list[Call], names: Mapping[int, str], rooms: list[ScratchBuffers]):
-        self.loss, self._names = loss, names
-        members = _connected(calls)
-        self._groups = [_Group([calls[i] for i in own], [rooms[i] for i in own]) for own in members]
+        self.loss, self._names = loss.detach().double(), names
+        self._groups: list[_Group] = []
+        for indices in _connected(calls):
+            recorded = [calls[i] for i in indices]
+            joined = _joined(recorded)
+            places = zip(joined, indices, strict=False)
+            shares = [call.site.share(call.share_tensors(), rooms[i], call.views) for call, i in places]
+            self._groups.append(_Group(recorded, joined, shares))
         gauge = RowNorms()
-        self._measure(gauge)
+        self._join(gauge, [group.measure(gauge) for group in self._groups])
         self.clean = gauge.trusted()
         if not self.clean:
-            self._measure(CarefulRowNorms())
+            gauge = CarefulRowNorms()
+            self._join(gauge, [group.measure(gauge) for group in self._groups])
         self._doubtful: Tensor | None = None
         doubtful: Tensor | None = None
         if self.slip is not None:
@@ -179,13 +172,13 @@ class RecordedGradients:
         if doubtful is not None and bool(doubtful.any()):
             self._set_apart(doubtful.nonzero().squeeze(1))
 
-    def _measure(self, gauge: RowNorms) -> None:
+    def _join(self, gauge: RowNorms, measured: list[tuple[list[Tensor], Tensor | None]]) -> None:
+        """Set norms and bounds of all parameters together from what was measured in each group."""
         every: list[Tensor] = []
         slips: list[Tensor] = []
         sizes: list[Tensor] = []
         chained: list[Tensor] = []
-        for group in self._groups:
-            lengths, slip = group.measure(gauge)
+        for group, (lengths, slip) in zip(self._groups, measured, strict=True):
             every += lengths
             far = group.chained(slip, lengths)
             if far is not None:
@@ -223,9 +216,17 @@ class RecordedGradients:
         total: dict[str, Tensor] = {}
         for group in drain(self._groups) if last and apart is None else self._groups:
             group.check()
-            for key, part in group.weighted_sum(quick, blocks, usable):
-                name = self._names[key]
-                total[name] = total[name] + part if name in total else part
+            parts = [slice(0, blocks.size)] if group.dtype == torch.float64 else blocks.of(group.most or blocks.rows)
+            exact, runs = blocks.exact(parts), blocks.runs(parts, usable)
+            factors = quick if exact else quick.to(group.dtype)
+            for call, share in zip(group.calls, group.shares, strict=True):
+                if exact:
+                    sums = _exact_sum(call, factors, blocks, usable, max(1, CHUNK // group.row()))
+                else:
+                    sums = add_up(runs, factors, share.weighted_sum)
+                for local, part in sums.items():
+                    name = self._names[id(call.site.parameters[local])]
+                    total[name] = total[name] + part if name in total else part
         if apart is not None:
             self._add_apart(total, weights, apart if usable is None else apart[usable[apart]])
         return total
@@ -235,8 +236,8 @@ class RecordedGradients:
             for part, gradients in group.exactly(rows):
                 for key, gradient in gradients.items():
                     name = self._names[key]
-                    own = (weights[rows[part]].double() @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
-                    total[name] = total[name].double() + own
+                    term = (weights[rows[part]].double() @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
+                    total[name] = total[name].double() + term
 
 
 def _exact_sum(call: Call, weights: Tensor, blocks: Blocks, usable: Tensor | None, most: int) -> dict[str, Tensor]:
@@ -244,9 +245,9 @@ def _exact_sum(call: Call, weights: Tensor, blocks: Blocks, usable: Tensor | Non
     every = torch.arange(blocks.size, device=weights.device)
     rows = every if usable is None else every[usable[: blocks.size]]
 
-    def some(own: Tensor, part: slice) -> dict[str, Tensor]:
-        share = call.share(ScratchBuffers(lean=True), rows[part], torch.float64)
-        return share.weighted_sum(own.double(), slice(0, len(own)))
+    def some(factors: Tensor, part: slice) -> dict[str, Tensor]:
+        share = call.site.share(call.share_tensors(rows[part], torch.float64), ScratchBuffers(lean=True), call.views)
+        return share.weighted_sum(factors.double(), slice(0, len(factors)))
 
     return add_up(chunks_of(len(rows), most), weights[rows], some)
 

@@ -44,7 +44,7 @@ class exclusive:  # noqa: N801 - used like a function; a class is quicker than a
 
     def _free(self) -> bool:
         others = (stack for thread, stack in _held.items() if thread != self._thread)
-        return all(self._mine.isdisjoint(held) for stack in others for held in stack)
+        return all(self._mine.isdisjoint(modules) for stack in others for modules in stack)
 
     def __enter__(self) -> None:
         global _waiting

@@ -23,52 +23,41 @@ from torch.autograd.graph import GradientEdge
 
 from evenhand.gradients.autograd_ops import Node, Shape, Step, factor_of, scaled, shape_of, step, summed, through
 from evenhand.gradients.layer_recorder import Call
-from evenhand.gradients.layers.base import Share
+from evenhand.gradients.layers.base import Instantiated, Share, Shares
 from evenhand.gradients.layers.linear import Outer, Rank1
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.model_layout import ServedLayer
 from evenhand.gradients.row_norms import RowNorms, working_dtype
 
 
-class Followed:
-    """The share of a parameter that met the batch by broadcasting: sums for each record, and the steps left to go."""
+def _followed(piece: Broadcast, grad: Tensor, factor: Tensor | float) -> Share:
+    """Return the share of a parameter that met the batch by broadcasting: rows held up to the steps left to go.
 
-    joint = 1
+    Rows are measured before the steps that only move elements; sums are taken first, since those steps are linear.
+    """
+    last = max((i + 1 for i, each in enumerate(piece.steps) if not each.faithful), default=0)
+    added = math.prod(grad.shape[1:]) // max(1, math.prod(piece.shape))
+    terms = max(1, added) * math.prod(each.terms for each in piece.steps)
 
-    def __init__(self, grad: Tensor, factor: Tensor | float, piece: Broadcast):
-        self._grad, self._factor, self._piece = grad, factor, piece
-        last = max((i + 1 for i, each in enumerate(piece.steps) if not each.faithful), default=0)
-        self._first, self._rest = piece.steps[:last], piece.steps[last:]
-        self._rows = self._summed(magnitude=False)
-        added = math.prod(grad.shape[1:]) // max(1, math.prod(piece.shape))
-        self.terms = max(1, added) * math.prod(each.terms for each in piece.steps)
+    def summed_rows(magnitude: bool) -> Tensor:
+        rows = scaled(grad.abs() if magnitude else grad, factor, magnitude)
+        rows = summed(rows, piece.inner).reshape(len(rows), *piece.shape)
+        return through(rows, piece.steps[:last], magnitude)
 
-    def _summed(self, magnitude: bool) -> Tensor:
-        rows = scaled(self._grad.abs() if magnitude else self._grad, self._factor, magnitude)
-        rows = summed(rows, self._piece.inner).reshape(len(rows), *self._piece.shape)
-        return through(rows, self._first, magnitude)
+    def reach(gauge: RowNorms) -> Tensor:
+        rows = summed_rows(magnitude=True)
+        return gauge(rows.reshape(len(rows), -1))
 
-    def lengths(self, gauge: RowNorms) -> list[Tensor]:
-        """Measure before the steps that only move elements."""
-        return [gauge(_flat(self._rows))]
-
-    def reach(self, gauge: RowNorms) -> Tensor | None:
-        """Measure with all signs dropped."""
-        return None if self.terms == 1 else gauge(_flat(self._summed(magnitude=True)))
-
-    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
-        """Sum first, then take the steps that are linear."""
-        total = (weights @ _flat(self._rows[rows])).view(1, *self._rows.shape[1:])
-        return {"weight": through(total, self._rest)[0]}
-
-    def instantiate(self) -> dict[str, Tensor]:
-        """Return a gradient per record."""
-        return {"weight": through(self._rows, self._rest)}
+    rows = summed_rows(magnitude=False)
+    flat = Instantiated({"weight": rows.reshape(len(rows), -1)}, terms, None if terms == 1 else reach)
+    return Shares([flat], partial(_moved, rows.shape[1:], piece.steps[last:]))
 
 
-def _flat(rows: Tensor) -> Tensor:
-    """Return one row per record, also for a parameter without dimensions."""
-    return rows.reshape(len(rows), -1)
+def _moved(shape: Shape, steps: tuple[Step, ...], parts: Sequence[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
+    """Take the last steps with a sum (``dim`` 0) or with the gradients of all records (1)."""
+    flat = parts[0]["weight"]
+    moved = through(flat.view(len(flat) if dim else 1, *shape), steps)
+    return {"weight": moved if dim else moved[0]}
 
 
 @dataclass(frozen=True)
@@ -81,10 +70,10 @@ class Broadcast:
     steps: tuple[Step, ...] = ()
 
     def share(
-        self, module: nn.Module, kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
+        self, module: nn.Module, tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
     ) -> Share:
         """Return the share, from the gradient of the result and the factor if that is a tensor."""
-        return Followed(kept[0], kept[1] if len(kept) > 1 else self.factor, self)
+        return _followed(self, tensors[0], tensors[1] if len(tensors) > 1 else self.factor)
 
 
 @dataclass(frozen=True)
@@ -94,10 +83,10 @@ class Product:
     transposed: bool = False
 
     def share(
-        self, module: nn.Module, kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
+        self, module: nn.Module, tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
     ) -> Share:
         """Return the share of a linear layer."""
-        grad, x = kept if self.transposed else kept[::-1]
+        grad, x = tensors if self.transposed else tensors[::-1]
         if x.shape[1] == 1:
             return Rank1(x.squeeze(1), grad.squeeze(1), trainable)
         return Outer(x, grad, trainable, room)
@@ -157,33 +146,33 @@ class Uses:
     """All direct uses of parameters by one batch.
 
     Autograd hands out the gradient of a result that it needs itself before the hooks of that tensor have run, and of
-    others after. ``passed`` keeps what an operation was really given, by its place in ``found``.
+    others after. ``passed`` keeps what an operation was really given, by its place in ``uses``.
     """
 
     size: int
-    found: tuple[Use, ...] = ()
+    uses: tuple[Use, ...] = ()
     passed: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def covered(self) -> frozenset[int]:
         """Return the identities of the parameters for which autograd need not be asked."""
-        return frozenset(id(p) for use in self.found for p in use.site.parameters.values())
+        return frozenset(id(p) for use in self.uses for p in use.site.parameters.values())
 
     @property
     def edges(self) -> list[GradientEdge]:
         """Return the edges whose gradients autograd is asked for instead."""
-        return [GradientEdge(use.meeting.node, 0) for use in self.found]
+        return [GradientEdge(use.meeting.node, 0) for use in self.uses]
 
     def watch(self) -> Uses:
         """Watch every operation; returns itself. The graph must not hold on to itself, so its hooks hold a dict."""
-        for i, use in enumerate(self.found):
+        for i, use in enumerate(self.uses):
             use.meeting.node.register_prehook(partial(_keep, self.passed, i))
         return self
 
     def calls(self, gradients: Sequence[Tensor | None]) -> list[Call]:
         """Return the recorded calls, given these gradients."""
         every = [self.passed.get(i, gradient) for i, gradient in enumerate(gradients)]
-        pairs = zip(self.found, every, strict=True)
+        pairs = zip(self.uses, every, strict=True)
         return [use.call(grad, self.size) for use, grad in pairs if grad is not None]
 
 
@@ -202,9 +191,9 @@ def uses(loss: Tensor, trainable: Mapping[str, nn.Parameter], size: int, known: 
     With ``known`` only ways that are among these count.
 
     >>> scale, x = nn.Parameter(torch.ones(3)), torch.ones(2, 3)
-    >>> [use.key for use in uses((x * scale).sum(1), {"scale": scale}, 2, None).found]
+    >>> [use.key for use in uses((x * scale).sum(1), {"scale": scale}, 2, None).uses]
     [('scale', 'MulBackward0', '1', '0')]
-    >>> uses(x.matmul(scale), {"scale": scale}, 2, None).found
+    >>> uses(x.matmul(scale), {"scale": scale}, 2, None).uses
     ()
     """
     if loss.grad_fn is None:
@@ -223,7 +212,7 @@ class _Walk:
 
     def uses(self, root: Node) -> list[Use]:
         self._classify(root)
-        found: list[Use] = []
+        uses: list[Use] = []
         seen, stack = {root}, [root]
         while stack:
             node = stack.pop()
@@ -231,16 +220,16 @@ class _Walk:
                 if child is None:
                     continue
                 met = self._meet(node, place, child, output) if self._pure[child] else []
-                found += met
+                uses += met
                 if not met and self._pure[child] and hasattr(child, "variable"):
                     raise _UnknownError
                 if not met and child not in seen:
                     seen.add(child)
                     stack.append(child)
         # What flows into an operation from beyond a meeting has been followed already.
-        if len(found) > MOST_USES or any(use.meeting.node in self._followed for use in found):
+        if len(uses) > MOST_USES or any(use.meeting.node in self._followed for use in uses):
             raise _UnknownError
-        return found
+        return uses
 
     def _classify(self, root: Node) -> None:
         """Mark the operations whose operands depend on nothing but trainable parameters."""
@@ -262,7 +251,7 @@ class _Walk:
         passed: set[Node] = set()
         for meeting in _meetings(node, place, shape_of(child, output), self._size):
             paths = paths or list(self._paths(child, output, passed))
-            found = []
+            uses = []
             for path in paths:
                 name, piece = self._names[id(path.parameter)], meeting.ending(path)
                 if piece is None:
@@ -271,10 +260,10 @@ class _Walk:
                 site = ServedLayer(
                     nn.Identity(), piece, {"weight": path.parameter}, (path.parameter,), dtype, piece=True
                 )
-                found.append(Use((name, *meeting.key, *path.names), meeting, site))
-            if self._known is None or all(use.key in self._known for use in found):
+                uses.append(Use((name, *meeting.key, *path.names), meeting, site))
+            if self._known is None or all(use.key in self._known for use in uses):
                 self._followed |= passed
-                return found
+                return uses
         return []
 
     def _paths(self, node: Node, output: int, passed: set[Node]) -> Iterator[_Path]:
@@ -285,11 +274,11 @@ class _Walk:
         for place, (child, below) in enumerate(node.next_functions):
             if child is None:
                 continue
-            own = step(node, place, shape_of(child, below)) if output == 0 else None
-            if own is None:
+            inverse = step(node, place, shape_of(child, below)) if output == 0 else None
+            if inverse is None:
                 raise _UnknownError
             for path in self._paths(child, below, passed):
-                yield _Path(path.parameter, (node.name(), *path.names), (own, *path.steps))
+                yield _Path(path.parameter, (node.name(), *path.names), (inverse, *path.steps))
 
 
 def _meetings(node: Node, place: int, shape: Shape, size: int) -> Iterator[_Meeting]:

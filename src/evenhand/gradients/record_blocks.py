@@ -80,12 +80,12 @@ class Blocks:
         if usable is None:
             return parts
         good = usable[: self.size].cpu().numpy()
-        found = []
+        runs = []
         for part in parts:
-            own = np.concatenate([[False], good[part], [False]])
-            edges = np.flatnonzero(own[1:] != own[:-1]).reshape(-1, 2) + part.start
-            found += [slice(int(start), int(stop)) for start, stop in edges]
-        return found
+            flags = np.concatenate([[False], good[part], [False]])
+            edges = np.flatnonzero(flags[1:] != flags[:-1]).reshape(-1, 2) + part.start
+            runs += [slice(int(start), int(stop)) for start, stop in edges]
+        return runs
 
     def take(self, rows: slice) -> Blocks:
         """Return the blocks of some of the rows."""
@@ -118,24 +118,26 @@ def leaves(keys: NDArray[np.uint64], most: int) -> list[slice]:
         return [slice(0, len(keys))]
     levels = keys >> np.uint64(KEY_BITS)
     edges = [0, *(np.flatnonzero(levels[1:] != levels[:-1]) + 1).tolist(), len(keys)]
-    found: list[slice] = []
+    blocks: list[slice] = []
     for start, stop in pairwise(edges):
         if stop > start:
-            _split(keys, start, stop, int(levels[start]) << KEY_BITS, KEY_BITS, most, found)
-    return found
+            _split(keys, start, stop, int(levels[start]) << KEY_BITS, KEY_BITS, most, blocks)
+    return blocks
 
 
-def _split(keys: NDArray[np.uint64], start: int, stop: int, low: int, bits: int, most: int, found: list[slice]) -> None:
+def _split(
+    keys: NDArray[np.uint64], start: int, stop: int, low: int, bits: int, most: int, blocks: list[slice]
+) -> None:
     """Append the leaves of the node whose keys begin like ``low`` and differ in their last ``bits`` digits."""
     if start == stop:
         return
     if stop - start <= most or bits == 0:
-        found.extend(slice(start + part.start, start + part.stop) for part in chunks_of(stop - start, most))
+        blocks.extend(slice(start + part.start, start + part.stop) for part in chunks_of(stop - start, most))
         return
     middle = low + (1 << (bits - 1))
     half = start + int(np.searchsorted(keys[start:stop], np.uint64(middle)))
-    _split(keys, start, half, low, bits - 1, most, found)
-    _split(keys, half, stop, middle, bits - 1, most, found)
+    _split(keys, start, half, low, bits - 1, most, blocks)
+    _split(keys, half, stop, middle, bits - 1, most, blocks)
 
 
 Sums = Mapping[str, Tensor]

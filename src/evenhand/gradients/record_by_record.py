@@ -136,13 +136,13 @@ def plain_norms(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) ->
     >>> plain_norms(nn.Linear(2, 1), lambda out, y: out[:, 0] * y, torch.ones(3, 2), torch.ones(3)).shape
     torch.Size([3])
     """
-    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     norms: list[Tensor] = []
     for i in range(batch_size(inputs, targets)):
         one = take(inputs, slice(i, i + 1)), take(targets, slice(i, i + 1))
         with torch.enable_grad():
             value = losses(loss_fn, call(model, one[0]), one[1], 1)
-        norms.append(_norm(_gradients(value, list(own.values()))).reshape(1))
+        norms.append(_norm(_gradients(value, list(parameters.values()))).reshape(1))
     return torch.cat(norms)
 
 
@@ -165,9 +165,9 @@ def refuse_held(value: Tensor, model: nn.Module) -> None:
     """
     if not value.requires_grad:
         return
-    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found = torch.autograd.grad(value.sum(), list(own.values()), allow_unused=True, retain_graph=True)
-    for name, gradient in zip(own, found, strict=True):
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True, retain_graph=True)
+    for name, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
             raise UnsupportedModelError(
                 f"the parameter {name!r} is also reached past the model's modules (kept in a list, a module that is "
@@ -246,13 +246,13 @@ class HeldGradients:
         self._precision = now()
         per_row = sum(p.numel() for p in self._parameters)
         self._chunks: list[tuple[slice, RandomState, dict[str, Tensor] | None]] = []
-        loss, norm, held = [], [], 0
+        loss, norm, nbytes = [], [], 0
         for rows in chunks(batch_size(inputs, targets), per_row, CHUNK):
             state = RandomState(model)
             values, gradients = compute(take(inputs, rows), take(targets, rows))
             gradients = {name: grad.to(working_dtype(grad.dtype)) for name, grad in gradients.items()}
-            held += sum(g.numel() * g.element_size() for g in gradients.values())
-            self._chunks.append((rows, state, gradients if held <= KEPT_BYTES else None))
+            nbytes += sum(g.numel() * g.element_size() for g in gradients.values())
+            self._chunks.append((rows, state, gradients if nbytes <= KEPT_BYTES else None))
             loss.append(values)
             norm.append(row_norms(gradients))
         self.loss, self.norm = torch.cat(loss), torch.cat(norm)
@@ -393,7 +393,7 @@ def apart(some: Mapping[str, Fold], others: Mapping[str, Fold]) -> float:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         pairs = [(some.get(name, _NOTHING), others.get(name, _NOTHING)) for name in {**some, **others}]
-        return math.hypot(*[float(np.linalg.norm(own - other)) for own, other in pairs])
+        return math.hypot(*[float(np.linalg.norm(one - other)) for one, other in pairs])
 
 
 def each_gradient(loss: Tensor, leaves: Mapping[str, Tensor], use: Callable[[str, Tensor], None]) -> None:
@@ -409,11 +409,11 @@ def each_gradient(loss: Tensor, leaves: Mapping[str, Tensor], use: Callable[[str
         if gradient is not None:
             use(name, gradient.to_dense() if gradient.is_sparse else gradient)
 
-    held = [_after(leaf, partial(hand_over, name)) for name, leaf in leaves.items()]
+    handles = [_after(leaf, partial(hand_over, name)) for name, leaf in leaves.items()]
     try:
         loss.backward(inputs=list(leaves.values()))  # type: ignore[no-untyped-call]
     finally:
-        for handle, leaf in zip(held, leaves.values(), strict=True):
+        for handle, leaf in zip(handles, leaves.values(), strict=True):
             handle.remove()
             leaf.grad = None
 

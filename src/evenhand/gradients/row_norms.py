@@ -156,8 +156,8 @@ def numbers(column: Tensor) -> NDArray[Any]:
     >>> numbers(torch.ones(2))
     array([1., 1.], dtype=float32)
     """
-    found: NDArray[Any] = column.numpy(force=column.requires_grad or not column.is_cpu)
-    return found
+    array: NDArray[Any] = column.numpy(force=column.requires_grad or not column.is_cpu)
+    return array
 
 
 def finite(values: Tensor) -> bool:

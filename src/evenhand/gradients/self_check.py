@@ -46,18 +46,18 @@ class Comparison:
         with preserved(self._model), buffers_restored(self._model), means():
             for rows in (some, some.flip(0)):
                 x, y = take(inputs, rows), take(targets, rows)
-                kept = self._taped(x, y, len(rows))
-                if kept is None:
+                gradients = self._taped(x, y, len(rows))
+                if gradients is None:
                     return False
                 seeds = {name: _CHOICE.getrandbits(64) for name in self._layout.trainable}
                 norm, exact = norms_and_folds(self._model, self._loss_fn, x, y, seeds)
-                slip = torch.zeros_like(norm) if kept.slip is None else kept.slip
-                finite = torch.isfinite(norm) & torch.isfinite(kept.norm) & torch.isfinite(slip)
-                error, slack = (kept.norm - norm).abs(), tolerance * norm + 10 * slip
+                slip = torch.zeros_like(norm) if gradients.slip is None else gradients.slip
+                finite = torch.isfinite(norm) & torch.isfinite(gradients.norm) & torch.isfinite(slip)
+                error, slack = (gradients.norm - norm).abs(), tolerance * norm + 10 * slip
                 if bool(((error > slack + floor) & finite).any()):
                     return False
                 conclusive &= bool((finite & (error <= slack)).all())
-                if conclusive and not self._same_sum(kept, exact, seeds, float((slack + floor).sum())):
+                if conclusive and not self._same_sum(gradients, exact, seeds, float((slack + floor).sum())):
                     return False
         return True if conclusive else None
 
@@ -74,23 +74,23 @@ class Comparison:
             plain = plain_norms(self._model, self._loss_fn, take(inputs, some), take(targets, some)).flip(0)
             for rows in (some, some.flip(0)):
                 plain = plain.flip(0)
-                kept = self._taped(take(inputs, rows), take(targets, rows), len(rows))
-                if kept is None:
+                gradients = self._taped(take(inputs, rows), take(targets, rows), len(rows))
+                if gradients is None:
                     return None
-                if not bool(((kept.norm - plain).abs() <= self._tolerance() * plain).all()):
+                if not bool(((gradients.norm - plain).abs() <= self._tolerance() * plain).all()):
                     break
             else:
                 return True
         return self.agree(inputs, targets, size) is not False
 
     def _same_sum(
-        self, kept: PerRecordGradients, exact: dict[str, Fold], seeds: Mapping[str, int], slack: float
+        self, gradients: PerRecordGradients, exact: dict[str, Fold], seeds: Mapping[str, int], slack: float
     ) -> bool:
         """Return whether the kernels' sum over all records is that of their own gradients, in place and shape."""
         trainable = self._layout.trainable
         with torch.no_grad():
-            sums = kept.weighted_sum(torch.ones_like(kept.norm), None, Blocks(len(kept.norm)))
-        if any(own.shape != trainable[name].shape for name, own in sums.items()):
+            sums = gradients.weighted_sum(torch.ones_like(gradients.norm), None, Blocks(len(gradients.norm)))
+        if any(total.shape != trainable[name].shape for name, total in sums.items()):
             return False
         return apart({name: fold_of(sums.pop(name), seeds[name]) for name in list(sums)}, exact) <= slack
 

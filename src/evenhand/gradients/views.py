@@ -6,7 +6,7 @@ next to each other, and what a layer leaves of them is added up before a norm is
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,10 @@ from evenhand.errors import UsageError
 from evenhand.gradients.batch_utils import LossFn
 from evenhand.gradients.layers.base import Instantiated, Share
 from evenhand.gradients.memory import ScratchBuffers
-from evenhand.gradients.model_layout import ServedLayer
 from evenhand.gradients.row_norms import RowNorms, chunks
+
+if TYPE_CHECKING:
+    from evenhand.gradients.model_layout import ServedLayer
 
 CHUNK = 1 << 20
 """Elements of instantiated gradients at a time."""
@@ -76,7 +78,10 @@ def share_of(site: ServedLayer, tensors: tuple[Tensor, ...], views: int, room: S
     """Return what a call of a layer on all views adds to the gradients of the records."""
     if not site.piece and type(site.module) in _PLACES:
         return site.share(tuple(_split(t, views) for t in tensors), room)
-    return _Added(site, tensors, views, room)
+    added = _Added(site, tensors, views, room)
+    if room.keeps(added.size, added.row, tensors[0]):
+        return Instantiated(added.instantiate(), added.terms, added.reach)
+    return added
 
 
 def _split(rows: Tensor, views: int) -> Tensor:
@@ -84,31 +89,26 @@ def _split(rows: Tensor, views: int) -> Tensor:
 
 
 class _Added:
-    """Gradients of a layer's rows, added up over the views of each record."""
+    """Gradients of a layer's rows, added up over the views of each record, and not held."""
 
     def __init__(self, site: ServedLayer, tensors: tuple[Tensor, ...], views: int, room: ScratchBuffers):
         self._site, self._tensors, self._views, self._room = site, tensors, views, ScratchBuffers(lean=True)
         self._rows = site.share(tensors, room)
         self.terms = self._rows.terms * views
-        self._size, self._row = len(tensors[0]) // views, sum(p.numel() for p in site.parameters.values())
-        self._kept: Instantiated | None = None
-        if room.keeps(self._size, self._row, tensors[0]):
-            self._kept = Instantiated(self.instantiate(), self.terms, None)
+        self.size, self.row = len(tensors[0]) // views, sum(p.numel() for p in site.parameters.values())
 
     def lengths(self, gauge: RowNorms) -> list[Tensor]:
-        """Measure what is kept, or gradients made of a few records at a time."""
-        if self._kept is not None:
-            return self._kept.lengths(gauge)
+        """Measure the gradients of a few records at a time."""
         parts = [[gauge.passing(rows) for rows in self._summed(part).values()] for part in self._parts()]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def _parts(self) -> list[slice]:
-        return chunks(self._size, self._views * self._row, CHUNK)
+        return chunks(self.size, self._views * self.row, CHUNK)
 
     def _summed(self, part: slice) -> dict[str, Tensor]:
         rows = slice(part.start * self._views, part.stop * self._views)
-        found = self._site.share(tuple(t[rows] for t in self._tensors), self._room).instantiate()
-        return {name: _split(g, self._views).sum(1) for name, g in found.items()}
+        gradients = self._site.share(tuple(t[rows] for t in self._tensors), self._room).instantiate()
+        return {name: _split(g, self._views).sum(1) for name, g in gradients.items()}
 
     def reach(self, gauge: RowNorms) -> Tensor:
         """Add up over the views."""
@@ -119,15 +119,13 @@ class _Added:
 
     @property
     def joint(self) -> int:
-        """Return 1 where the gradients are kept; else every view adds its own terms."""
-        return 1 if self._kept is not None else self._views * self._rows.joint
+        """Return the terms of all views."""
+        return self._views * self._rows.joint
 
     def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
-        """Sum what is kept, or each view with the weight of its record."""
-        if self._kept is None:
-            every = slice(rows.start * self._views, rows.stop * self._views)
-            return self._rows.weighted_sum(weights.repeat_interleave(self._views), every)
-        return self._kept.weighted_sum(weights, rows)
+        """Sum each view with the weight of its record."""
+        every = slice(rows.start * self._views, rows.stop * self._views)
+        return self._rows.weighted_sum(weights.repeat_interleave(self._views), every)
 
     def instantiate(self) -> dict[str, Tensor]:
         """Return all records."""

@@ -38,9 +38,9 @@ class Uses:
     past: dict[str, str] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
 
-    def problem(self, module: str, own: Iterable[str]) -> str:
+    def problem(self, module: str, names: Iterable[str]) -> str:
         """Say what keeps the kernel of a module from being used; an empty text if nothing does."""
-        for name in own:
+        for name in names:
             operation = self.past.get(f"{module}.{name}" if module else name)
             if operation:
                 return f"{name} is used past the kernel, by {operation}"
@@ -84,14 +84,14 @@ class _Watching(TorchFunctionMode):
 
     def inside(self, module: nn.Module, name: str | None) -> Callable[..., Any]:
         """Run the module's forward; while it runs, its parameters are used as its kernel would."""
-        original, own = type(module).forward, {id(p) for p in module.parameters()}
+        original, identities = type(module).forward, {id(p) for p in module.parameters()}
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
             rows = len(first) if first is not None and first.dim() else 0
             if name is not None and rows != self._uses.size:
                 self._uses.rows[name] = rows
-            self._running.append(own)
+            self._running.append(identities)
             try:
                 return original(module, *args, **kwargs)
             finally:
@@ -207,22 +207,24 @@ def _refusal(name: str, module: nn.Module) -> str:
 def _parts(modules: Modules, uses: Uses | None, reasons: dict[str, str]) -> tuple[Part, ...]:
     served = {id(site.module): site for site in sites([m for m in modules if m[0] not in reasons])}
     owners: dict[int, str] = {}
-    found = []
+    parts = []
     for name, module in modules:
-        own = {n: p for n, p in module.named_parameters(recurse=False) if not is_lazy(p)}
-        if not own and name not in reasons:
+        parameters = {n: p for n, p in module.named_parameters(recurse=False) if not is_lazy(p)}
+        if not parameters and name not in reasons:
             continue
-        trainable, site = any(p.requires_grad for p in own.values()), served.get(id(module))
+        trainable, site = any(p.requires_grad for p in parameters.values()), served.get(id(module))
         kernel = "" if site is None else type(site.kernel if isinstance(site, ServedLayer) else site.composite).__name__
         problem = reasons.get(name, "")
         if not problem and trainable:
-            problem = _unserved(module) if site is None else uses.problem(name, own) if uses else ""
-        shared = [f"{n} is also {owners[id(p)]}" for n, p in own.items() if id(p) in owners]
-        owners |= {id(p): f"{name}.{n}" if name else n for n, p in own.items() if id(p) not in owners}
-        frozen = [] if trainable or problem or not own else ["frozen: no gradient, no noise"]
+            problem = _unserved(module) if site is None else uses.problem(name, parameters) if uses else ""
+        shared = [f"{n} is also {owners[id(p)]}" for n, p in parameters.items() if id(p) in owners]
+        owners |= {id(p): f"{name}.{n}" if name else n for n, p in parameters.items() if id(p) not in owners}
+        frozen = [] if trainable or problem or not parameters else ["frozen: no gradient, no noise"]
         note = "; ".join(frozen + shared)
-        found.append(Part(name, type(module).__name__, sum(p.numel() for p in own.values()), kernel, problem, note))
-    return tuple(found)
+        parts.append(
+            Part(name, type(module).__name__, sum(p.numel() for p in parameters.values()), kernel, problem, note)
+        )
+    return tuple(parts)
 
 
 def _unserved(module: nn.Module) -> str:
@@ -256,26 +258,26 @@ def _table(parts: Sequence[Part], refused: Sequence[str]) -> list[str]:
     return lines
 
 
-def _verdict(found: Diagnosis) -> list[str]:
-    if not found.trainable:
-        why = [f"  - {reason}" for reason in (*found.refused, found.probe) if reason]
-        mend = [f"  {change}" for change in found.fixable]
+def _verdict(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.trainable:
+        why = [f"  - {reason}" for reason in (*diagnosis.refused, diagnosis.probe) if reason]
+        mend = [f"  {change}" for change in diagnosis.fixable]
         advice = ["", "evenhand.gradients.fix(model) replaces:", *mend] if mend else []
         return ["NOT trainable privately:", *why, *advice]
-    culprits = [part for part in found.parts if part.problem]
+    culprits = [part for part in diagnosis.parts if part.problem]
     lines = ["Trainable privately, by kernels: one forward and one backward."]
-    if found.way != "kernels":
+    if diagnosis.way != "kernels":
         names = [f"  - {part.name or 'the model'} ({part.kind}): {part.problem}" for part in culprits]
         hidden = ["  - the kernels disagree with plain autograd: records are reordered, or time comes first"]
-        lines = [f"Trainable privately, {found.way}: as exact, but slow. Because:", *(names or hidden)]
-    count = min(found.batch, RECORDS)
+        lines = [f"Trainable privately, {diagnosis.way}: as exact, but slow. Because:", *(names or hidden)]
+    count = min(diagnosis.batch, RECORDS)
     lines.append(
         f"Independence: {count} records alone and in company gave the same gradients. This can refute, not prove."
     )
-    if found.slowdown is not None:
+    if diagnosis.slowdown is not None:
         threads = torch.get_num_threads()
         lines.append(
-            f"Cost: a private step took {found.slowdown:.2f} times as long as plain SGD "
-            f"(batch {found.batch}, {threads} thread{'s' if threads > 1 else ''}, measured just now)."
+            f"Cost: a private step took {diagnosis.slowdown:.2f} times as long as plain SGD "
+            f"(batch {diagnosis.batch}, {threads} thread{'s' if threads > 1 else ''}, measured just now)."
         )
     return lines

@@ -61,12 +61,12 @@ def changes(model: nn.Module) -> tuple[Change, ...]:
     >>> print(*changes(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))))  # doctest: +ELLIPSIS
     1: BatchNorm1d(8) -> GroupNorm(1, 8) (running statistics are dropped...)
     """
-    found = []
+    replacements = []
     for name, module in modules_of(model):
         repair = _repair(name, module, model.training)
         if repair is not None:
-            found.append(repair[0])
-    return tuple(found)
+            replacements.append(repair[0])
+    return tuple(replacements)
 
 
 def groups(channels: int, least: int = 1) -> int:
@@ -126,11 +126,11 @@ def _group_norm(name: str, module: Any) -> Repair | None:
     number = groups(channels, VALUES if vectors else 1)
 
     def make() -> nn.Module:
-        held = next((t for t in (module.weight, module.running_mean) if t is not None), None)
-        placed = {} if held is None else {"device": held.device, "dtype": held.dtype}
-        made = nn.GroupNorm(number, channels, module.eps, module.affine, **placed).train(module.training)
-        made.weight, made.bias = module.weight, module.bias
-        return made
+        tensor = next((t for t in (module.weight, module.running_mean) if t is not None), None)
+        placed = {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
+        norm = nn.GroupNorm(number, channels, module.eps, module.affine, **placed).train(module.training)
+        norm.weight, norm.bias = module.weight, module.bias
+        return norm
 
     note = "running statistics are dropped; weight and bias are kept"
     return Change(name, f"{type(module).__name__}({channels})", f"GroupNorm({number}, {channels})", note), make

@@ -47,7 +47,7 @@ class _Seen:
 
 
 def first_coupled_module(model: nn.Module, alone: Any, company: Any, place: int, tolerance: float) -> str | None:
-    """Name of the first module whose output for a record differs in company although its input does not.
+    """Return the name of the first module whose output for a record differs in company although its input does not.
 
     If already the input differs, records were mixed by the code of the module around it, and that one is named. None
     if no output differs.
@@ -186,10 +186,10 @@ def _altered(tree: Any) -> Any:
 
 
 def _company(tree: Any, i: int, size: int) -> Any:
-    """Record ``i`` at the end of a batch whose other records are in another order and have other values."""
+    """Return record ``i`` at the end of a batch whose other records have another order and other values."""
     others = torch.tensor([j for j in reversed(range(size)) if j != i] or [i])
-    changed, own = _altered(take(tree, others)), take(tree, slice(i, i + 1))
-    flat, spec = tree_flatten(own)
+    changed, record = _altered(take(tree, others)), take(tree, slice(i, i + 1))
+    flat, spec = tree_flatten(record)
     pairs = zip(tree_flatten(changed)[0], flat, strict=True)
     return tree_unflatten([torch.cat([a, b]) if isinstance(a, Tensor) else b for a, b in pairs], spec)
 
@@ -198,9 +198,9 @@ class _Precise:
     """Loss and gradient of one record of a batch, folded, in float64 where the model's code allows it."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, dtype: torch.dtype | None):
-        own = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
+        originals = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
         self._dtype = dtype
-        tensors = {name: _copied(t, dtype) for name, t in own.items()}
+        tensors = {name: _copied(t, dtype) for name, t in originals.items()}
         self._leaves = {n: tensors[n].requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
         self._state = {WithLoss.PREFIX + name: t for name, t in tensors.items()}
         self._both = WithLoss(model, loss_fn)
@@ -212,10 +212,10 @@ class _Precise:
         self._before.restore()
         with preserved(self._both.model):
             loss = call_with(self._both, self._state, inputs, targets)[i]
-        found = {"": folded(loss, seed)}
+        folds = {"": folded(loss, seed)}
         if loss.requires_grad:
-            each_gradient(loss, self._leaves, lambda name, own: found.update({name: folded(own, seed)}))
-        return found
+            each_gradient(loss, self._leaves, lambda name, gradient: folds.update({name: folded(gradient, seed)}))
+        return folds
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -281,7 +281,7 @@ def _alike(some: Found, others: Found, tolerance: float) -> bool:
     if some.keys() != others.keys() or any((some[name][1] != others[name][1]).any() for name in some):
         return False
     for names in ([name for name in some if not name], [name for name in some if name]):
-        first, second = ({name: found[name][0] for name in names} for found in (some, others))
+        first, second = ({name: folds[name][0] for name in names} for folds in (some, others))
         if not apart(first, second) <= tolerance * (apart({}, second) + 1e-6):
             return False
     return True

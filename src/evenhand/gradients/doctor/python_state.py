@@ -53,34 +53,34 @@ class PlainState:
         self._models = [root for root in self._roots.values() if isinstance(root, nn.Module)]
 
     def _reached(self) -> Iterator[tuple[str, Any]]:
-        own = {id(parameter) for model in self._models for parameter in model.parameters()}
-        return _walk(self._roots, own)
+        parameters = {id(parameter) for model in self._models for parameter in model.parameters()}
+        return _walk(self._roots, parameters)
 
     def snapshot(self) -> Snapshot:
         """Return copies of all containers, tensors and generators, to be put back."""
-        return Snapshot([(found, copy) for _, found in self._reached() if (copy := _copy(found)) is not None])
+        return Snapshot([(node, copy) for _, node in self._reached() if (copy := _copy(node)) is not None])
 
     def generators(self) -> list[Any]:
         """Return states of the random generators that are held, to be compared."""
-        held = [found for _, found in self._reached() if isinstance(found, _GENERATORS)]
-        return [copy.tolist() if isinstance(copy, Tensor) else repr(copy) for copy in map(_copy, held)]
+        generators = [node for _, node in self._reached() if isinstance(node, _GENERATORS)]
+        return [copy.tolist() if isinstance(copy, Tensor) else repr(copy) for copy in map(_copy, generators)]
 
     def picture(self) -> Picture:
         """Return values by path, to be compared by `changes`."""
-        seen = ((path, _seen(found)) for path, found in self._reached())
+        seen = ((path, _seen(node)) for path, node in self._reached())
         return {path: value for path, value in seen if value is not None}
 
 
 class Snapshot:
     """Containers, tensors and generators beside what they held."""
 
-    def __init__(self, held: list[tuple[Any, Any]]) -> None:
-        self._held = held
+    def __init__(self, copies: list[tuple[Any, Any]]) -> None:
+        self._copies = copies
 
     def restore(self) -> None:
         """Put everything back in place; what did not change is not written."""
-        for found, copy in self._held:
-            _put_back(found, copy)
+        for node, copy in self._copies:
+            _put_back(node, copy)
 
 
 def changes(before: Picture, after: Picture) -> list[str]:
@@ -98,39 +98,42 @@ def _walk(roots: Mapping[str, Any], without: set[int]) -> Iterator[tuple[str, An
     seen: dict[int, Any] = {}
     waiting: deque[tuple[str, Any]] = deque(roots.items())
     while waiting and len(seen) < OBJECTS:
-        path, found = waiting.popleft()
-        if type(found) in _PLAIN:
-            yield path, found
-        elif id(found) not in seen and id(found) not in without and not isinstance(found, _CLOSED):
-            seen[id(found)] = found
-            yield path, found
-            waiting.extend(_children(path, found))
+        path, node = waiting.popleft()
+        if type(node) in _PLAIN:
+            yield path, node
+        elif id(node) not in seen and id(node) not in without and not isinstance(node, _CLOSED):
+            seen[id(node)] = node
+            yield path, node
+            waiting.extend(_children(path, node))
 
 
-def _children(path: str, found: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(found, (Tensor, np.ndarray, *_GENERATORS)):
+def _children(path: str, node: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(node, (Tensor, np.ndarray, *_GENERATORS)):
         return ()
-    if isinstance(found, dict):
-        return [(f"{path}.{key}", value) for key, value in list(found.items())]
-    if isinstance(found, list | tuple | deque | set | frozenset):
-        return [(f"{path}[{i}]", value) for i, value in enumerate(list(found))]
-    if isinstance(found, CellType):
-        return [(path, _inside(found))]
-    if isinstance(found, FunctionType):
-        cells = zip(found.__code__.co_freevars, found.__closure__ or (), strict=False)
-        held = (*(found.__defaults__ or ()), found.__kwdefaults__, found.__dict__)
-        return [*((f"{path}.{name}", cell) for name, cell in cells), *((f"{path}({i})", v) for i, v in enumerate(held))]
-    if isinstance(found, MethodType):
-        return [(path, found.__self__), (f"{path}()", found.__func__)]
-    if isinstance(found, partial):
-        return [(f"{path}()", found.func), (f"{path}(args)", found.args), (f"{path}(keywords)", found.keywords)]
-    if isinstance(found, nn.Module):
-        own = [(f"{path}.{key}", value) for key, value in found.__dict__.items() if _looked_into(key, value)]
-        return [*own, *((path, table) for key in _TABLES if (table := found.__dict__.get(key)))]
-    if type(found).__module__.partition(".")[0] in _FOREIGN or type(found).__module__.startswith(_FOREIGN):
+    if isinstance(node, dict):
+        return [(f"{path}.{key}", value) for key, value in list(node.items())]
+    if isinstance(node, list | tuple | deque | set | frozenset):
+        return [(f"{path}[{i}]", value) for i, value in enumerate(list(node))]
+    if isinstance(node, CellType):
+        return [(path, _inside(node))]
+    if isinstance(node, FunctionType):
+        cells = zip(node.__code__.co_freevars, node.__closure__ or (), strict=False)
+        values = (*(node.__defaults__ or ()), node.__kwdefaults__, node.__dict__)
+        return [
+            *((f"{path}.{name}", cell) for name, cell in cells),
+            *((f"{path}({i})", v) for i, v in enumerate(values)),
+        ]
+    if isinstance(node, MethodType):
+        return [(path, node.__self__), (f"{path}()", node.__func__)]
+    if isinstance(node, partial):
+        return [(f"{path}()", node.func), (f"{path}(args)", node.args), (f"{path}(keywords)", node.keywords)]
+    if isinstance(node, nn.Module):
+        attributes = [(f"{path}.{key}", value) for key, value in node.__dict__.items() if _looked_into(key, value)]
+        return [*attributes, *((path, table) for key in _TABLES if (table := node.__dict__.get(key)))]
+    if type(node).__module__.partition(".")[0] in _FOREIGN or type(node).__module__.startswith(_FOREIGN):
         return ()
-    slots = [name for name in getattr(type(found), "__slots__", ()) if isinstance(name, str) and hasattr(found, name)]
-    return [(path, getattr(found, "__dict__", None)), *((f"{path}.{name}", getattr(found, name)) for name in slots)]
+    slots = [name for name in getattr(type(node), "__slots__", ()) if isinstance(name, str) and hasattr(node, name)]
+    return [(path, getattr(node, "__dict__", None)), *((f"{path}.{name}", getattr(node, name)) for name in slots)]
 
 
 def _looked_into(key: str, value: Any) -> bool:
@@ -144,63 +147,63 @@ def _inside(cell: CellType) -> Any:
         return None
 
 
-def _copy(found: Any) -> Any:
+def _copy(node: Any) -> Any:
     """Return what is needed to put an object back; None where nothing is."""
-    if isinstance(found, Tensor):
-        return found.detach().clone() if _readable(found) else None
-    if isinstance(found, np.ndarray):
-        return found.copy() if found.size <= LARGEST and found.flags.writeable else None
-    if isinstance(found, torch.Generator):
-        return found.get_state()
-    if isinstance(found, np.random.RandomState):
-        return found.get_state()
-    if isinstance(found, np.random.Generator):
-        return found.bit_generator.state
-    if isinstance(found, random.Random):
-        return found.getstate()
-    if isinstance(found, dict):
-        return list(found.items())
-    if isinstance(found, list | deque | set):
-        return list(found)
-    if isinstance(found, CellType):
-        return (_inside(found),)
-    return found.__dict__.copy() if _owns_attributes(found) else None
+    if isinstance(node, Tensor):
+        return node.detach().clone() if _readable(node) else None
+    if isinstance(node, np.ndarray):
+        return node.copy() if node.size <= LARGEST and node.flags.writeable else None
+    if isinstance(node, torch.Generator):
+        return node.get_state()
+    if isinstance(node, np.random.RandomState):
+        return node.get_state()
+    if isinstance(node, np.random.Generator):
+        return node.bit_generator.state
+    if isinstance(node, random.Random):
+        return node.getstate()
+    if isinstance(node, dict):
+        return list(node.items())
+    if isinstance(node, list | deque | set):
+        return list(node)
+    if isinstance(node, CellType):
+        return (_inside(node),)
+    return node.__dict__.copy() if _owns_attributes(node) else None
 
 
-def _owns_attributes(found: Any) -> bool:
-    return isinstance(found, nn.Module)
+def _owns_attributes(node: Any) -> bool:
+    return isinstance(node, nn.Module)
 
 
-def _put_back(found: Any, copy: Any) -> None:
-    if isinstance(found, Tensor):
-        if not same_bits(found, copy):
+def _put_back(node: Any, copy: Any) -> None:
+    if isinstance(node, Tensor):
+        if not same_bits(node, copy):
             with torch.no_grad():
-                found.copy_(copy)
-    elif isinstance(found, np.ndarray):
-        found[...] = copy
-    elif isinstance(found, torch.Generator | np.random.RandomState):
-        found.set_state(copy)
-    elif isinstance(found, np.random.Generator):
-        found.bit_generator.state = copy
-    elif isinstance(found, random.Random):
-        found.setstate(copy)
-    elif isinstance(found, nn.Module):
-        _refill(found.__dict__, list(copy.items()))
-    elif isinstance(found, CellType):
-        if _inside(found) is not copy[0]:
-            found.cell_contents = copy[0]
-    elif isinstance(found, dict):
-        _refill(found, copy)
-    elif len(found) != len(copy) or any(a is not b for a, b in zip(found, copy, strict=True)):
-        found.clear()
-        (found.update if isinstance(found, set) else found.extend)(copy)
+                node.copy_(copy)
+    elif isinstance(node, np.ndarray):
+        node[...] = copy
+    elif isinstance(node, torch.Generator | np.random.RandomState):
+        node.set_state(copy)
+    elif isinstance(node, np.random.Generator):
+        node.bit_generator.state = copy
+    elif isinstance(node, random.Random):
+        node.setstate(copy)
+    elif isinstance(node, nn.Module):
+        _refill(node.__dict__, list(copy.items()))
+    elif isinstance(node, CellType):
+        if _inside(node) is not copy[0]:
+            node.cell_contents = copy[0]
+    elif isinstance(node, dict):
+        _refill(node, copy)
+    elif len(node) != len(copy) or any(a is not b for a, b in zip(node, copy, strict=True)):
+        node.clear()
+        (node.update if isinstance(node, set) else node.extend)(copy)
 
 
-def _refill(found: dict[Any, Any], copy: list[tuple[Any, Any]]) -> None:
-    now = list(found.items())
+def _refill(table: dict[Any, Any], copy: list[tuple[Any, Any]]) -> None:
+    now = list(table.items())
     if len(now) != len(copy) or any(a[0] is not b[0] or a[1] is not b[1] for a, b in zip(now, copy, strict=True)):
-        found.clear()
-        found.update(copy)
+        table.clear()
+        table.update(copy)
 
 
 def _readable(tensor: Tensor) -> bool:
@@ -209,16 +212,16 @@ def _readable(tensor: Tensor) -> bool:
     return plain and tensor.numel() <= LARGEST and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def _seen(found: Any) -> Any:
+def _seen(node: Any) -> Any:
     """Return a value to compare; None for what is only a way to others."""
-    if type(found) in _PLAIN:
-        return type(found).__name__, repr(found)
-    if isinstance(found, Tensor):
-        return found.detach().clone() if _readable(found) else (id(found), found._version)
-    if isinstance(found, np.ndarray):
-        return found.copy() if found.size <= LARGEST and not found.dtype.hasobject else (id(found), found.shape)
-    if isinstance(found, list | deque | set | frozenset | tuple):
-        return type(found).__name__, len(found)
+    if type(node) in _PLAIN:
+        return type(node).__name__, repr(node)
+    if isinstance(node, Tensor):
+        return node.detach().clone() if _readable(node) else (id(node), node._version)
+    if isinstance(node, np.ndarray):
+        return node.copy() if node.size <= LARGEST and not node.dtype.hasobject else (id(node), node.shape)
+    if isinstance(node, list | deque | set | frozenset | tuple):
+        return type(node).__name__, len(node)
     return None
 
 

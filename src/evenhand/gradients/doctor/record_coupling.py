@@ -42,27 +42,27 @@ HELD = 1 << 22
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch and a second one that has other records in all rows but the kept ones."""
+    """A batch and a second one that has other records in all rows but the kept ones, whose places are ``indices``."""
 
     first: tuple[Any, Any]
     second: tuple[Any, Any]
-    kept: Tensor
+    indices: Tensor
 
     @classmethod
-    def of(cls, batch: tuple[Any, Any], others: tuple[Any, Any], kept: Tensor) -> Rows:
-        """Put the rows of ``others``, one after the other, into the places of a batch that are not ``kept``.
+    def of(cls, batch: tuple[Any, Any], others: tuple[Any, Any], indices: Tensor) -> Rows:
+        """Put the rows of ``others``, one after the other, into the places of a batch that are not among ``indices``.
 
         >>> batch, others = (torch.zeros(3, 1), torch.zeros(3)), (torch.ones(2, 1), torch.ones(2))
         >>> Rows.of(batch, others, torch.tensor([1])).second[1]
         tensor([1., 0., 1.])
         """
-        places = torch.ones(batch_size(*batch), dtype=torch.bool).index_fill_(0, kept, False).nonzero().squeeze(1)
+        places = torch.ones(batch_size(*batch), dtype=torch.bool).index_fill_(0, indices, False).nonzero().squeeze(1)
         flat, spec = tree_flatten(batch)
 
-        def put(own: Any, other: Any) -> Any:
-            return own.index_copy(0, places.to(own.device), other) if isinstance(own, Tensor) else own
+        def put(leaf: Any, other: Any) -> Any:
+            return leaf.index_copy(0, places.to(leaf.device), other) if isinstance(leaf, Tensor) else leaf
 
-        return cls(batch, tree_unflatten([*map(put, flat, tree_leaves(others))], spec), kept)
+        return cls(batch, tree_unflatten([*map(put, flat, tree_leaves(others))], spec), indices)
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Kept:
         if len(self.gradient) != len(other.gradient):
             return True
         pairs = list(zip(self.gradient, other.gradient, strict=True))
-        length = math.hypot(*(float(own.norm()) for own in self.gradient))
-        apart = math.hypot(*(float((own - other).norm()) for own, other in pairs))
+        length = math.hypot(*(float(piece.norm()) for piece in self.gradient))
+        apart = math.hypot(*(float((piece - other).norm()) for piece, other in pairs))
         return math.isfinite(apart) and apart > tolerance * (length + 1e-6)
 
 
@@ -142,28 +142,30 @@ class Company:
             if precise and self._exact and self._in_float64(rows, seed, before, alone=True):
                 return Finding(coupled=True)
             start = self._state.picture()
-            first = self._run(rows.first, rows.kept, seed, before)
+            first = self._run(rows.first, rows.indices, seed, before)
             one = self._state.picture()
-            second = self._run(rows.second, rows.kept, seed, before)
+            second = self._run(rows.second, rows.indices, seed, before)
             two = self._state.picture()
             if first.differs(second, NOTICED) and self._confirmed(rows, seed, before, again):
                 return Finding(coupled=True)
-            found = changes(one, two)
-            self.moving |= frozenset(changes(start, one)) - frozenset(found)
-            if found and not self._mirrored(rows, seed, before, second, two):
-                return Finding(written=found[0])
-            self._mirrors |= frozenset(found)
+            paths = changes(one, two)
+            self.moving |= frozenset(changes(start, one)) - frozenset(paths)
+            if paths and not self._mirrored(rows, seed, before, second, two):
+                return Finding(written=paths[0])
+            self._mirrors |= frozenset(paths)
             return Finding(losses=None if first.drew else first.loss)
 
     def _confirmed(self, rows: Rows, seed: int, before: Snapshot, again: Callable[[], Rows]) -> bool:
         """Return whether a difference is more than a unit that rounding switches on or off."""
         if self._exact and self._in_float64(rows, seed, before, alone=False):
             return True
-        made = again()
-        copies = made.kept[: max(1, len(made.kept) // 2)].repeat(batch_size(*made.first))  # of half of the kept rows
-        others = copies[: batch_size(*made.first) - len(made.kept)]
-        batches = made.first, made.second, Rows.of(made.first, take(made.first, others), made.kept).second
-        one, two, three = (self._run(batch, made.kept, seed, before) for batch in batches)
+        trial = again()
+        copies = trial.indices[: max(1, len(trial.indices) // 2)].repeat(
+            batch_size(*trial.first)
+        )  # of half of the kept rows
+        others = copies[: batch_size(*trial.first) - len(trial.indices)]
+        batches = trial.first, trial.second, Rows.of(trial.first, take(trial.first, others), trial.indices).second
+        one, two, three = (self._run(batch, trial.indices, seed, before) for batch in batches)
         return one.differs(two, PLAIN) and two.differs(three, PLAIN) and one.differs(three, PLAIN)
 
     def _mirrored(self, rows: Rows, seed: int, before: Snapshot, second: Kept, two: Picture) -> bool:
@@ -171,17 +173,17 @@ class Company:
 
         Whatever it was before, the next pass then leaves the same state, losses and gradients.
         """
-        self._run(rows.first, rows.kept, seed, before)
-        after = self._run(rows.second, rows.kept, seed, None)
+        self._run(rows.first, rows.indices, seed, before)
+        after = self._run(rows.second, rows.indices, seed, None)
         return not changes(self._state.picture(), two) and not after.differs(second, 0.0)
 
     def snapshot(self) -> Snapshot | None:
         """Return buffers that passes move, to be put back before a second pass of the same step; None if none does."""
         if not self.moving:
             return None
-        held = [(table, table[key]) for table, key in self._moving_buffers()]
-        tables = {id(table): (table, list(table.items())) for table, _ in held}
-        return Snapshot([*tables.values(), *((tensor, tensor.detach().clone()) for _, tensor in held)])
+        buffers = [(table, table[key]) for table, key in self._moving_buffers()]
+        tables = {id(table): (table, list(table.items())) for table, _ in buffers}
+        return Snapshot([*tables.values(), *((tensor, tensor.detach().clone()) for _, tensor in buffers)])
 
     def advance(self, inputs: Any, targets: Any) -> None:
         """Move the buffers that passes move, by one pass over these records, and nothing else."""
@@ -212,7 +214,7 @@ class Company:
             finally:
                 before.restore()
 
-    def _run(self, batch: tuple[Any, Any], kept: Tensor, seed: int, before: Snapshot | None) -> Kept:
+    def _run(self, batch: tuple[Any, Any], indices: Tensor, seed: int, before: Snapshot | None) -> Kept:
         """Run in the model's own precision, from the state ``before``; None goes on from the present one."""
         if before is not None:
             before.restore()
@@ -222,13 +224,13 @@ class Company:
             inputs = batch[0] if self._views is None else self._views(batch[0])
             loss = losses(self._loss_fn, call(self._model, inputs), batch[1], batch_size(*batch))
             drew = self._generators() != state
-        return replace(_kept(loss, kept, leaves, seed), drew=drew)
+        return replace(_kept(loss, indices, leaves, seed), drew=drew)
 
     def _generators(self) -> tuple[Any, ...]:
         """Return states of all generators that a pass may draw from."""
         numpy: Any = np.random.get_state()  # noqa: NPY002 - the global one is meant
-        own = torch.default_generator.get_state().numpy().tobytes()
-        return own, random.getstate(), numpy[2], self._state.generators()
+        torch_state = torch.default_generator.get_state().numpy().tobytes()
+        return torch_state, random.getstate(), numpy[2], self._state.generators()
 
     def _in_float64(self, rows: Rows, seed: int, before: Snapshot, *, alone: bool) -> bool | None:
         """Return whether the kept rows differ beyond rounding; None where the code insists on its own precision.
@@ -240,7 +242,7 @@ class Company:
         state = {name: _double(t, name, self._model) for name, t in tensors.items()}
         leaves = [t for t in state.values() if t.requires_grad]
 
-        def run(batch: tuple[Any, Any], kept: Tensor, places: list[int] | None = None) -> Kept:
+        def run(batch: tuple[Any, Any], indices: Tensor, places: list[int] | None = None) -> Kept:
             before.restore()
             with generators.drawing(seed):
                 inputs = batch[0] if self._views is None else self._views(batch[0])
@@ -248,17 +250,17 @@ class Company:
                 if places is None:
                     with means() if alone else nullcontext():
                         loss = call_with(both, state, inputs, targets)
-                    return _kept(loss, kept, leaves, seed)
-                found = []
+                    return _kept(loss, indices, leaves, seed)
+                values = []
                 with means():
                     for i in places:
                         before.restore()
-                        found.append(call_with(both, state, *take((inputs, targets), slice(i, i + 1))))
-                return _kept(torch.cat(found), torch.arange(len(places)), leaves, seed)
+                        values.append(call_with(both, state, *take((inputs, targets), slice(i, i + 1))))
+                return _kept(torch.cat(values), torch.arange(len(places)), leaves, seed)
 
         try:
-            first, second = run(rows.first, rows.kept), run(rows.second, rows.kept)
-            single = run(rows.first, rows.kept, rows.kept.tolist()) if alone else first
+            first, second = run(rows.first, rows.indices), run(rows.second, rows.indices)
+            single = run(rows.first, rows.indices, rows.indices.tolist()) if alone else first
         except EvenhandError:
             raise
         except Exception as error:
@@ -275,21 +277,21 @@ def _double(tensor: Tensor, name: str, model: nn.Module) -> Tensor:
     return copy.requires_grad_() if tensor.requires_grad and name.startswith(WithLoss.PREFIX) else copy
 
 
-def _kept(loss: Tensor, kept: Tensor, leaves: Sequence[Tensor], seed: int) -> Kept:
+def _kept(loss: Tensor, indices: Tensor, leaves: Sequence[Tensor], seed: int) -> Kept:
     """Return losses and signed gradient sum of some rows; rows that are not finite are in neither sum."""
-    own = loss[kept.to(loss.device)]
+    values = loss[indices.to(loss.device)]
     draw = np.random.default_rng(seed)
-    signs = torch.from_numpy(draw.integers(0, 2, len(kept)) * 2.0 - 1.0).to(own.device, own.dtype)
-    finite = torch.isfinite(own.detach())
+    signs = torch.from_numpy(draw.integers(0, 2, len(indices)) * 2.0 - 1.0).to(values.device, values.dtype)
+    finite = torch.isfinite(values.detach())
     gradient: list[Tensor] = []
-    if own.requires_grad and bool(finite.any()):
-        found = torch.autograd.grad((own * signs)[finite].sum(), leaves, allow_unused=True)
-        dense = [_dense(g, leaf) for g, leaf in zip(found, leaves, strict=True)]
+    if values.requires_grad and bool(finite.any()):
+        gradients = torch.autograd.grad((values * signs)[finite].sum(), leaves, allow_unused=True)
+        dense = [_dense(g, leaf) for g, leaf in zip(gradients, leaves, strict=True)]
         if sum(leaf.numel() for leaf in leaves) > HELD:
             gradient = [torch.from_numpy(folded(g, seed)[0]) for g in dense]
         else:
             gradient = [g.double() for g in dense]
-    return Kept(own.detach().double(), gradient)
+    return Kept(values.detach().double(), gradient)
 
 
 def _dense(gradient: Tensor | None, leaf: Tensor) -> Tensor:

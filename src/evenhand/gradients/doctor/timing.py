@@ -162,10 +162,10 @@ def _seconds(step: Step, count: int) -> float:
 
 def _rounds(steps: Mapping[str, Step], counts: Mapping[str, int], rounds: int) -> dict[str, float]:
     """Return median seconds per step; who begins changes from round to round."""
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     for turn in range(rounds if names else 0):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            found[name].append(_seconds(steps[name], counts[name]))
-    return {name: statistics.median(values) for name, values in found.items()}
+            seconds[name].append(_seconds(steps[name], counts[name]))
+    return {name: statistics.median(values) for name, values in seconds.items()}

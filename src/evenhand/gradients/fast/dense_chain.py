@@ -31,7 +31,7 @@ from evenhand.gradients.layers.base import touched
 from evenhand.gradients.layers.linear import LinearKernel, linear, times
 from evenhand.gradients.memory import out_of_memory
 from evenhand.gradients.model_layout import Layout, ServedLayer
-from evenhand.gradients.norms_and_sums import PerRecordGradients, drain
+from evenhand.gradients.norms_and_sums import drain
 from evenhand.gradients.pass_context import lowered, plain, watched
 from evenhand.gradients.record_blocks import Blocks, add_up
 
@@ -46,7 +46,9 @@ class DenseGradients:
 
     def __init__(self, loss: Tensor, calls: list[Call], names: Mapping[int, str], compiled: DenseLoops):
         self.loss, self._calls, self._names, self._loops = loss, calls, names, compiled
-        layers = [(*call.tensors, "weight" in (own := call.site.parameters), "bias" in own) for call in calls]
+        layers = [
+            (*call.tensors, "weight" in (parameters := call.site.parameters), "bias" in parameters) for call in calls
+        ]
         self.norm, self.clean = compiled.norms(layers)  # type: ignore[arg-type]
 
     @classmethod
@@ -58,8 +60,8 @@ class DenseGradients:
         True
         """
         compiled = loops()
-        held = [id(p) for call in calls for p in call.site.parameters.values()]
-        if compiled is None or not held or len(set(held)) < len(held):
+        identities = [id(p) for call in calls for p in call.site.parameters.values()]
+        if compiled is None or not identities or len(set(identities)) < len(identities):
             return None
         if not all(fits(x) and fits(grad) for x, grad in [call.tensors for call in calls]):
             return None
@@ -87,7 +89,7 @@ class DenseGradients:
         """Return the sums over some rows. If ``last``, these rows of ``grad`` are written over."""
         if rows.stop - rows.start < x.shape[0]:
             x, grad = x[rows], grad[rows]
-        names, found = call.site.parameters, {}
+        names, sums = call.site.parameters, {}
         if grad.shape[1] <= NARROW:
             both = self._loops.sums(x, grad, weights, "weight" in names, "bias" in names)
             return {name: both[name == "bias"] for name in names}
@@ -97,10 +99,10 @@ class DenseGradients:
         single = weights.float()
         if "weight" in names:
             scale, wide = single.unsqueeze(1), grad.shape[1] > x.shape[1]
-            found["weight"] = grad.t() @ (x * scale) if wide else (grad * scale).t() @ x
+            sums["weight"] = grad.t() @ (x * scale) if wide else (grad * scale).t() @ x
         if "bias" in names:
-            found["bias"] = single @ grad
-        return found
+            sums["bias"] = single @ grad
+        return sums
 
 
 def _exact_sums(call: Call, x: Tensor, grad: Tensor, last: bool, weights: Tensor, rows: slice) -> dict[str, Tensor]:
@@ -154,8 +156,8 @@ class _Dense:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute what the layer computes."""
-        held = self.module._parameters
-        weight, bias = cast("Tensor", held["weight"]), held["bias"]
+        parameters = self.module._parameters
+        weight, bias = cast("Tensor", parameters["weight"]), parameters["bias"]
         if not self.last or len(weight) > NARROW:
             return linear(x, weight, bias)
         compiled, tables = loops(), (x, weight) if bias is None else (x, weight, bias)
@@ -220,34 +222,26 @@ class DenseChain:
             and not torch_module._global_backward_pre_hooks
         )
 
-    def run(
-        self,
-        loss_fn: LossFn,
-        inputs: Tensor,
-        targets: Tensor,
-        size: int,
-        book: Callable[[Tensor, list[Call]], PerRecordGradients],
-    ) -> PerRecordGradients:
-        """Return norms and sums by compiled loops; by ``book`` if those are missing or cannot do these tensors."""
-        loss, calls = self.differentiate(loss_fn, inputs, targets, size)
-        return DenseGradients.of(loss, calls, self._names) or book(loss, calls)
-
     def differentiate(self, loss_fn: LossFn, inputs: Tensor, targets: Tensor, size: int) -> tuple[Tensor, list[Call]]:
         """Return one loss per record, and what every layer saw; raises `UnsuitedError` if only a recorder can tell."""
         with plain():
             outputs, seen = self._forward(inputs)
             try:
-                found = slope(loss_fn, outputs, targets, size, self._parameters)
+                loss_and_gradient = slope(loss_fn, outputs, targets, size, self._parameters)
             except EvenhandError:
                 raise
             except Exception as error:
                 if out_of_memory(error):
                     raise
                 raise UnsuitedError from error
-            if found is None:
+            if loss_and_gradient is None:
                 raise UnsuitedError
-            loss, grad = found
+            loss, grad = loss_and_gradient
             return loss, list(self._backward(seen, grad))
+
+    def measure(self, loss: Tensor, calls: list[Call]) -> DenseGradients | None:
+        """Return norms and sums by compiled loops; None if those are missing or cannot do these tensors."""
+        return DenseGradients.of(loss, calls, self._names)
 
     def _forward(self, x: Tensor) -> tuple[Tensor, list[tuple[_Part, Tensor]]]:
         """Return the outputs; and of every layer its input, of every activation its output."""
@@ -291,10 +285,10 @@ def _leaves(module: nn.Module | None) -> Iterator[nn.Module | None]:
 
 def _plain(module: nn.Linear) -> bool:
     """Return whether the layer's weights are its own two parameters, as torch makes them; they keep their shapes."""
-    held, shapes = (
+    parameters, shapes = (
         module._parameters,
         {"weight": (module.out_features, module.in_features), "bias": (module.out_features,)},
     )
-    return held.keys() == shapes.keys() and all(
-        type(p) is nn.Parameter and p.shape == shapes[name] for name, p in held.items() if p is not None
+    return parameters.keys() == shapes.keys() and all(
+        type(p) is nn.Parameter and p.shape == shapes[name] for name, p in parameters.items() if p is not None
     )

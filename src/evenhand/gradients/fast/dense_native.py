@@ -134,81 +134,81 @@ def is_column(values: Tensor) -> bool:
     )
 
 
-def right(found: DenseLoops) -> bool:
+def right(compiled: DenseLoops) -> bool:
     """Return whether the loops agree with torch in float64: all remainders, extreme rows, labels without output."""
     with torch.device("cpu"):  # whatever the user's default is
-        return all(_right_for(found, *shape) for shape in _SHAPES)
+        return all(_right_for(compiled, *shape) for shape in _SHAPES)
 
 
-def _right_for(found: DenseLoops, rows: int, width: int, count: int) -> bool:
-    x, grad, weight = _made(rows, width), _made(rows, count).flip(0), _made(count, width)
+def _right_for(compiled: DenseLoops, rows: int, width: int, count: int) -> bool:
+    x, grad, weight = _sample(rows, width), _sample(rows, count).flip(0), _sample(count, width)
     bias, scale, labels = weight.sum(1), torch.arange(rows).double() / rows, torch.arange(rows) % count
     x[0] *= 1e-25  # squares that float32 cannot hold
     grad[0] *= 1e25
     x[-1] *= 1e25
     return (
-        _right_norms(found, x, grad)
-        and _near(found.outputs(x, weight, bias).t(), x, weight.t(), bias)
-        and _near(found.outputs(x, weight, None).t(), x, weight.t())
-        and _right_sums(found, _made(rows, width), grad, scale)
-        and _right_slopes(found, _made(count, rows) * 500, labels)
-        and _right_bounds(found, x.double().square().sum(1), scale)
-        and _right_scaled(found, _made(rows, count), scale)
-        and _right_scaled(found, _made(rows, width), scale)
-        and _right_straight(found, _made(rows, width), _made(width, rows).t().contiguous())
+        _right_norms(compiled, x, grad)
+        and _near(compiled.outputs(x, weight, bias).t(), x, weight.t(), bias)
+        and _near(compiled.outputs(x, weight, None).t(), x, weight.t())
+        and _right_sums(compiled, _sample(rows, width), grad, scale)
+        and _right_slopes(compiled, _sample(count, rows) * 500, labels)
+        and _right_bounds(compiled, x.double().square().sum(1), scale)
+        and _right_scaled(compiled, _sample(rows, count), scale)
+        and _right_scaled(compiled, _sample(rows, width), scale)
+        and _right_straight(compiled, _sample(rows, width), _sample(width, rows).t().contiguous())
     )
 
 
-def _made(rows: int, width: int) -> Tensor:
+def _sample(rows: int, width: int) -> Tensor:
     """Return numbers without a pattern, from -2 to 2."""
     return torch.arange(1, rows * width + 1).double().square_().mul_(0.7).cos_().mul_(2).float().view(rows, width)
 
 
-def _near(found: Tensor, left: Tensor, right: Tensor, offset: Tensor | None = None) -> bool:
+def _near(product: Tensor, left: Tensor, right: Tensor, offset: Tensor | None = None) -> bool:
     """Return whether a product of matrices is right to the rounding of its terms."""
     left, right = left.double(), right.double()
     exact, terms = left @ right, left.abs() @ right.abs()
     if offset is not None:
         exact, terms = exact + offset, terms + offset.abs()
-    return bool(((found - exact).abs() <= 1e-5 * terms).all())
+    return bool(((product - exact).abs() <= 1e-5 * terms).all())
 
 
-def _right_norms(found: DenseLoops, x: Tensor, grad: Tensor) -> bool:
+def _right_norms(compiled: DenseLoops, x: Tensor, grad: Tensor) -> bool:
     inputs, slopes = x.double().square().sum(1), grad.double().square().sum(1)
     for weight, bias, again in ((True, True, 0), (True, False, 0), (False, True, 0), (True, True, 1)):
-        norm, clean = found.norms([(x, grad, weight, bias), (x, grad, False, True)][: 1 + again])
+        norm, clean = compiled.norms([(x, grad, weight, bias), (x, grad, False, True)][: 1 + again])
         exact = (slopes * (inputs * weight + bias + again)).sqrt_()
         if clean != bool((exact <= ROW_LIMIT).all()) or not bool(((norm - exact).abs() <= 1e-6 * exact).all()):
             return False
     return True
 
 
-def _right_sums(found: DenseLoops, x: Tensor, grad: Tensor, scale: Tensor) -> bool:
+def _right_sums(compiled: DenseLoops, x: Tensor, grad: Tensor, scale: Tensor) -> bool:
     scaled, ones = grad.double() * scale.unsqueeze(1), torch.ones(len(x), 1)
-    products, slopes = found.sums(x, grad, scale, True, True)
-    alone = found.sums(x, grad, scale, True, False)[0], found.sums(x, grad, scale, False, True)[1]
+    products, slopes = compiled.sums(x, grad, scale, True, True)
+    alone = compiled.sums(x, grad, scale, True, False)[0], compiled.sums(x, grad, scale, False, True)[1]
     same = torch.equal(products, alone[0]) and torch.equal(slopes, alone[1])
     return same and _near(products, scaled.t(), x) and _near(slopes.unsqueeze(1), scaled.t(), ones)
 
 
-def _right_slopes(found: DenseLoops, across: Tensor, labels: Tensor) -> bool:
+def _right_slopes(compiled: DenseLoops, across: Tensor, labels: Tensor) -> bool:
     likely = across.double().log_softmax(0).t()
-    own = functional.one_hot(labels, len(across)).double()
-    made, outside = found.slopes(across, labels), labels.clone()
+    one_hot = functional.one_hot(labels, len(across)).double()
+    loss_and_gradient, outside = compiled.slopes(across, labels), labels.clone()
     for label in (-1, len(across)):
         outside[-1] = label
-        if found.slopes(across, outside) is not None:
+        if compiled.slopes(across, outside) is not None:
             return False
-    if made is None:
+    if loss_and_gradient is None:
         return False
-    loss, grad = made
-    exact = -(likely * own).sum(1)
+    loss, grad = loss_and_gradient
+    exact = -(likely * one_hot).sum(1)
     return bool(((loss - exact).abs() <= 1e-13 * (1 + exact)).all()) and bool(
-        ((grad - (likely.exp() - own)).abs() <= 1e-7).all()
+        ((grad - (likely.exp() - one_hot)).abs() <= 1e-7).all()
     )
 
 
-def _right_bounds(found: DenseLoops, norm: Tensor, weights: Tensor) -> bool:
+def _right_bounds(compiled: DenseLoops, norm: Tensor, weights: Tensor) -> bool:
     """Compare the projection, also where weight or norm is no usable number."""
     odd = torch.tensor([torch.nan, torch.inf, -torch.inf, -1.0, 0.0, 1e-300, 1e300], dtype=torch.float64)
     weights = torch.cat([weights, odd.repeat(len(odd)), weights + 3])
@@ -217,23 +217,23 @@ def _right_bounds(found: DenseLoops, norm: Tensor, weights: Tensor) -> bool:
     usable = torch.isfinite(weights) & (norm > 0)
     exact = torch.where(usable, torch.minimum(weights, sensitivity[owner] / norm), 0.0).clamp_(0.0, 1e30)
     try:
-        found.bounded(weights, norm, owner, sensitivity[:1], 1e30)
+        compiled.bounded(weights, norm, owner, sensitivity[:1], 1e30)
     except IndexError:
-        return torch.equal(found.bounded(weights, norm, owner, sensitivity, 1e30), exact)
+        return torch.equal(compiled.bounded(weights, norm, owner, sensitivity, 1e30), exact)
     return False
 
 
-def _right_scaled(found: DenseLoops, grad: Tensor, scale: Tensor) -> bool:
+def _right_scaled(compiled: DenseLoops, grad: Tensor, scale: Tensor) -> bool:
     exact = grad * scale.float().unsqueeze(1)
-    total = found.scaled(grad, scale)
+    total = compiled.scaled(grad, scale)
     return torch.equal(grad, exact) and _near(total.unsqueeze(0), torch.ones(1, len(exact)), exact)
 
 
-def _right_straight(found: DenseLoops, grad: Tensor, out: Tensor) -> bool:
+def _right_straight(compiled: DenseLoops, grad: Tensor, out: Tensor) -> bool:
     out.view(-1)[:: 1 + out.numel() // 3] = 0.0
     out.view(-1)[-1] = torch.nan
     exact = torch.where(out <= 0, 0.0, grad)
-    return torch.equal(found.straighten(grad, out), exact)
+    return torch.equal(compiled.straighten(grad, out), exact)
 
 
 loops = NativeLibrary("_dense.so", DenseLoops, right)

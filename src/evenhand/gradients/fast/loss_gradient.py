@@ -64,13 +64,13 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     turned, compiled = outputs.t(), loops()
     plain = fits(turned) and targets.is_contiguous() and targets.is_cpu and not targets.is_neg()
     if compiled is not None and plain and 0 < len(turned) <= NARROW:
-        made = compiled.slopes(turned, targets)
-        if made is None:
+        loss_and_gradient = compiled.slopes(turned, targets)
+        if loss_and_gradient is None:
             raise RuntimeError("a label has no output")
-        return made
+        return loss_and_gradient
     across = 0 if turned.is_contiguous() else 1
-    table, own = (turned, targets.unsqueeze(0)) if across == 0 else (outputs, targets.unsqueeze(1))
+    table, labels = (turned, targets.unsqueeze(0)) if across == 0 else (outputs, targets.unsqueeze(1))
     likely = torch.log_softmax(table, across)
-    loss = likely.gather(across, own).neg_().squeeze(across)
-    grad = likely.exp_().scatter_add_(across, own, torch.full_like(own, -1, dtype=likely.dtype))
+    loss = likely.gather(across, labels).neg_().squeeze(across)
+    grad = likely.exp_().scatter_add_(across, labels, torch.full_like(labels, -1, dtype=likely.dtype))
     return loss, grad.t().contiguous() if across == 0 else grad

@@ -47,8 +47,8 @@ class Compiled:
         squares, reach = x.new_empty(2, rows, dtype=torch.float64).unbind(0)
         firm = x.new_empty(rows, dtype=torch.bool)
         tables = [(table.data_ptr(), _shape(table)) for table in (x, grad)]
-        found = squares.data_ptr(), reach.data_ptr(), firm.data_ptr()
-        self._grams(*tables[0], *tables[1], rows, times, ones, most, *found, crew, threads)
+        outputs = squares.data_ptr(), reach.data_ptr(), firm.data_ptr()
+        self._grams(*tables[0], *tables[1], rows, times, ones, most, *outputs, crew, threads)
         return squares, reach, firm
 
     def forward(self, gates: Tensor, cell: Tensor, state: Tensor, through: Tensor, forget: Tensor) -> None:
@@ -77,8 +77,8 @@ def grams(x: Tensor, grad: Tensor, ones: int, most: float) -> Grams | None:
     >>> grams(torch.ones(1, 1, 1, dtype=torch.float64), torch.ones(1, 1, 1, dtype=torch.float64), 0, 1e30) is None
     True
     """
-    found = compiled() if x.shape[1] <= TIMES and all(map(_fits, (x, grad))) else None
-    return None if found is None else found.grams(x, grad, ones, most)
+    loops = compiled() if x.shape[1] <= TIMES and all(map(_fits, (x, grad))) else None
+    return None if loops is None else loops.grams(x, grad, ones, most)
 
 
 def _fits(table: Tensor) -> bool:
@@ -94,39 +94,39 @@ def lstm_steps(like: Tensor) -> Compiled | None:
     return compiled() if like.dtype == torch.float32 and like.is_cpu else None
 
 
-def right(found: Compiled) -> bool:
+def right(loops: Compiled) -> bool:
     """Return whether the compiled steps do in float32 what torch does in float64."""
     with torch.device("cpu"):  # whatever the user's default is
-        return all(_right_for(found, rows, width) for rows, width in ((1, 1), (3, 17), (70, 40))) and all(
-            _grams_right(found, *shape)
+        return all(_right_for(loops, rows, width) for rows, width in ((1, 1), (3, 17), (70, 40))) and all(
+            _grams_right(loops, *shape)
             for shape in ((1, 1, 1, 1), (3, 5, 3, 130), (37, TIMES, 140, 9), (2, 7, 1100, 264))
         )
 
 
-def _right_for(found: Compiled, rows: int, width: int) -> bool:
-    made = torch.arange(1, rows * width * 8 + 1).double().square_().mul_(0.7).cos_().mul_(3)
-    gates, cell, *rest = torch.split(made.float(), [4 * rows * width, *[rows * width] * 4])
+def _right_for(loops: Compiled, rows: int, width: int) -> bool:
+    values = torch.arange(1, rows * width * 8 + 1).double().square_().mul_(0.7).cos_().mul_(3)
+    gates, cell, *rest = torch.split(values.float(), [4 * rows * width, *[rows * width] * 4])
     gates = gates.view(rows, -1) * torch.linspace(0.001, 30.0, rows * 4 * width, dtype=torch.float32).view(rows, -1)
     shown = [gates, cell.view(rows, -1), *(column.reshape(rows, -1).clone() for column in rest[:3])]
     wide = torch.ones(rows, width + 3, dtype=torch.float32)  # states lie side by side with inputs
     wide[:, 2:-1], exact = shown[2], [tensor.double() for tensor in shown]
     shown[2] = wide[:, 2:-1]
     for way in ("forward", "back"):
-        getattr(found, way)(*shown)
+        getattr(loops, way)(*shown)
         getattr(TorchSteps(), way)(*exact)
         if not all(map(_near, shown, exact)):
             return False
     return bool((wide[:, [0, 1, -1]] == 1).all())
 
 
-def _grams_right(found: Compiled, rows: int, times: int, width: int, gates: int) -> bool:
+def _grams_right(loops: Compiled, rows: int, times: int, width: int, gates: int) -> bool:
     """Compare ordinary records, one that is too large and one that is too small, with other numbers around them."""
-    made = torch.arange(1, rows * times * (width + gates + 2) + 1).double().square_().mul_(0.7).cos_().float()
-    both = made.view(times, rows, -1).transpose(0, 1)
+    values = torch.arange(1, rows * times * (width + gates + 2) + 1).double().square_().mul_(0.7).cos_().float()
+    both = values.view(times, rows, -1).transpose(0, 1)
     x, grad = both[:, :, 1 : width + 1], both[:, :, width + 1 : -1]
     x[0], grad[-1] = x[0] * 1e4, grad[-1] * 1e-5
     for most, ones in ((1e30, 2), (1e6, 0)):
-        squares, reach, firm = found.grams(x, grad, ones, most)
+        squares, reach, firm = loops.grams(x, grad, ones, most)
         exact = torch_grams(x.double(), grad.double(), ones, most)
         apart = (squares - exact[0]).abs() <= 3e-7 * exact[1].square()
         if not (bool(apart.all()) and torch.allclose(reach, exact[1], rtol=3e-7) and torch.equal(firm, exact[2])):
@@ -134,8 +134,8 @@ def _grams_right(found: Compiled, rows: int, times: int, width: int, gates: int)
     return True
 
 
-def _near(found: Tensor, exact: Tensor) -> bool:
-    return torch.allclose(found.double(), exact, rtol=1e-5, atol=2e-6)
+def _near(computed: Tensor, exact: Tensor) -> bool:
+    return torch.allclose(computed.double(), exact, rtol=1e-5, atol=2e-6)
 
 
 compiled = NativeLibrary("_recurrent.so", Compiled, right)

@@ -48,28 +48,32 @@ class _InProjection:
             joint = torch.cat(grads, dim=-1)
             dx = joint @ module.in_proj_weight.to(joint.dtype) if needed[0] else None
             return (dx,), (joint, inputs[0].detach())
-        found: list[Tensor | None] = [None] * len(inputs)
+        gradients: list[Tensor | None] = [None] * len(inputs)
         for i, (grad, weight) in enumerate(zip(grads, _weights(module), strict=True)):
             place = min(i, len(inputs) - 1)
             if needed[place]:
-                flat, known = grad.reshape(-1, grad.shape[-1]), found[place]
+                flat, known = grad.reshape(-1, grad.shape[-1]), gradients[place]
                 weight = weight.to(grad.dtype)
-                found[place] = flat @ weight if known is None else known.addmm_(flat, weight)
-        shaped = [None if f is None else f.view(x.shape) for f, x in zip(found, inputs, strict=True)]
+                gradients[place] = flat @ weight if known is None else known.addmm_(flat, weight)
+        shaped = [None if f is None else f.view(x.shape) for f, x in zip(gradients, inputs, strict=True)]
         return tuple(shaped), (*grads, *(x.detach() for x in inputs))
 
     def share(
-        self, module: nn.MultiheadAttention, kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
+        self,
+        module: nn.MultiheadAttention,
+        tensors: tuple[Tensor, ...],
+        trainable: frozenset[str],
+        room: ScratchBuffers,
     ) -> Shares:
         """Return a sum of outer products, or one for each projection."""
-        if len(kept) == 2:
-            whole = Outer(kept[1], kept[0], frozenset(n.split("_")[2] for n in trainable), room)
+        if len(tensors) == 2:
+            whole = Outer(tensors[1], tensors[0], frozenset(n.split("_")[2] for n in trainable), room)
             return Shares([whole], _named_as_packed)
         parts: dict[str, Share] = {}
-        for name, grad, x in zip("qkv", kept[:3], _threefold(kept[3:]), strict=True):
-            own = frozenset(n.split("_")[2] for n in trainable if n[0] in ("i", name))
-            if own:
-                parts[name] = Outer(x, grad, own, Corner(room, name))
+        for name, grad, x in zip("qkv", tensors[:3], _threefold(tensors[3:]), strict=True):
+            kinds = frozenset(n.split("_")[2] for n in trainable if n[0] in ("i", name))
+            if kinds:
+                parts[name] = Outer(x, grad, kinds, Corner(room, name))
         return Shares(list(parts.values()), partial(_assembled, tuple(parts), trainable))
 
 
@@ -105,10 +109,10 @@ class AttentionComposite:
 
     def serves(self, module: nn.MultiheadAttention) -> bool:
         """Return true unless there are extra keys that are parameters (``add_bias_kv``)."""
-        own = {name for name, parameter in module._parameters.items() if parameter is not None}
+        names = {name for name, parameter in module._parameters.items() if parameter is not None}
         out = module.out_proj
         return (
-            own - {"in_proj_bias"} in (PACKED, SEPARATE)
+            names - {"in_proj_bias"} in (PACKED, SEPARATE)
             and type(out) is NonDynamicallyQuantizableLinear
             and out._parameters.keys() == {"weight", "bias"}
             and not touched(out)

@@ -39,7 +39,7 @@ class Share(Protocol):
         """
 
     def reach(self, gauge: RowNorms) -> Tensor | None:
-        """Sum of the norms of the terms (or more), shape (B,); None if there is only one term."""
+        """Return an upper bound, shape (B,), on the sum of the norms of the terms; None if there is only one term."""
 
     def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
         """Return ``sum_i weights_i g_i`` over the records of ``rows``, by the layer's own parameter names.
@@ -108,7 +108,7 @@ class Piece(Protocol[M]):
         ``grads`` has the gradient of every output, zeros for an output that was not used.
         """
 
-    def share(self, module: M, kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers) -> Share:
+    def share(self, module: M, tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers) -> Share:
         """Return the records' gradients of the parameters named in ``trainable``, from what ``backward`` kept."""
 
 
@@ -245,11 +245,48 @@ class Instantiated:
 
     def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
         """Take one matrix-vector product per parameter."""
-        return {name: combined(weights, held[rows]) for name, held in self._rows.items()}
+        return {name: combined(weights, gradients[rows]) for name, gradients in self._rows.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """Return the held gradients."""
         return self._rows
+
+
+class WeightAndBias:
+    """Sums and gradients of a share with two parameters, of which those named in ``trainable`` are wanted.
+
+    A subclass says what a weight's gradients are made of; those of a bias are one row per record.
+    """
+
+    trainable: frozenset[str]
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Sum the weight as the subclass does; the bias is a matrix-vector product."""
+        sums = {}
+        if "weight" in self.trainable:
+            sums["weight"] = self._weight_sum(weights, rows)
+        if "bias" in self.trainable:
+            sums["bias"] = weights @ self._bias()[rows]
+        return sums
+
+    def instantiate(self) -> dict[str, Tensor]:
+        """Return the gradients of all records."""
+        gradients = {}
+        if "weight" in self.trainable:
+            gradients["weight"] = self._weight_gradients()
+        if "bias" in self.trainable:
+            gradients["bias"] = self._bias()
+        return gradients
+
+    def _weight_sum(self, weights: Tensor, rows: slice) -> Tensor:
+        raise NotImplementedError
+
+    def _weight_gradients(self) -> Tensor:
+        raise NotImplementedError
+
+    def _bias(self) -> Tensor:
+        """Return the gradient of the bias, one row per record."""
+        raise NotImplementedError
 
 
 def by_name(parts: Sequence[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:

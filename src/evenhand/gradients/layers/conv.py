@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenhand.gradients.layers.base import register_kernel
+from evenhand.gradients.layers.base import WeightAndBias, register_kernel
 from evenhand.gradients.layers.conv_patches import Geometry, Patches, gram_lengths, patches_of
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.row_norms import RowNorms, chunks
@@ -76,7 +76,7 @@ def ghost_is_cheaper(geometry: Geometry, channels: int, outputs: int, groups: in
     return ghost < parameters * places / 55 + (0.8 * parameters if keep else 0.3 * parameters + convolution)
 
 
-class _Convolved:
+class _Convolved(WeightAndBias):
     """Input (B, C, *size) and output gradient (B, O, *out) of a convolution with zero padding.
 
     Three forms, chosen by cost: inner products of pixels where they are few and the layer is wide; the gradients of all
@@ -121,7 +121,7 @@ class _Convolved:
             if product.is_contiguous():
                 lengths.append(measure(product.view(len(product) * size, -1)).view(len(product), -1))
             else:
-                lengths.append(torch.stack([measure(own.view(size, -1)) for own in product]))
+                lengths.append(torch.stack([measure(kernel_row.view(size, -1)) for kernel_row in product]))
             inputs.append(gauge(self.x[rows]))
             outputs.append(gauge(self.grad[rows]))
         self._kept = buffer if self._keep else None
@@ -144,8 +144,8 @@ class _Convolved:
         def filled() -> Iterator[tuple[slice, Tensor]]:
             for rows in parts:
                 start = rows.start if apart else 0
-                own = buffer[:, start * each : (start + rows.stop - rows.start) * each]
-                yield rows, patches.multiply(rows, own)
+                target = buffer[:, start * each : (start + rows.stop - rows.start) * each]
+                yield rows, patches.multiply(rows, target)
 
         return buffer, filled()
 
@@ -171,20 +171,15 @@ class _Convolved:
         """Return 1 where the gradients are kept, else the number of pixels."""
         return 1 if self._kept is not None or not self._weighs else self.terms
 
-    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+    def _weight_sum(self, weights: Tensor, rows: slice) -> Tensor:
         """Sum the kept gradients, or take torch's own weight gradient."""
-        sums = {}
-        if self._weighs:
-            kept = self._kept
-            sums["weight"] = self._convolution(weights, rows) if kept is None else self._combined(weights, rows, kept)
-        if self._biased:
-            sums["bias"] = weights @ self._bias()[rows]
-        return sums
+        gradients = self._kept
+        return self._convolution(weights, rows) if gradients is None else self._combined(weights, rows, gradients)
 
-    def _combined(self, weights: Tensor, rows: slice, kept: Tensor) -> Tensor:
+    def _combined(self, weights: Tensor, rows: slice, gradients: Tensor) -> Tensor:
         """Take one product with the gradients of these records for every kernel row."""
-        own = kept.view(len(kept), len(self.x), -1)[:, rows]
-        return self._patches().weight(torch.bmm(weights.expand(len(kept), 1, -1), own))[0]
+        block = gradients.view(len(gradients), len(self.x), -1)[:, rows]
+        return self._patches().weight(torch.bmm(weights.expand(len(gradients), 1, -1), block))[0]
 
     def _convolution(self, weights: Tensor, rows: slice) -> Tensor:
         """Return torch's weight gradient of the scaled output gradient, a few records at a time."""
@@ -194,22 +189,16 @@ class _Convolved:
         pads = list(zip(of.before, of.after, strict=True))
         total: Tensor | None = None
         for part in parts:
-            own = grad[part]
-            scaled = torch.mul(own, column[part], out=self._room.like("scaled", own))
+            block = grad[part]
+            scaled = torch.mul(block, column[part], out=self._room.like("scaled", block))
             sums = _backward(self._module, x[part], scaled, of.stride, pads, 1)
             total = sums if total is None else total.add_(sums)
         return torch.zeros(self._shape, dtype=self.x.dtype, device=self.x.device) if total is None else total
 
-    def instantiate(self) -> dict[str, Tensor]:
-        """Return the gradients of all records."""
-        rows = {}
-        if self._weighs:
-            patches = self._patches()
-            parts = [patches.weight(p.view(len(p), r.stop - r.start, -1)) for r, p in self._products(apart=True)[1]]
-            rows["weight"] = torch.cat(parts)
-        if self._biased:
-            rows["bias"] = self._bias()
-        return rows
+    def _weight_gradients(self) -> Tensor:
+        patches = self._patches()
+        parts = [patches.weight(p.view(len(p), r.stop - r.start, -1)) for r, p in self._products(apart=True)[1]]
+        return torch.cat(parts)
 
 
 def _seen(x: Tensor, geometry: Geometry, room: ScratchBuffers) -> tuple[Tensor, Geometry]:
@@ -218,7 +207,7 @@ def _seen(x: Tensor, geometry: Geometry, room: ScratchBuffers) -> tuple[Tensor, 
     if math.prod(steps) == 1:
         return x, geometry
     view = x[:, :, *_hit(steps, geometry.out, geometry.size)]
-    stride = tuple(own // step for own, step in zip(geometry.stride, steps, strict=True))
+    stride = tuple(distance // step for distance, step in zip(geometry.stride, steps, strict=True))
     seen = room.empty("seen", view.shape, x).copy_(view)
     return seen, replace(geometry, size=tuple(view.shape[2:]), stride=stride)
 
@@ -229,7 +218,7 @@ def _unseen(module: Conv, x: Tensor, grad: Tensor, pads: Pads) -> Tensor:
     if math.prod(steps) == 1:
         return _backward(module, x, grad, module.stride, pads, 0)
     places = _hit(steps, grad.shape[2:], x.shape[2:])
-    stride = [own // step for own, step in zip(module.stride, steps, strict=True)]
+    stride = [distance // step for distance, step in zip(module.stride, steps, strict=True)]
     whole = torch.zeros_like(x, dtype=grad.dtype)
     whole[:, :, *places] = _backward(module, x[:, :, *places].to(grad.dtype), grad, stride, pads, 0)
     return whole

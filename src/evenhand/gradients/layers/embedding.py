@@ -35,7 +35,21 @@ def _table(index: Tensor, rows: Tensor, entries: int) -> Tensor:
     return rows.new_zeros(entries, rows.shape[2]).scatter_add_(0, place, rows.reshape(-1, rows.shape[2]))
 
 
-class _Lookup:
+class _TableRows:
+    """Gradients of a table that add numbers to some of its rows."""
+
+    entries: int
+
+    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Add scaled rows to those of the table."""
+        return {"weight": _table(*self._scaled(weights, rows), self.entries)}
+
+    def _scaled(self, weights: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Return indices (B, T) of some records, and what they add there (B, T, d), times the record's weight."""
+        raise NotImplementedError
+
+
+class _Lookup(_TableRows):
     """Indices (B, T) and output gradients (B, T, d); places of the padding index carry a zero gradient."""
 
     joint = 1
@@ -73,11 +87,9 @@ class _Lookup:
         lengths: Tensor = torch.linalg.vector_norm(self.grad, dim=2)
         return lengths.sum(1, dtype=torch.float64)
 
-    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
-        """Add scaled sums to the rows of the table."""
-        index, sums = (held[rows] for held in self._sums())
-        scaled = torch.mul(sums, weights.view(-1, 1, 1), out=self._room.empty("scaled", sums.shape, sums))
-        return {"weight": _table(index, scaled, self.entries)}
+    def _scaled(self, weights: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        index, sums = (column[rows] for column in self._sums())
+        return index, torch.mul(sums, weights.view(-1, 1, 1), out=self._room.empty("scaled", sums.shape, sums))
 
     def instantiate(self) -> dict[str, Tensor]:
         """Return a table per record."""
@@ -123,7 +135,7 @@ class EmbeddingKernel:
         return _Lookup(index.long(), grad, module.num_embeddings, room)
 
 
-class _Bag:
+class _Bag(_TableRows):
     """Indices (B, T), output gradients (B, d), and what the gradient is multiplied with at each place (B, T).
 
     A record's rows are its output gradient times numbers of one sign, so nothing can cancel.
@@ -149,10 +161,9 @@ class _Bag:
         """Return the size of a bag: every place is added by itself."""
         return self.index.shape[1]
 
-    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
-        """Add scaled gradients to the rows of the table."""
+    def _scaled(self, weights: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         scale = self.scale[rows] * weights.unsqueeze(1)
-        return {"weight": _table(self.index[rows], self.grad[rows].unsqueeze(1) * scale.unsqueeze(2), self.entries)}
+        return self.index[rows], self.grad[rows].unsqueeze(1) * scale.unsqueeze(2)
 
     def instantiate(self) -> dict[str, Tensor]:
         """Return a table per record."""

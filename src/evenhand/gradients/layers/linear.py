@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenhand.gradients.layers.base import combined, register_kernel
+from evenhand.gradients.layers.base import WeightAndBias, combined, register_kernel
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.row_norms import RowNorms, chunks
 
@@ -14,7 +14,7 @@ CHUNK = 1 << 18
 """Elements of instantiated gradients made at a time: their norms are taken while they are in the cache."""
 
 
-class Rank1:
+class Rank1(WeightAndBias):
     """Input (B, in): the norm is ``|g_i| |a_i|``; nothing is summed within a record, so nothing can cancel."""
 
     terms = joint = 1
@@ -24,36 +24,27 @@ class Rank1:
 
     def lengths(self, gauge: RowNorms) -> list[Tensor]:
         """Return ``|g| |a|`` for the weight and ``|g|`` for the bias."""
-        own = gauge(self.grad)
-        lengths = [own] if "bias" in self.trainable else []
+        norms = gauge(self.grad)
+        lengths = [norms] if "bias" in self.trainable else []
         if "weight" in self.trainable:  # in float64: a quick and a careful gauge then give the same bits
-            lengths.append(own.double() * gauge(self.x).double())
+            lengths.append(norms.double() * gauge(self.x).double())
         return lengths
 
     def reach(self, gauge: RowNorms) -> None:
         """Return None: there is one term."""
         return None
 
-    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
-        """Take one matrix product."""
-        sums, grad = {}, self.grad[rows]
-        if "weight" in self.trainable:
-            sums["weight"] = (grad * weights.unsqueeze(1)).t() @ self.x[rows]
-        if "bias" in self.trainable:
-            sums["bias"] = weights @ grad
-        return sums
+    def _weight_sum(self, weights: Tensor, rows: slice) -> Tensor:
+        return (self.grad[rows] * weights.unsqueeze(1)).t() @ self.x[rows]
 
-    def instantiate(self) -> dict[str, Tensor]:
-        """Return outer products."""
-        rows = {}
-        if "weight" in self.trainable:
-            rows["weight"] = self.grad.unsqueeze(2) * self.x.unsqueeze(1)
-        if "bias" in self.trainable:
-            rows["bias"] = self.grad
-        return rows
+    def _weight_gradients(self) -> Tensor:
+        return self.grad.unsqueeze(2) * self.x.unsqueeze(1)
+
+    def _bias(self) -> Tensor:
+        return self.grad
 
 
-class Outer:
+class Outer(WeightAndBias):
     """Sums of outer products: ``x`` (B, T, in) and ``grad`` (B, T, out) -> (B, out, in).
 
     Three forms, chosen by cost: Gram matrices over T in float64 where T is short; the products themselves, kept for the
@@ -125,28 +116,17 @@ class Outer:
         """Return 1 where the products are kept, else the number of times."""
         return 1 if self._kept is not None or "weight" not in self.trainable else self.terms
 
-    def weighted_sum(self, weights: Tensor, rows: slice) -> dict[str, Tensor]:
+    def _weight_sum(self, weights: Tensor, rows: slice) -> Tensor:
         """Sum the kept products, or take one matrix product over records and time."""
-        sums = {}
-        if "weight" in self.trainable and self._kept is not None:
+        if self._kept is not None:
             total = combined(weights, self._kept[rows])
-            sums["weight"] = total.t().contiguous() if self._flipped else total
-        elif "weight" in self.trainable:
-            grad = self.grad[rows]
-            scaled = torch.mul(grad, weights.view(-1, 1, 1), out=self._room.empty("scaled", grad.shape, grad))
-            sums["weight"] = scaled.flatten(0, 1).t() @ self.x[rows].flatten(0, 1)
-        if "bias" in self.trainable:
-            sums["bias"] = weights @ self._bias()[rows]
-        return sums
+            return total.t().contiguous() if self._flipped else total
+        grad = self.grad[rows]
+        scaled = torch.mul(grad, weights.view(-1, 1, 1), out=self._room.empty("scaled", grad.shape, grad))
+        return scaled.flatten(0, 1).t() @ self.x[rows].flatten(0, 1)
 
-    def instantiate(self) -> dict[str, Tensor]:
-        """Return the products of all records."""
-        rows = {}
-        if "weight" in self.trainable:
-            rows["weight"] = torch.bmm(self.grad.mT, self.x)
-        if "bias" in self.trainable:
-            rows["bias"] = self.grad.sum(1)
-        return rows
+    def _weight_gradients(self) -> Tensor:
+        return torch.bmm(self.grad.mT, self.x)
 
 
 @register_kernel(nn.Linear)
@@ -231,5 +211,5 @@ def _aligned(rows: Tensor) -> Tensor:
     count, width = rows.shape
     if width % _FLOATS == 0 and rows.stride() == (width, 1):
         return rows
-    held = rows.new_empty(count, -(-width // _FLOATS) * _FLOATS)[:, :width]
-    return held.copy_(rows)
+    padded = rows.new_empty(count, -(-width // _FLOATS) * _FLOATS)[:, :width]
+    return padded.copy_(rows)

@@ -37,14 +37,14 @@ def _by_place(
     sums = {name: grad.new_empty(size, width) for name in sorted(trainable)}
     extents = {name: grad.new_empty(size, width) for name in ("weight", "bias")}
     for rows in chunks(size, places[0].numel(), CHUNK * torch.get_num_threads()):
-        own = places[rows]
-        terms = room.empty("terms", own.shape, own)
-        torch.sum(torch.abs(own, out=terms), 1, out=extents["bias"][rows])
+        block = places[rows]
+        terms = room.empty("terms", block.shape, block)
+        torch.sum(torch.abs(block, out=terms), 1, out=extents["bias"][rows])
         if "bias" in sums:
-            torch.sum(own, 1, out=sums["bias"][rows])
+            torch.sum(block, 1, out=sums["bias"][rows])
         if "weight" in sums:
             normal = inputs[rows] if offset is None else torch.sub(inputs[rows], offset[rows], out=terms)
-            torch.mul(normal, rstd[rows], out=terms).mul_(own)
+            torch.mul(normal, rstd[rows], out=terms).mul_(block)
             torch.sum(terms, 1, out=sums["weight"][rows])
             torch.sum(terms.abs_(), 1, out=extents["weight"][rows])
     if offset is not None:  # the mean was rounded too
@@ -53,8 +53,8 @@ def _by_place(
     def reach(gauge: RowNorms) -> Tensor:
         return _joined([gauge(extents[name]) for name in sums])
 
-    held = {name: rows.view(size, *shape) for name, rows in sums.items()}
-    return Instantiated(held, places.shape[1], reach if places.shape[1] > 1 else None)
+    gradients = {name: rows.view(size, *shape) for name, rows in sums.items()}
+    return Instantiated(gradients, places.shape[1], reach if places.shape[1] > 1 else None)
 
 
 def _joined(lengths: list[Tensor]) -> Tensor:
@@ -263,7 +263,7 @@ def _by_channel(
 ) -> Instantiated:
     """Sum over the places of each channel; ``known`` is what `GroupNormKernel.backward` left, or empty."""
     (size, channels, places), groups = _sizes(x), mean.shape[1]
-    own = mean
+    original_mean = mean
     if known:
         weight, bias = known[:2]
     else:
@@ -282,12 +282,12 @@ def _by_channel(
         if "weight" in trainable:
             inputs = (_carried(known[3], x) if known else gauge(x.view(-1, places))).view(apart)
             inputs = inputs + mean.abs().mul_(root).unsqueeze(2)
-            rounded = own.abs().unsqueeze(2) * bias.view(apart).abs()  # the mean was rounded too
+            rounded = original_mean.abs().unsqueeze(2) * bias.view(apart).abs()  # the mean was rounded too
             extents.append((lengths * inputs + rounded) * rstd.unsqueeze(2))
         return _joined([gauge(extent.flatten(1)) for extent in extents])
 
-    held = {name: rows for name, rows in sums.items() if name in trainable}
-    return Instantiated(held, places, reach if places > 1 else None)
+    gradients = {name: rows for name, rows in sums.items() if name in trainable}
+    return Instantiated(gradients, places, reach if places > 1 else None)
 
 
 def _carried(lengths: Tensor, rows: Tensor) -> Tensor:

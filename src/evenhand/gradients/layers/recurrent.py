@@ -101,12 +101,12 @@ class Direction:
             )
         x = None if back.x is None else self._turned(back.x).transpose(0, 1)
         stamps = torch.full((len(grads[0]), 1), self.rooms.number, device=grads[0].device)
-        return (x, *back.states[: len(inputs) - 1]), (*back.kept, stamps)
+        return (x, *back.states[: len(inputs) - 1]), (*back.tensors, stamps)
 
-    def share(self, module: Any, kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers) -> Share:
+    def share(self, module: Any, tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers) -> Share:
         """Return the cell's share, valid until another pass takes the memory."""
-        *tensors, stamps = kept
-        share = self.cell.share(self.names(module.bias), tuple(tensors), trainable, room)
+        *cell_tensors, stamps = tensors
+        share = self.cell.share(self.names(module.bias), tuple(cell_tensors), trainable, room)
         return Shares([share], demand=partial(self.rooms.demand, stamps))
 
     def join(self, module: Any, calls: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -114,8 +114,8 @@ class Direction:
         return tuple(torch.cat(column, dim=1) for column in zip(*calls, strict=True))
 
     def _weights(self, module: Any) -> Weights:
-        held = [getattr(module, name) for name in self.names(module.bias)]
-        return Weights(*held)
+        parameters = [getattr(module, name) for name in self.names(module.bias)]
+        return Weights(*parameters)
 
     def _turned(self, x: Tensor) -> Tensor:
         return x.flip(0) if self.reverse else x
@@ -168,18 +168,18 @@ class Recurrent:
 
     def serves(self, module: nn.RNNBase) -> bool:
         """Return whether the module has its own distinct parameters."""
-        return module.proj_size == 0 and _own(module, [n for _, own in self.pieces(module).values() for n in own])
+        return module.proj_size == 0 and _own(module, [n for _, names in self.pieces(module).values() for n in names])
 
     def pieces(self, module: nn.RNNBase) -> Mapping[str, tuple[Piece[Any], tuple[str, ...]]]:
         """Return one for each layer and direction."""
         cells: dict[str, Cell] = {"LSTM": LSTM(), "GRU": GRU()}
         cell = cells.get(module.mode, Plain(relu=module.mode == "RNN_RELU"))
-        found: dict[str, tuple[Piece[Any], tuple[str, ...]]] = {}
+        pieces: dict[str, tuple[Piece[Any], tuple[str, ...]]] = {}
         for layer in range(module.num_layers):
             for reverse in (False, True) if module.bidirectional else (False,):
                 piece = Direction(cell, f"_l{layer}_reverse" if reverse else f"_l{layer}", reverse)
-                found[piece.suffix] = piece, piece.names(module.bias)
-        return found
+                pieces[piece.suffix] = piece, piece.names(module.bias)
+        return pieces
 
     def forward(self, module: nn.RNNBase, serve: Serve, size: int, *args: Any, **kwargs: Any) -> Any:
         """Compute what the module computes."""

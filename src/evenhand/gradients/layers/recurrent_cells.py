@@ -56,7 +56,7 @@ class Returned:
 
     x: Tensor | None
     states: tuple[Tensor, ...]
-    kept: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
 
 
 class Cell(Protocol):
@@ -71,7 +71,7 @@ class Cell(Protocol):
         """Go back from the gradients of all states (T, B, H) and of the final ones."""
 
     def share(
-        self, names: tuple[str, ...], kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
+        self, names: tuple[str, ...], tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
     ) -> Gates | Shares:
         """Return the share of what `back` kept; ``names``: weight_ih, weight_hh, bias_ih and bias_hh."""
 
@@ -87,13 +87,13 @@ def _joined(x: Tensor, states: tuple[Tensor, ...], width: int, room: ScratchBuff
 
 def _joint_share(
     names: tuple[str, ...],
-    kept: tuple[Tensor, ...],
+    tensors: tuple[Tensor, ...],
     width: int,
     turn: int,
     trainable: frozenset[str],
     room: ScratchBuffers,
 ) -> Gates:
-    both, grad = kept
+    both, grad = tensors
     split, end = both.shape[2] - width, both.shape[2]
     columns = dict(zip(names[:2], ((0, split), (split, end)), strict=True))
     columns = {name: place for name, place in columns.items() if name in trainable}
@@ -159,9 +159,9 @@ class LSTM:
         cell = states[1].clone(memory_format=torch.contiguous_format) if states else x.new_zeros(size, width)
         columns = both.unbind(0), both[1:, :, inputs:].unbind(0), slopes.unbind(0), through.unbind(0), forget.unbind(0)
         step = lstm_steps(x) or TorchSteps()
-        for before, after, gates, direct, kept in zip(*columns, strict=False):
+        for before, after, gates, direct, forget_gate in zip(*columns, strict=False):
             torch.addmm(bias, before, weight, out=gates)
-            step.forward(gates, cell, after, direct, kept)
+            step.forward(gates, cell, after, direct, forget_gate)
         return Ran(both[1:, :, inputs:], (columns[1][-1].clone(), cell), (both, slopes, through, forget))
 
     def back(
@@ -171,21 +171,21 @@ class LSTM:
         both, slopes, through, forget = saved
         time, _, width = through.shape
         weight = weights.hh.roll(width, 0)
-        whole, direct, kept, above = slopes.unbind(0), through.unbind(0), forget.unbind(0), grad.unbind(0)
+        whole, direct, forget_gates, above = slopes.unbind(0), through.unbind(0), forget.unbind(0), grad.unbind(0)
         dh, dc = (above[-1] + final[0]).contiguous(), final[1].clone(memory_format=torch.contiguous_format)
         step = lstm_steps(dh) or TorchSteps()
         for t in reversed(range(time)):
             if t < time - 1:
                 torch.addmm(above[t], whole[t + 1], weight, out=dh)
-            step.back(whole[t], dc, dh, direct[t], kept[t])
+            step.back(whole[t], dc, dh, direct[t], forget_gates[t])
         dx = _input_gradient(slopes, weights.ih.roll(width, 0)) if want_x else None
         return Returned(dx, (whole[0] @ weight, dc), (both[:time].transpose(0, 1), slopes.transpose(0, 1)))
 
     def share(
-        self, names: tuple[str, ...], kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
+        self, names: tuple[str, ...], tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
     ) -> Gates | Shares:
         """Return one product for both weights."""
-        return _joint_share(names, kept, kept[1].shape[2] // 4, kept[1].shape[2] // 4, trainable, room)
+        return _joint_share(names, tensors, tensors[1].shape[2] // 4, tensors[1].shape[2] // 4, trainable, room)
 
 
 class GRU:
@@ -211,7 +211,7 @@ class GRU:
         torch.addmm(bias, x.flatten(0, 1), weights.ih.t(), out=slopes.flatten(0, 1)[:, width:])
         brought = slopes[:, :, width : 3 * width].unbind(0)
         new, reset, update, inner = (part.unbind(0) for part in torch.split(slopes, width, dim=2))
-        h, kept = hidden.unbind(0), carry.unbind(0)
+        h, carries = hidden.unbind(0), carry.unbind(0)
         gates, n, from_h, work = (x.new_empty(size, count * width) for count in (2, 1, 1, 1))
         r, z = torch.split(gates, width, dim=1)
         for t in range(time):
@@ -223,7 +223,7 @@ class GRU:
             _sigmoid_slope(torch.mul(new[t], from_h, out=work), r, grad_input=reset[t])
             _sigmoid_slope(torch.sub(h[t], n, out=work), z, grad_input=update[t])
             torch.mul(new[t], r, out=inner[t])
-            kept[t].copy_(z)
+            carries[t].copy_(z)
         return Ran(hidden[1:], (h[-1].clone(),), (x, hidden, slopes, carry))
 
     def back(
@@ -233,29 +233,29 @@ class GRU:
         x, hidden, slopes, carry = saved
         time, size, width = carry.shape
         whole, for_state = slopes.view(time, size, 4, width).unbind(0), slopes[:, :, width:].unbind(0)
-        kept, above = carry.unbind(0), grad.unbind(0)
+        carries, above = carry.unbind(0), grad.unbind(0)
         dh = above[-1] + final[0]
         spread = dh.unsqueeze(1)
         for t in reversed(range(time)):
             whole[t].mul_(spread)
-            dh.mul_(kept[t]).addmm_(for_state[t], weights.hh)
+            dh.mul_(carries[t]).addmm_(for_state[t], weights.hh)
             if t:
                 dh.add_(above[t - 1])
         dx = _input_gradient(slopes[:, :, : 3 * width], weights.ih.roll(width, 0)) if want_x else None
-        held = x, hidden[:time], slopes[:, :, : 3 * width], slopes[:, :, width:]
-        return Returned(dx, (dh,), tuple(tensor.transpose(0, 1) for tensor in held))
+        tensors = x, hidden[:time], slopes[:, :, : 3 * width], slopes[:, :, width:]
+        return Returned(dx, (dh,), tuple(tensor.transpose(0, 1) for tensor in tensors))
 
     def share(
-        self, names: tuple[str, ...], kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
+        self, names: tuple[str, ...], tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
     ) -> Gates | Shares:
         """Return one product for each weight."""
-        x, hidden, grad_x, grad_h = kept
+        x, hidden, grad_x, grad_h = tensors
         shares = []
-        for entering, grad, own, turn in (
+        for entering, grad, parameter_names, turn in (
             (x, grad_x, names[::2], hidden.shape[2]),
             (hidden, grad_h, names[1::2], 0),
         ):
-            weight, *bias = own
+            weight, *bias = parameter_names
             columns = {weight: (0, entering.shape[2])} if weight in trainable else {}
             biases = [name for name in bias if name in trainable]
             if columns or biases:
@@ -301,7 +301,7 @@ class Plain:
         return Returned(dx, (gates[0] @ weights.hh,), (both[:-1].transpose(0, 1), slopes.transpose(0, 1)))
 
     def share(
-        self, names: tuple[str, ...], kept: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
+        self, names: tuple[str, ...], tensors: tuple[Tensor, ...], trainable: frozenset[str], room: ScratchBuffers
     ) -> Gates | Shares:
         """Return one product for both weights."""
-        return _joint_share(names, kept, kept[1].shape[2], 0, trainable, room)
+        return _joint_share(names, tensors, tensors[1].shape[2], 0, trainable, room)

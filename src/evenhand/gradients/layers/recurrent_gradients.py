@@ -78,8 +78,8 @@ class Gates:
             firm = normal & (squares * FIRM >= reach.square()) if x.dtype != torch.float64 else ~firm
         rows = (~firm).nonzero().squeeze(1)
         for part in chunks(len(rows), self.terms * (x.shape[2] + grad.shape[2]), CHUNK):
-            own = rows[part]
-            squares[own], reach[own], _ = _grams(x[own].double(), grad[own].double(), ones)
+            block = rows[part]
+            squares[block], reach[block], _ = _grams(x[block].double(), grad[block].double(), ones)
         # A norm that cancels to nothing is taken for what float64 can tell apart from nothing, never for less.
         lengths = torch.maximum(squares, reach.square() * BLUR).sqrt_()
         blurred = reach.square() / (lengths * roundings(self.terms)).clamp_(min=1e-300)

@@ -175,14 +175,14 @@ class Coupling:
         again = partial(self._replaced, draw, batch)
         rows = again(few=precise or number % 2 == 0, copies=number % 5 == 0)
         try:
-            return self._company.look(rows, seed, lambda: again(few=False), precise=precise), rows.kept
+            return self._company.look(rows, seed, lambda: again(few=False), precise=precise), rows.indices
         except EvenhandError:
             raise
         except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
             if not out_of_memory(error):
                 raise without_values(error) from None
             self._rows = max(2, self._rows // 2)
-            return Finding(), rows.kept
+            return Finding(), rows.indices
 
     def _replaced(self, draw: np.random.Generator, batch: tuple[Any, Any], few: bool, copies: bool = False) -> Rows:
         """Return a batch of which few rows, or half of them, stay; the others become other records or copies."""
