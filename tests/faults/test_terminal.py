@@ -248,3 +248,27 @@ def test_no_file_of_a_run_takes_the_number_of_a_closed_stream(tmp_path: Path) ->
     )
     assert done.returncode == 0
     assert verify(tmp_path / "run")["ok"]
+
+
+@pytest.mark.parametrize(("command", "said"), [("train", True), ("methods", False)])
+def test_a_command_that_trains_says_where_its_results_are_if_nobody_reads_them(
+    command: str, said: bool, tmp_path: Path
+) -> None:
+    more = ["--data", "digits", "--epsilon", "3", "--epochs", "1", "--out", "run"] if command == "train" else []
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "evenhand", command, *more],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+            env=os.environ | {"EVENHAND_STATE": str(tmp_path / "state")},
+        )
+    finally:
+        os.close(write)
+    assert done.returncode == 1
+    assert ("nobody reads the output any more" in done.stderr) == said
+    assert "Traceback" not in done.stderr

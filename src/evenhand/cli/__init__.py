@@ -121,6 +121,8 @@ def _exit_code() -> int | str | None:
     try:
         app()
     except SystemExit as end:
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # typer found that nobody reads it
+            _say_unread()
         return end.code
     except BrokenPipeError:
         _say_unread()
