@@ -12,8 +12,7 @@ import pytest
 from scipy.integrate import dblquad
 from scipy.special import ndtr
 
-from evenhand.accounting.accountant import compose, curve, delta, epsilon
-from evenhand.accounting.events import dp_event, merged_noise
+from evenhand.accounting.accountant import compose, curve, delta, dp_event, epsilon, merged_noise
 from evenhand.errors import UsageError
 from evenhand.testing import attack_check
 

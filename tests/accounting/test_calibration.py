@@ -9,9 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from evenhand.accounting.accountant import epsilon
+from evenhand.accounting.accountant import epsilon, merged_noise
 from evenhand.accounting.calibration import calibrate, owner_bounds, owner_rates
-from evenhand.accounting.events import merged_noise
 from evenhand.accounting.many_owners import certified_deltas, pchip
 from evenhand.errors import CalibrationError, UsageError
 

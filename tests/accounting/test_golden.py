@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from evenhand.accounting.accountant import epsilon
+from evenhand.accounting.accountant import epsilon, merged_noise
 from evenhand.accounting.calibration import calibrate, owner_bounds, owner_rates
-from evenhand.accounting.events import merged_noise
 from evenhand.accounting.renyi import zcdp_rho
 
 CLOSE = 3e-3

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 import evenhand as eh
 from commands import evenhand
-from evenhand.accounting.events import merged_noise
+from evenhand.accounting.accountant import merged_noise
 
 
 def epsilon_of_the_largest(rate: float, noise: float, count: int, delta: float) -> float:

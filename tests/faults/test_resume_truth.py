@@ -18,7 +18,7 @@ from evenhand.runs import checkpoints
 from evenhand.runs import ledger as ledgers
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.runs.ledger_rows import encode_row
-from evenhand.runs.weights_digest import digest_of_file
+from evenhand.runs.released_weights import digest_of_file
 from evenhand.training import loop
 from evenhand.training.evaluate import row
 
@@ -190,7 +190,7 @@ def test_folders_of_an_earlier_version_are_read_and_what_is_not_checked_is_said(
 ) -> None:
     real = Folder.add_metrics
     monkeypatch.setattr(ledgers, "FORMAT", 1)
-    monkeypatch.setattr("evenhand.runs.verify_figures.FACT", "Another fact")
+    monkeypatch.setattr("evenhand.runs.released_weights.FACT", "Another fact")
     monkeypatch.setattr(
         Folder,
         "add_metrics",

@@ -14,8 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from evenhand._validate import any_delta, real
-from evenhand.accounting.accountant import Composition
-from evenhand.accounting.events import check_events, merged_noise
+from evenhand.accounting.accountant import Composition, check_events, merged_noise
 from evenhand.accounting.gaussian_profile import Array, Relation
 from evenhand.accounting.many_owners import FEW, certified_deltas, mixture_share, pchip
 from evenhand.errors import CalibrationError, UsageError

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand._numbers import rounded_up, setting
-from evenhand.accounting.events import merged_noise
+from evenhand.accounting.accountant import merged_noise
 
 if TYPE_CHECKING:
     from evenhand.accounting.plan import Plan

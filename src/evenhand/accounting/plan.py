@@ -20,7 +20,7 @@ import numpy as np
 
 from evenhand import untrusted
 from evenhand.accounting import accountant
-from evenhand.accounting.events import merged_noise
+from evenhand.accounting.accountant import merged_noise
 from evenhand.accounting.many_owners import FEW, owner_epsilons
 from evenhand.errors import UsageError
 from evenhand.types import Event, Facts, Guarantee

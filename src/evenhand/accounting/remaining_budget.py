@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenhand.accounting.accountant import Composition, epsilon
+from evenhand.accounting.accountant import Composition, epsilon, merged_noise
 from evenhand.accounting.calibration import COARSE, find_point
-from evenhand.accounting.events import merged_noise
 from evenhand.errors import CalibrationError
 from evenhand.types import Event
 

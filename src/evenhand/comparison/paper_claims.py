@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from evenhand import _validate
 from evenhand.accounting import accountant, calibration, renyi
-from evenhand.accounting.events import merged_noise
+from evenhand.accounting.accountant import merged_noise
 from evenhand.errors import UsageError
 from evenhand.methods.schedules import Constant, Linear, Phases, Schedule, Step, Time
 from evenhand.types import Event

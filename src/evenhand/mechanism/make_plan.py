@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 
 from evenhand import _validate
 from evenhand.accounting import calibration
+from evenhand.accounting.accountant import merged_noise
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
-from evenhand.accounting.events import merged_noise
 from evenhand.accounting.many_owners import FEW
 from evenhand.accounting.plan import Plan, PlannedLevel, default_delta
 from evenhand.errors import UsageError

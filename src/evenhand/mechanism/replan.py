@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from evenhand import _validate
 from evenhand._numbers import rounded_up
 from evenhand.accounting import remaining_budget
+from evenhand.accounting.accountant import merged_noise
 from evenhand.accounting.budgets import Budgets, Privacy
-from evenhand.accounting.events import merged_noise
 from evenhand.accounting.plan import Plan, PlannedLevel, Stage, cut_levels
 from evenhand.errors import CalibrationError, UsageError
 from evenhand.mechanism.make_plan import budgets_of, level_of, stretches_of

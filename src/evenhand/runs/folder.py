@@ -14,8 +14,8 @@ from evenhand._versions import software
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
 from evenhand.runs import ledger as ledgers
+from evenhand.runs import released_weights, statement_files
 from evenhand.runs import statement as statements
-from evenhand.runs import statement_files, weights_digest
 from evenhand.runs import statement_files as owner_table
 from evenhand.runs.ledger import Ledger
 from evenhand.runs.run_files import LEDGER, SIGNATURE, as_json, put_in_place, sha256, write_durably, write_json
@@ -299,7 +299,7 @@ class Folder:
         measured = last.get("weights")
         if measured is None or not self.model_file.exists():
             return last
-        return last if measured == weights_digest.digest_of_file(self.model_file) else {}
+        return last if measured == released_weights.digest_of_file(self.model_file) else {}
 
     def _stated(self) -> dict[str, Any]:
         """Return the evaluation that a statement gives; none of a withdrawn run, whose figures must not be shared."""
@@ -374,6 +374,6 @@ def publish(model: nn.Module, file: Path, ledger: Ledger) -> None:
     """
     from safetensors.torch import save
 
-    tensors, left_out = weights_digest.stored_tensors(model)
+    tensors, left_out = released_weights.stored_tensors(model)
     data = save(tensors, left_out or None)
     put_in_place(file, ledger, lambda out: out.write(data), ledger.release)

@@ -18,7 +18,7 @@ from evenhand._versions import software
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.runs import signatures, statement, statement_files, statement_warnings, verify_figures
+from evenhand.runs import released_weights, signatures, statement, statement_files, statement_warnings
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, as_json, as_written, head_in
 from evenhand.runs.ledger import Ledger, Reading
@@ -140,7 +140,7 @@ def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> tuple[
     problems += [statement_warnings.blocked(row) for row in reading.blocked]
     problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, unshareable)
     problems += _statement_problems(folder, plan, reading, unshareable)
-    about = verify_figures.check_figures(folder, reading)
+    about = released_weights.check_figures(folder, reading)
     problems += about.problems
     return {
         "ok": not problems,

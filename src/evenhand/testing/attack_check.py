@@ -21,7 +21,7 @@ from torch import Tensor
 
 from evenhand._validate import any_delta
 from evenhand.accounting import accountant
-from evenhand.accounting.events import check_events
+from evenhand.accounting.accountant import check_events
 from evenhand.accounting.gaussian_profile import Array, Direction, Relation, directions, loss_at
 from evenhand.accounting.loss_distribution import Grid, choose_grid
 from evenhand.accounting.noise_levels import NoiseLevels

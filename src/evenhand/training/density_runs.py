@@ -14,7 +14,7 @@ from evenhand.data import Data
 from evenhand.data.fingerprint import survey
 from evenhand.data.record_checks import refuse_training_records
 from evenhand.errors import UsageError
-from evenhand.runs import weights_digest
+from evenhand.runs import released_weights
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.training import evaluate, trusted_code
 from evenhand.training.config import PYTHON, Config, to_toml
@@ -77,7 +77,7 @@ def train(
     def after(folder: Folder, model: nn.Module) -> None:
         if held_out is not None:
             line = evaluate.row(model, held_out, plan.steps, float(plan.steps))
-            line |= {"segment": len(folder.ledger().keys) - 1, "weights": weights_digest.digest(model)}
+            line |= {"segment": len(folder.ledger().keys) - 1, "weights": released_weights.digest(model)}
             metrics = folder.training_metrics_file if research else folder.metrics_file
             write_durably(metrics, (json.dumps(line) + "\n").encode())
             spent = max((epsilon for epsilon in plan.epsilons if epsilon is not None), default=None)

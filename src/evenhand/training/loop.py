@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evenhand import durable
 from evenhand.data.dataset import Data
-from evenhand.runs import weights_digest
+from evenhand.runs import released_weights
 from evenhand.runs.folder import write_durably
 from evenhand.runs.ledger import BLOCK, LOST
 from evenhand.training import evaluate
@@ -150,7 +150,7 @@ def _measured(private: Private, companions: Companions, training_records: bool) 
     """Return whether the last evaluation measured the weights that are about to be released."""
     last: dict[str, Any] = next(reversed(private.folder.metrics(training_records=training_records)), {})
     with companions.shown():
-        return bool(last.get("weights") == weights_digest.digest(private.model))
+        return bool(last.get("weights") == released_weights.digest(private.model))
 
 
 def _epoch(private: Private) -> float:
@@ -168,7 +168,7 @@ def _evaluate(private: Private, test: Data, companions: Companions, telling: Bro
     """Measure the weights that would be released, write a line of metrics, and give the values to the loggers."""
     with companions.shown():
         line = evaluate.row(private.model, test, private.position, _epoch(private))
-        line |= {"segment": private.segment, "weights": weights_digest.digest(private.model)}
+        line |= {"segment": private.segment, "weights": released_weights.digest(private.model)}
     private.folder.add_metrics(line, metrics)
     if telling:
         private.told()

@@ -13,8 +13,8 @@ from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.reporting import group_metrics, model_card, run_page
+from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
-from evenhand.runs import verify_figures
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.terminal import say
 from evenhand.training.config import PYTHON, of_run
@@ -273,7 +273,7 @@ def _facts(plan: Plan, statement: Mapping[str, Any]) -> dict[str, str]:
         "Clip bound": bound if plan.certified else "none",
         "Plan": plan.digest[:16],
         "Ledger head": statement["ledger_head"][:16],
-        verify_figures.FACT: (statement["model_sha256"] or "not released")[: verify_figures.SHOWN],
+        released_weights.FACT: (statement["model_sha256"] or "not released")[: released_weights.SHOWN],
         "Software": f"evenhand {statement['software']['evenhand']}, torch {statement['software']['torch']}",
     }
 
