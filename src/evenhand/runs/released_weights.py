@@ -1,6 +1,6 @@
 """Digest of a model's weights, and the check that figures in a run folder are of the weights that lie in it.
 
-The digest is over the tensors alone, by name, equal for the model in memory and for its file, and computed without torch
+The digest is over the tensors alone, by name, equal for the model in memory and for its file, computed without torch
 for the file: whoever measured a model can write down which one, before it has a file. Each evaluation names the weights
 it measured by it; card and report name the file. Folders of an earlier version name neither.
 """
