@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -127,21 +126,6 @@ def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
             "(and average over what lies within a record), for example torch.nn.CrossEntropyLoss(reduction='none')"
         )
     return value
-
-
-def gradients_of_sum(loss: Tensor, asked: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of ``loss.sum()`` at tensors or edges of the graph; None where it does not depend on them.
-
-    ``torch.autograd.grad`` does the same, but looks at its arguments for a good part of a small model's step.
-
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> gradients_of_sum(x * 3, [x])
-    (tensor([3., 3.]),)
-    """
-    answers: tuple[Tensor | None, ...] = Variable._execution_engine.run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, tuple(asked), allow_unreachable=True, accumulate_grad=False
-    )
-    return answers
 
 
 def without_values(error: Exception) -> DataError:

@@ -227,10 +227,12 @@ class Engine:
                     habits.ways.update(use.key for use in direct.uses)
                     rest = {name: p for name, p in rest.items() if id(p) not in direct.covered}
                 asked = (*rest.values(), *(direct.edges if direct else ()), *wanted)
-                answers = Variable._execution_engine.run_backward(  # as `gradients_of_sum`, with one call less
-                    *((loss,), (torch.ones_like(loss),), False, False, asked),
-                    allow_unreachable=True,
-                    accumulate_grad=False,
+                answers = (
+                    Variable._execution_engine.run_backward(  # torch.autograd.grad without its checks of arguments
+                        *((loss,), (torch.ones_like(loss),), False, False, asked),
+                        allow_unreachable=True,
+                        accumulate_grad=False,
+                    )
                 )
                 if direct is not None:
                     recorder.calls += direct.calls(answers[len(rest) : len(asked) - len(wanted)])

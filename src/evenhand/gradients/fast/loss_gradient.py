@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.variable import Variable
 
-from evenhand.gradients.batch_utils import LossFn, gradients_of_sum, losses
+from evenhand.gradients.batch_utils import LossFn, losses
 from evenhand.gradients.fast.dense_native import NARROW, fits, loops
 from evenhand.gradients.layers.base import touched
 
@@ -74,3 +75,18 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     loss = likely.gather(across, labels).neg_().squeeze(across)
     grad = likely.exp_().scatter_add_(across, labels, torch.full_like(labels, -1, dtype=likely.dtype))
     return loss, grad.t().contiguous() if across == 0 else grad
+
+
+def gradients_of_sum(loss: Tensor, asked: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of ``loss.sum()`` at tensors or edges of the graph; None where it does not depend on them.
+
+    ``torch.autograd.grad`` does the same, but looks at its arguments for a good part of a small model's step.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> gradients_of_sum(x * 3, [x])
+    (tensor([3., 3.]),)
+    """
+    answers: tuple[Tensor | None, ...] = Variable._execution_engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, tuple(asked), allow_unreachable=True, accumulate_grad=False
+    )
+    return answers
