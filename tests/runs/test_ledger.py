@@ -7,6 +7,7 @@ import pytest
 
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
 from evenhand.runs.ledger import BLOCK, Ledger, Reading, read
+from evenhand.runs.ledger_rows import encode_row
 from evenhand.types import Commit
 
 
@@ -239,3 +240,10 @@ def test_rows_rewritten_with_a_valid_hash_are_still_checked(path: Path, written:
         previous = row["hash"] = row_hash(body)
         row["prev"] = body["prev"]
     assert accepted(path, b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)) is None
+
+
+def test_a_row_of_no_known_kind_is_refused(path: Path, written: bytes) -> None:
+    row, _ = encode_row({"type": "discount", "count": 10}, read(path).head)
+    path.write_bytes(written + row)
+    with pytest.raises(LedgerError, match="of no known kind"):
+        read(path)

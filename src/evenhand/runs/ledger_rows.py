@@ -186,6 +186,8 @@ def _read(lines: Iterable[bytes]) -> Reading:
     if not rows or rows[0]["type"] != "open":
         raise LedgerError("The ledger does not begin with an open row: it is damaged and cannot be trusted.")
     number, block = _format(rows[0]), _block(rows)
+    if any(row["type"] not in _FIELDS for row in rows):
+        raise LedgerError("A row of the ledger is of no known kind: it was edited, and what it charges cannot be told.")
     plan, steps, reserved = str(rows[0]["plan"]), _whole(rows[0]["steps"], 1), 0
     replans: list[tuple[str, int]] = []
     stopped = False
