@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Folder", "as_json", "head_in", "sha256", "statement_bytes", "write_durably", "write_json"]
 
+_MOST_EVALUATIONS = 20_000
+"""Lines of a metrics file; a run writes one per evaluation."""
 _README = """# A run of evenhand
 
 May be shared: model.safetensors, model-last.safetensors, plan.json, ledger.jsonl, statement.json, statement.md,
@@ -359,8 +361,11 @@ def head_in(file: Path) -> str:
 
 
 def _evaluations(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the evaluations of a metrics file; a line that a crash cut short is left out, a flood of lines refused."""
     if path.exists():
-        for line in untrusted.lines(path):
+        for number, line in enumerate(untrusted.lines(path)):
+            if number == _MOST_EVALUATIONS:
+                raise VerificationError(f"{path.name} cannot be read: it has more than {number} lines.")
             try:
                 yield untrusted.parse_json(line, path.name, _EVALUATION)
             except VerificationError:
