@@ -94,6 +94,9 @@ def of_values(
         level: how often such intervals hold the truth.
         bounds: values beyond these are not possible.
 
+    Returns:
+        The estimate; its ends are NaN where nothing is known about how sure it is, never an interval of width zero.
+
     Examples:
         >>> cost = of_values([4.0, 5.0, 6.0], chance=1.0, records=500, split=Split())
         >>> cost.value, round(cost.low, 1), round(cost.high, 1)
@@ -103,6 +106,8 @@ def of_values(
     if not known:
         return Estimate(math.nan, math.nan, math.nan, 0)
     spread = _spread(known, chance, split)
+    if spread.variance == 0:
+        return Estimate(spread.mean, math.nan, math.nan, records)
     half = _quantile((1 + level) / 2, spread.freedom) * math.sqrt(spread.variance)
     return Estimate(spread.mean, max(bounds[0], spread.mean - half), min(bounds[1], spread.mean + half), records)
 
@@ -156,7 +161,7 @@ def named_group(
         groups is compared at ``(1 - level) / G``, and must be told apart from all others. Groups with fewer than
         ``fewest`` records are neither named nor compared with.
 
-    Replicas in which a group has no value are NaN. ``chances`` gives the variance by records where values are no shares.
+    A replica in which a group has no value is NaN. ``chances`` is the variance by records where values are no shares.
 
     Examples:
         >>> shares = {"a": [0.9, 0.91, 0.9], "b": [0.9, 0.9, 0.92], "c": [0.6, 0.62, 0.58]}
