@@ -26,7 +26,7 @@ from evenhand.errors import UsageError
 from evenhand.reporting.intervals import over_seeds
 from evenhand.training import evaluate
 from evenhand.training.config import Config
-from evenhand.training.from_config import planned, promised
+from evenhand.training.from_config import planned, read_budgets
 from evenhand.training.optimizers import Descent
 
 HERE = Path(__file__).parent
@@ -57,7 +57,7 @@ def cells(seeds: int, figures: Path = RESULTS) -> list[sweep.Cell]:
 def trained(config: Config, train: Data, test: Data) -> list[dict[str, Any]]:
     """One training; after each half epoch the recall of every class on held-out records."""
     model = config.build_model(train.facts)
-    plan = planned(config, train.facts, promised(config, train))
+    plan = planned(config, train.facts, read_budgets(config, train))
     descent = Descent(config.optimizer, config.lr, config.momentum, config.weight_decay, config.lr_schedule)
     optimizer, schedule = descent.build(model, plan.steps)
 
@@ -130,9 +130,9 @@ def judged(found: Mapping[str, Any], claim: declared_claims.Claim) -> list[list[
     for at, epoch in moments(found).items():
         rows = evaluations(found, at)
         both = [over_seeds(list(declared_claims.series(claim.measure, rows[name]).values()), low=0) for name in METHODS]
-        verdict, difference = claim.judged(rows, {})
-        shown = [*(words(each, ".1f") for each in both), words(difference, "+.1f")]
-        lined.append([f"{epoch:g}", *shown, verdict])
+        verdict = claim.judged(rows, {})
+        shown = [*(words(each, ".1f") for each in both), words(verdict.difference, "+.1f")]
+        lined.append([f"{epoch:g}", *shown, verdict.verdict])
     return lined
 
 
