@@ -132,7 +132,7 @@ def render_comparison(data: ComparisonData) -> str:
     """
     sections = [part for make in _SECTIONS if (part := make(data)) is not None]
     headline = lead(data.entries)
-    found = [sentence for sentence in findings(data.entries, data.least) if sentence not in headline]
+    further = [sentence for sentence in findings(data.entries, data.least) if sentence not in headline]
     return document(
         "comparison.html.j2",
         data.title,
@@ -140,7 +140,7 @@ def render_comparison(data: ComparisonData) -> str:
         lead=headline,
         mark=RESEARCH,
         failures=[reason for entry in data.entries for reason in entry.failures][:20],
-        findings=Bullets([Words(sentence, mark=_mark(data.costed)) for sentence in found]),
+        findings=Bullets([Words(sentence, mark=_mark(data.costed)) for sentence in further]),
         sections=sections + facts_and_commands(data.facts, data.reproduce),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from evenhand.comparison import pooling
+from evenhand.comparison import pooled_cells
 from evenhand.comparison.compare import compare
 from evenhand.comparison.summary import cell_digest
 from evenhand.comparison.sweep import Sweep
@@ -31,13 +31,13 @@ def test_two_comparisons_are_pooled_where_they_train_the_same(tmp_path: Path) ->
     later = Sweep(dataclasses.replace(BASE, seed=2), methods=("dpsgd", "naive"), epsilons=(3.0,), seeds=1)
     for sweep, name in ((first, "a"), (later, "b")):
         assert compare(sweep, tmp_path / name, jobs=1, progress=False).failed == []
-    tables = pooling.read([tmp_path / "a", tmp_path / "b"])
-    pools = {pool.method: pool for pool in pooling.pooled(tables).values()}
+    tables = pooled_cells.read([tmp_path / "a", tmp_path / "b"])
+    pools = {pool.method: pool for pool in pooled_cells.pooled(tables).values()}
     assert (pools["dpsgd"].studies, list(pools["dpsgd"].rows)) == ((0, 1), [0, 1, 2])
     assert (pools["naive"].studies, list(pools["naive"].rows)) == ((1,), [2])
     alone = float(tables[0]["entries"][0]["metrics"]["accuracy"]["value"])
     shares = [row["accuracy"] for row in pools["dpsgd"].rows.values()]
     assert pools["dpsgd"].share().value == sum(shares) / 3
     assert sum(shares[:2]) / 2 == alone
-    wider = pooling.shared(tables)
+    wider = pooled_cells.shared(tables)
     assert [entry["seeds"] for table in wider for entry in table["entries"]] == [3, 3, 1]
