@@ -88,6 +88,8 @@ def words(found: Estimate | None, form: str = ".3f") -> str:
     """
     if found is None:
         return ""
+    if found.count > 1 and found.low != found.low:
+        return f"{found.value:{form}}"
     ends = "one seed" if found.count == 1 else f"{found.low:{form}} to {found.high:{form}}"
     return f"{found.value:{form}} ({ends})"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from evenhand.comparison import declared_claims
-from evenhand.reporting.intervals import over_seeds
+from evenhand.comparison import measures as measured
+from evenhand.reporting.uncertainty import Split, of_values
 
 WORDS = {
     "accuracy": ("highest accuracy over all records", "%"),
@@ -74,27 +76,34 @@ def measures(table: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name in dict.fromkeys(asked)
-        if private and all(declared_claims.series(name, rows(entry), reference(table)) for entry in private)
+        if private and all(measured.series(name, rows(entry), reference(table)) for entry in private)
     ]
 
 
 def best(table: Mapping[str, Any], measure: str, at: str) -> Best | None:
-    """The best private method of a table in ``measure`` at the promise ``at``."""
-    base = reference(table)
-    found = {
-        entry["method"]: declared_claims.series(measure, rows(entry), base)
-        for entry in table["entries"]
-        if entry["private"] and promise(entry) == at
+    """The best private method of a table in ``measure`` at the promise ``at``.
+
+    Tables from before the number of held-out records was written have intervals over trainings alone.
+    """
+    base, split = reference(table), Split(table.get("held_out_over_training"))
+    chosen = {entry["method"]: rows(entry) for entry in table["entries"] if entry["private"] and promise(entry) == at}
+    found = {name: measured.series(measure, each, base) for name, each in chosen.items()}
+    chances = {name: measured.chance(measure, each, split, base) for name, each in chosen.items() if found[name]}
+    means = {
+        name: of_values(list(values.values()), chances[name], len(values), split, bounds=(0.0, math.inf))
+        for name, values in found.items()
+        if values
     }
-    means = {name: over_seeds(list(values.values()), low=0) for name, values in found.items() if values}
     if not means:
         return None
     sign = -1 if measure in LOWER else 1
     first = max(means, key=lambda name: sign * means[name].value)
     tied = []
     for name, values in found.items():
-        apart = declared_claims.difference(found[first], values)
-        if name != first and values and not (sign * apart.value > 0 and (apart.low > 0) == (apart.high > 0)):
+        if name == first or not values:
+            continue
+        apart = declared_claims.difference(found[first], values, chance=chances[first] + chances[name], split=split)
+        if not (sign * apart.value > 0 and math.isfinite(apart.low) and (apart.low > 0) == (apart.high > 0)):
             tied.append(name)
     top = means[first]
     return Best(measure, at, first, top.value, top.low, top.high, tuple(tied), top.count)

@@ -26,8 +26,7 @@ from evenhand.errors import UsageError
 from evenhand.reporting.intervals import over_seeds
 from evenhand.training import evaluate
 from evenhand.training.config import Config
-from evenhand.training.density_runs import read_budgets
-from evenhand.training.from_config import planned
+from evenhand.training.from_config import planned, read_budgets
 from evenhand.training.optimizers import Descent
 
 HERE = Path(__file__).parent
@@ -131,9 +130,9 @@ def judged(found: Mapping[str, Any], claim: declared_claims.Claim) -> list[list[
     for at, epoch in moments(found).items():
         rows = evaluations(found, at)
         both = [over_seeds(list(declared_claims.series(claim.measure, rows[name]).values()), low=0) for name in METHODS]
-        verdict, difference = claim.judged(rows, {})
-        shown = [*(words(each, ".1f") for each in both), words(difference, "+.1f")]
-        lined.append([f"{epoch:g}", *shown, verdict])
+        verdict = claim.judged(rows, {})
+        shown = [*(words(each, ".1f") for each in both), words(verdict.difference, "+.1f")]
+        lined.append([f"{epoch:g}", *shown, verdict.verdict])
     return lined
 
 

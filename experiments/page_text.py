@@ -31,7 +31,7 @@ def page(table: Mapping[str, Any]) -> str:
         "Choices of ours, where the paper leaves them open or where we differ:",
         listed(study.get("open", [])),
         "## Results",
-        f"Means over seeds with 95 % t-intervals; epsilon {_terms(table)}.",
+        f"Means over seeds with 95 % {_intervals(table)}; epsilon {_terms(table)}.",
         _picture(table, "accuracy"),
         _results(table),
         _picture(table, "groups"),
@@ -60,8 +60,14 @@ def _setting(table: Mapping[str, Any]) -> list[str]:
         each = [f"{name} {setting['budgets'][name]:g}" for name in setting["budgets"]]
         lines.append(f"Owners and their epsilon: {', '.join(each)}.")
     seeds = max(entry["seeds"] for entry in table["entries"])
-    lines.append(f"Seeds: {seeds} per method and promise; one split of the data for all.")
+    split = f". {table['split']}" if table.get("split") else "; one split of the data for all."
+    lines.append(f"Seeds: {seeds} per method and promise{split}")
     return lines
+
+
+def _intervals(table: Mapping[str, Any]) -> str:
+    """What the intervals of a table hold: tables from before splits were told have the chance of training alone."""
+    return "intervals that hold the chance of training and of held-out records" if table.get("split") else "t-intervals"
 
 
 def _results(table: Mapping[str, Any]) -> str:

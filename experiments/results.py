@@ -29,6 +29,7 @@ import page_text  # noqa: E402
 import plotting  # noqa: E402
 import summarising  # noqa: E402
 
+from evenhand.comparison import pooled_cells  # noqa: E402
 from evenhand.comparison import sweep as grid  # noqa: E402
 from evenhand.comparison.compare import compare  # noqa: E402
 from evenhand.errors import EvenhandError, UsageError  # noqa: E402
@@ -134,7 +135,7 @@ def again(name: str, out: Path) -> dict[str, Any]:
 
 def summarise(out: Path, packaged: Path) -> None:
     """What ``evenhand recommend`` reads, from every table in ``out``."""
-    packaged.write_text(json.dumps(summarising.packaged(written(out)), indent=1) + "\n")
+    packaged.write_text(json.dumps(summarising.packaged(pooled_cells.shared(written(out))), indent=1) + "\n")
 
 
 def written(out: Path) -> list[dict[str, Any]]:

@@ -144,13 +144,15 @@ def mean(value: float, low: float, high: float, scale: float = 1.0, missing: str
 
 
 def ends_in_words(low: float, high: float, scale: float = 1.0) -> str:
-    """Return the ends of an interval as whole numbers, each times ``scale``.
+    """Return the ends of an interval, each times ``scale``: whole numbers, or as many decimals as tell them apart.
 
     Examples:
-        >>> ends_in_words(-0.2, 52.0)
-        '0 to 52'
+        >>> ends_in_words(-0.2, 52.0), ends_in_words(0.8151, 0.8234, 100), ends_in_words(2.0, 2.04)
+        ('0 to 52', '81.5 to 82.3', '2.00 to 2.04')
     """
-    return f"{scale * low:z.0f} to {scale * high:z.0f}"
+    width = scale * (high - low)
+    digits = 0 if width >= 3 else 1 if width >= 0.3 else 2
+    return f"{scale * low:z.{digits}f} to {scale * high:z.{digits}f}"
 
 
 def difference(value: float, low: float, high: float) -> str:

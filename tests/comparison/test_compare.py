@@ -17,7 +17,7 @@ import pytest
 
 from commands import evenhand
 from evenhand.comparison import summary, tables
-from evenhand.comparison import tables as files
+from evenhand.comparison import write_results as files
 from evenhand.comparison.compare import Comparison, compare
 from evenhand.comparison.run_cell import finished, plan_task
 from evenhand.comparison.sweep import Sweep, from_toml

@@ -5,13 +5,23 @@ from __future__ import annotations
 import pytest
 
 from evenhand.comparison import declared_claims, sweep
-from evenhand.comparison.declared_claims import FAILS, HOLDS, OPEN, Claim
+from evenhand.comparison.declared_claims import FAILS, HOLDS, OPEN, SMALL, Claim
+from evenhand.comparison.measures import payers, series
 from evenhand.errors import UsageError
+from evenhand.reporting.uncertainty import Split
 
 
-def rows(*shares: float) -> dict[int, dict]:
+def rows(*shares: float, records: int = 20_000) -> dict[int, dict]:
+    half = {"a": records // 2, "b": records // 2}
     return {
-        seed: {"accuracy": share, "groups": {"a": share, "b": share / 2}, "owners": {"x": share / 4}}
+        seed: {
+            "accuracy": share,
+            "records": records,
+            "groups": {"a": share, "b": share / 2},
+            "group_records": half,
+            "owners": {"x": share / 4},
+            "owner_records": {"x": records},
+        }
         for seed, share in enumerate(shares)
     }
 
@@ -62,6 +72,7 @@ def test_a_variant_may_promise_more_privacy_never_less() -> None:
         ({"claim": [{"text": "t", "left": "dpsgd", "right": 1, "measure": "luck"}]}, "no measure called 'luck'"),
         ({"claim": [{"text": "t", "left": "dpsgd", "right": 1, "direction": "up"}]}, "no direction"),
         ({"claim": [{"text": "t", "left": "dpsgd", "right": 1, "margin": "5"}]}, "factor and margin are numbers"),
+        ({"claim": [{"text": "t", "left": "dpsgd", "right": 1, "matters": -1}]}, "matters=-1 cannot be used"),
     ],
 )
 def test_mistakes_are_named(values: dict, words: str) -> None:
@@ -71,23 +82,21 @@ def test_mistakes_are_named(values: dict, words: str) -> None:
 
 def test_measures_in_points() -> None:
     one = rows(0.8)
-    assert declared_claims.series("gap", one) == {0: pytest.approx(40.0)}
-    assert declared_claims.series("worst", one) == {0: pytest.approx(40.0)}
-    assert (
-        declared_claims.series("owner:x", one) == declared_claims.series("worst_owner", one) == {0: pytest.approx(20.0)}
-    )
-    assert declared_claims.series("auc", one) == {}
-    assert declared_claims.series("cost:b", one, rows(1.0)) == {0: pytest.approx(10.0)}
-    assert declared_claims.series("cost_gap", one, rows(1.0)) == {0: pytest.approx(10.0)}
-    assert declared_claims.payers(one, rows(1.0)) == ("b", "a")
-    assert declared_claims.series("cost", one, {}) == {}
+    assert series("gap", one) == {0: pytest.approx(40.0)}
+    assert series("worst", one) == {0: pytest.approx(40.0)}
+    assert series("owner:x", one) == series("worst_owner", one) == {0: pytest.approx(20.0)}
+    assert series("auc", one) == {}
+    assert series("cost:b", one, rows(1.0)) == {0: pytest.approx(10.0)}
+    assert series("cost_gap", one, rows(1.0)) == {0: pytest.approx(10.0)}
+    assert payers(one, rows(1.0)) == ("b", "a")
+    assert series("cost", one, {}) == {}
 
 
 def test_a_claim_holds_fails_or_stays_open() -> None:
     table = {"good": rows(0.80, 0.81, 0.82), "bad": rows(0.50, 0.51, 0.52), "wild": rows(0.1, 0.9, 0.7)}
 
     def verdict(*arguments: object, **more: object) -> str:
-        return Claim("t", *arguments, **more).judged(table, {})[0]
+        return Claim("t", *arguments, **more).judged(table, {}).verdict
 
     assert verdict("good", "bad") == HOLDS
     assert verdict("bad", "good") == FAILS
@@ -97,8 +106,42 @@ def test_a_claim_holds_fails_or_stays_open() -> None:
     assert verdict("good", "good", margin=-1.0) == HOLDS
     assert verdict("bad", "good", factor=0.5) == HOLDS
     assert verdict("good", 75) == HOLDS
-    assert Claim("t", "good", "bad").judged({"good": rows(0.8), "bad": rows(0.5)}, {})[0] == OPEN
-    assert Claim("t", "good", "none").judged(table, {})[0] == OPEN
+    assert Claim("t", "good", "bad").judged({"good": rows(0.8), "bad": rows(0.5)}, {}).verdict == OPEN
+    assert Claim("t", "good", "none").judged(table, {}).verdict == OPEN
+
+
+def test_what_is_too_small_to_matter_is_said_so() -> None:
+    shares = [0.8 + seed / 1000 for seed in range(10)]
+    table = {"one": rows(*shares, records=10**6), "two": rows(*(share + 0.002 for share in shares), records=10**6)}
+    assert Claim("t", "two", "one").judged(table, {}).verdict == SMALL
+    assert Claim("t", "one", "two").judged(table, {}).verdict == SMALL
+    assert Claim("t", "two", "one", matters=0.1).judged(table, {}).verdict == HOLDS
+    assert Claim("t", "one", "two", matters=0.1).judged(table, {}).verdict == FAILS
+    assert Claim("t", "one", "two", margin=-1.0).judged(table, {}).verdict == HOLDS, "costs less than a point"
+
+
+def test_the_chance_of_few_records_leaves_a_claim_open() -> None:
+    """The claim of +8.4 points on 41 held-out records that was chance: ten seeds on one split do not decide it."""
+    gain = {
+        name: rows(*(share + seed * slope for seed in range(10)), records=41)
+        for name, share, slope in (("new", 0.575, 0.004), ("old", 0.5, 0.002))
+    }
+    judged = Claim("t", "new", "old").judged(gain, {})
+    assert judged.verdict == OPEN
+    assert judged.difference.value == pytest.approx(8.4)
+    assert "more data would" in judged.power
+    many = {name: rows(*(row["accuracy"] for row in table.values()), records=10**6) for name, table in gain.items()}
+    assert Claim("t", "new", "old").judged(many, {}).verdict == HOLDS
+
+
+def test_intervals_of_several_claims_hold_all_at_once() -> None:
+    table = {"a": rows(0.6, 0.62, 0.64, 0.66), "b": rows(0.6, 0.6, 0.6, 0.6)}
+    alone, among = (Claim("t", "a", "b").judged(table, {}, claims=number).difference for number in (1, 20))
+    assert among.high - among.low > alone.high - alone.low
+    resampled = Claim("t", "a", "b").judged(table, {}, Split(0.25)).difference
+    fixed = {name: rows(*(row["accuracy"] for row in side.values()), records=10**9) for name, side in table.items()}
+    plain = Claim("t", "a", "b").judged(fixed, {}).difference
+    assert resampled.high - resampled.low > plain.high - plain.low
 
 
 def test_pairs_use_the_seeds_that_both_have() -> None:

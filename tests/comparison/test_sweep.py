@@ -105,3 +105,35 @@ def test_a_file_and_flags(tmp_path: Path) -> None:
     file.write_text("methods = [")
     with pytest.raises(UsageError, match="not valid TOML"):
         sweep.from_toml(file, {})
+
+
+def test_public_data_are_split_anew_for_every_seed_unless_they_have_a_test_set() -> None:
+    drawn = Sweep(Config(data="ctg", seed=4), methods=("dpsgd", "naive"), seeds=2)
+    assert drawn.resampled
+    assert [cell.config.source["split_seed"] for cell in drawn.cells()] == [4, 5, 4, 5]
+    assert len({cell.config.split_seed for cell in drawn.cells()}) == 1
+    for fixed in (Config(data="digits"), Config(data="mnist"), Config(data="ctg", source={"split_seed": 3})):
+        assert not Sweep(fixed, seeds=2).resampled
+        with pytest.raises(UsageError, match="nothing to resample"):
+            Sweep(fixed, seeds=2, split="resampled")
+    once = Sweep(Config(data="ctg"), seeds=2, split="fixed")
+    assert not any("split_seed" in cell.config.source for cell in once.cells())
+
+
+def test_trials_of_tuning_share_one_split() -> None:
+    tuned = sweep.sweep({"data": "ctg", "methods": ["dpsgd"], "seeds": 2, "tune": {"lr": [0.1, 0.5], "seeds": 2}})
+    assert tuned.resampled
+    assert {trial.cell.config.source.get("split_seed") for trial in tuned.trials()} == {None}
+
+
+def test_private_data_are_split_once_unless_asked() -> None:
+    own = Config(data="people.csv", label="ill", seed=4)
+    once = Sweep(own, seeds=2)
+    assert not once.resampled
+    assert {cell.config.split_seed for cell in once.cells()} == {4}
+    asked = Sweep(own, seeds=2, split="resampled")
+    assert [cell.config.split_seed for cell in asked.cells()] == [4, 5]
+    with pytest.raises(UsageError, match="kind of split"):
+        Sweep(own, split="random")
+    with pytest.raises(UsageError, match="takes one of: resampled, fixed"):
+        sweep.sweep({"split": 3})

@@ -85,12 +85,43 @@ def test_nothing_similar_is_said() -> None:
 
 
 def test_differences_are_told() -> None:
-    found = recommend(Facts(60_000, 3.0, 0.02, kind="images"), known=KNOWN)
+    found = recommend(Facts(60_000, 3.0, 0.02), known=KNOWN)
     words = " ".join(found.reasons)
     assert found.measured
     assert "tune the learning rate anew" in words
     assert "smallest group was 10 %" in words
-    assert "another kind of data" in words
+
+
+def test_kinds_of_data_are_never_crossed() -> None:
+    for kind in ("images", "text", "other"):
+        found = recommend(Facts(10_000, 3.0, 0.1, kind=kind), known=KNOWN)
+        assert (found.measured, found.sure) == (False, "none")
+    for one in recommending.table()["studies"]:
+        for kind in {"table", "images", "text", "other"} - {one["kind"]}:
+            asked = Facts(one["records"], one["epsilon"], one["smallest_share"], bool(one["budgets"]), kind)
+            advice = recommend(asked)
+            kinds = {study["kind"] for study in recommending.table()["studies"] if study["experiment"] == advice.study}
+            assert not advice.measured or kinds == {kind}
+
+
+def test_a_poor_study_advises_nothing() -> None:
+    bad = {"method": "naive", "value": 1.7, "low": 0.5, "high": 3.0, "tied": [], "seeds": 5}
+    known = {"studies": [study(best={"worst": bad, "accuracy": {**bad, "value": 80.0}}, labels=7)]}
+    found = recommend(Facts(10_000, 3.0, 0.1), "accuracy", known=known)
+    assert not found.measured
+    assert "even the best worst group has 1.7 % right" in found.reasons[0]
+    common = {"studies": [study(majority=0.79)]}
+    assert "most common label" in recommend(Facts(10_000, 3.0, 0.1), known=common).reasons[0]
+
+
+def test_it_says_how_sure_it_is() -> None:
+    clear = {"method": "naive", "value": 80.0, "low": 78.0, "high": 82.0, "tied": [], "seeds": 100}
+    good = study(best={"worst": clear, "accuracy": clear}, split="Every seed holds out other records.", labels=2)
+    assert recommend(Facts(10_000, 3.0, 0.1), known={"studies": [good]}).sure == "high"
+    found = recommend(Facts(10_000, 3.0, 0.1), known=KNOWN)
+    assert found.sure == "moderate"
+    assert "not told apart from others" in found.reasons[-1]
+    assert recommend(Facts(120_000, 3.0, 0.1), known=KNOWN).sure == "low"
 
 
 def test_distance_is_zero_only_for_the_same_setting() -> None:

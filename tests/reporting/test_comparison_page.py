@@ -8,13 +8,14 @@ import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
 import pytest
-from comparison_samples import NAMES, around, entry, page_data
+from comparison_samples import NAMES, around, entry, evaluations, page_data
 
 from evenhand._numbers import points
 from evenhand.reporting.charts import NARROW, WIDE
 from evenhand.reporting.comparison_charts import MethodLine, accuracy_by_promise, dots
-from evenhand.reporting.comparison_page import RESEARCH, ComparisonData, lead, render_comparison
-from evenhand.reporting.comparison_sections import Entry, finding
+from evenhand.reporting.comparison_findings import corrected, finding, findings, lead
+from evenhand.reporting.comparison_page import RESEARCH, ComparisonData, render_comparison
+from evenhand.reporting.comparison_sections import Entry
 from evenhand.reporting.group_metrics import Estimate
 
 HOSTILE = ["<script>alert(1)</script>", "</svg><img src=x onerror=alert(1)>", '" onload="x', "\u202e</title>", ""]
@@ -25,8 +26,11 @@ def words(page: str) -> str:
 
 
 def test_the_headline_says_who_pays_how_much_at_the_middle_promise() -> None:
-    text = lead(page_data(NAMES)).replace("\u00a0", " ")
-    assert text.startswith("At epsilon 3, class 8 pays most: 45 points under dpsgd (95 % interval 40 to 50), 40 points")
+    text = lead(page_data(NAMES).entries).replace("\u00a0", " ")
+    assert text.startswith(
+        "class 8 pays most for privacy under every method and promise: 45 points (95 % interval 40 to 50) under dpsgd "
+        "at epsilon 3, 40 points"
+    )
 
 
 def test_the_page_states_terms_and_marks_what_is_not_private() -> None:
@@ -43,7 +47,7 @@ def test_without_a_reference_nothing_of_it_is_on_the_page() -> None:
     text = words(render_comparison(page_data(NAMES, research=False)))
     assert "Accuracy per group" in text
     assert not re.search(r"\bsgd,|cost|pays|without privacy|research only", text)
-    assert "Under dpsgd at epsilon 3, class 8 is served worst" in text
+    assert "class 8 is served worst under every method and promise: 50 % (45 to 55) correct under dpsgd" in text
 
 
 def test_failures_are_named_and_other_entries_stay() -> None:
@@ -88,11 +92,63 @@ def test_charts_are_well_formed_for_odd_values(size: int) -> None:
         assert "nan" not in drawing
 
 
-def test_findings_admit_chance_and_single_seeds() -> None:
-    plain = finding(entry("dpsgd", 3.0, {"a": 90.0, "b": 95.0}, costs={"a": around(4.0)})).replace("\u00a0", " ")
-    assert "too few seeds to tell this from no cost" in plain
-    single = entry("dpsgd", 3.0, {"a": 50.0, "b": 95.0}, costs={"a": Estimate(45.0, math.nan, math.nan, 1)})
-    assert "one seed, so no interval" in finding(single)
-    assert "No group pays" in finding(entry("dpsgd", 3.0, {"a": 90.0, "b": 9.0}, costs={"a": around(-4.0)}))
+def plain(entries: list[Entry]) -> str:
+    return " ".join(findings(corrected(entries))).replace("\u00a0", " ")
+
+
+def test_four_records_are_named_in_no_headline_but_listed() -> None:
+    groups = {"race = Native American": 25.0, "race = White": 70.0, "race = Black": 70.2}
+    rows = evaluations(groups)
+    for row in rows.values():
+        row["group_records"] = {"race = Native American": 4, "race = White": 500, "race = Black": 500}
+    text = plain([entry("dpsgd", 3.0, groups, rows=rows)])
+    assert "Native American pays" not in text
+    assert "No group can be told to pay more than all others" in text
+    assert "Too few held-out records to tell (fewer than 20): race = Native American (fewer than 10)." in text
+
+
+def test_one_sentence_a_finding() -> None:
+    data = page_data(NAMES)
+    text = findings(data.entries)
+    assert sum("class 8" in sentence for sentence in text) == 1
+    assert sum("other is more accurate" in sentence or "other serves" in sentence for sentence in text) <= 2
+    assert "No group" in plain([entry("dpsgd", 3.0, {"a": 90.0, "b": 90.5})])
+
+
+def test_the_better_method_is_named_once_for_all_promises() -> None:
+    low = evaluations({"a": 60.0, "b": 61.0})
+    high = evaluations({"a": 80.0, "b": 81.0})
+    for rows, share in ((low, 0.6), (high, 0.8)):
+        for seed, row in rows.items():
+            row["accuracy"] = share + seed / 1000
+    entries = [
+        entry(name, epsilon, {"a": 1.0, "b": 2.0}, costed=False, rows=rows)
+        for name, rows in (("worse", low), ("better", high))
+        for epsilon in (1.0, 3.0)
+    ]
+    text = plain(entries)
+    assert "better is more accurate than every other private method at epsilon 1 and epsilon 3" in text
+    assert "better serves the worst group best at epsilon 1 and epsilon 3" in text
+    single = [Entry(e.method, e.epsilon, seeds=1, rows={0: e.rows[0]}, metrics=e.metrics) for e in entries]
+    assert "No private method can be told" in plain(single), "one training says nothing about others"
+
+
+def test_who_does_not_beat_the_most_common_label_comes_first() -> None:
+    rows = evaluations({"a": 70.0, "b": 79.0})
+    for row in rows.values():
+        row |= {"accuracy": 0.779, "majority": 0.779}
+    weak = entry("dpsgd", 3.0, {"a": 70.0, "b": 79.0}, rows=rows)
+    strong = entry(
+        "other", 3.0, {"a": 70.0, "b": 79.0}, rows={seed: {**row, "accuracy": 0.9} for seed, row in rows.items()}
+    )
+    first = lead(corrected([strong, weak])).replace("\u00a0", " ")
+    assert first.startswith("dpsgd at epsilon 3 does not beat answering always the most common label, right for 78 %")
+    page = words(render_comparison(ComparisonData(**{**vars(page_data(NAMES)), "entries": [strong, weak]})))
+    assert "most common label" in page
+    assert "77.9" in page
+
+
+def test_findings_without_runs_or_groups() -> None:
     assert "no finished run" in finding(Entry("dpsgd", 3.0))
+    assert "90 % of held-out records" in finding(entry("dpsgd", 3.0, {"a": 90.0}, costed=False)).replace("\u00a0", " ")
     assert points(0.04).startswith("0\u00a0")

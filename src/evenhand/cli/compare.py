@@ -46,6 +46,17 @@ def run(
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="Add differences to this method, paired by seed.")
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            "--split",
+            help="resampled: other held-out records for each seed; fixed: one split. Default resampled on public data.",
+        ),
+    ] = None,
+    least_records: Annotated[
+        int | None,
+        typer.Option("--least-records", help="Share no figures of groups with fewer held-out records; default 10."),
+    ] = None,
     settings: options.Settings = None,
     delta: options.Delta = None,
     epochs: options.Epochs = None,
@@ -81,6 +92,8 @@ def run(
         seeds=seeds,
         reference=reference,
         baseline=baseline,
+        split=split,
+        least_records=least_records,
         settings=options.parsed(settings),
         delta=delta,
         epochs=epochs,

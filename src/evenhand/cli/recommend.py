@@ -24,7 +24,7 @@ def run(
     budgets: Annotated[
         str | None, typer.Option("--budgets", help="Owners with budgets of their own: strict=1,open=8.")
     ] = None,
-    kind: Annotated[str, typer.Option("--kind", help="table, images or other.")] = "table",
+    kind: Annotated[str, typer.Option("--kind", help="table, images, text or other; kinds are never mixed.")] = "table",
     parameters: Annotated[int | None, typer.Option("--parameters", help="Trainable parameters of the model.")] = None,
     goal: Annotated[str, typer.Option("--goal", help="What to be best in: worst, accuracy or gap.")] = "worst",
     json: options.Json = False,
@@ -41,7 +41,14 @@ def run(
 
 
 def _text(advice: Advice) -> str:
-    lines = [f"method: {advice.method}" + ("" if advice.measured else " (not measured on data like yours)")]
+    lines = [
+        f"method: {advice.method}"
+        + (
+            f" (how sure: {advice.sure})"
+            if advice.measured
+            else " (the plain default: nothing like your data was measured)"
+        )
+    ]
     used = {key: value for key, value in advice.settings.items() if key not in ("method", "settings")}
     if used:
         lines.append("with: " + ", ".join(f"{key} {value}" for key, value in used.items()))

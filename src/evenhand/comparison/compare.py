@@ -15,7 +15,7 @@ from typing import Any
 from evenhand import _validate, durable, untrusted
 from evenhand.comparison import executors, summary
 from evenhand.comparison import summary as tuning_results
-from evenhand.comparison import tables as files
+from evenhand.comparison import write_results as files
 from evenhand.comparison.run_cell import Task, Validation, finished, perform, plan_task
 from evenhand.comparison.sweep import Chosen, Sweep
 from evenhand.errors import UsageError, VerificationError

@@ -18,6 +18,7 @@ from evenhand import _validate
 FILE = "recommend.json"
 NEAR = 1.5
 """Studies whose distance is beyond this are not similar: about a factor of 30 in the number of records alone."""
+KINDS = ("table", "images", "text", "other")
 GOALS = {"worst": "the worst group", "accuracy": "all records together", "gap": "the gap between groups"}
 _SIMPLE = ("dpsgd", "auto_s", "psac", "idp_sample", "idp_scale")
 """Of methods that cannot be told apart the first of these is taken, then any."""
@@ -32,7 +33,7 @@ class Facts:
       epsilon: what is promised to every record, or the largest of the budgets.
       share: share of the smallest group; None if there are no groups.
       budgets: whether owners have budgets of their own.
-      kind: "table", "images" or "other".
+      kind: "table", "images", "text" or "other"; studies of another kind are not looked at.
       parameters: trainable parameters of the model; None if not known.
     """
 
@@ -46,16 +47,17 @@ class Facts:
     def __post_init__(self) -> None:
         _validate.whole(self.records, "records")
         _validate.number(self.epsilon, "epsilon", low=0)
-        _validate.known(self.kind, ("table", "images", "other"), "kind of data")
+        _validate.known(self.kind, KINDS, "kind of data")
         if self.share is not None:
             _validate.number(self.share, "smallest", low=0, high=1)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A method with its parameters, the reasons, and how similar what was measured is.
+    """A method with its parameters, the reasons, how similar what was measured is, and how sure the advice is.
 
-    ``measured`` is False when no study is similar; then the method is the plain default.
+    ``measured`` is False when no study of this kind of data is similar, or the nearest one is poor: then the method is
+    the plain default. ``sure`` is high, moderate or low, and none if nothing was measured.
     """
 
     method: str
@@ -66,6 +68,7 @@ class Advice:
     distance: float = math.inf
     others: Sequence[str] = field(default_factory=tuple)
     provenance: str = ""
+    sure: str = "none"
 
 
 def table() -> dict[str, Any]:
@@ -78,7 +81,7 @@ def table() -> dict[str, Any]:
 
 
 def distance(facts: Facts, study: Mapping[str, Any]) -> float:
-    """Return how unlike two settings are: each factor of ten counts one, another kind of promise or data counts more.
+    """Return how unlike two settings are: each factor of ten counts one, another kind of promise more.
 
     Examples:
       >>> study = {"records": 1000, "epsilon": 3.0, "smallest_share": 0.1, "budgets": {}, "kind": "table",
@@ -86,18 +89,22 @@ def distance(facts: Facts, study: Mapping[str, Any]) -> float:
       >>> round(distance(Facts(10_000, 3.0, 0.1), study), 2), distance(Facts(1000, budgets=True), study) > NEAR
       (1.0, True)
     """
+    if facts.kind != study["kind"]:
+        return math.inf
     parts = [abs(math.log10(facts.records / study["records"])), abs(math.log10(facts.epsilon / study["epsilon"]))]
     if facts.share is not None and study["smallest_share"]:
         parts.append(abs(math.log10(facts.share / study["smallest_share"])))
     if facts.parameters is not None:
         parts.append(abs(math.log10(facts.parameters / study["parameters"])) / 2)
-    parts.append(0.7 if facts.kind != study["kind"] else 0.0)
     parts.append(2 * NEAR if facts.budgets != bool(study["budgets"]) else 0.0)
     return math.sqrt(sum(part**2 for part in parts))
 
 
 def recommend(facts: Facts, goal: str = "worst", known: Mapping[str, Any] | None = None) -> Advice:
-    """Return the method that did best by ``goal`` in the most similar study.
+    """Return the method that did best by ``goal`` in the most similar study of the same kind of data.
+
+    Where the nearest study is far, or poor (its best method hardly answers better than a guess), nothing is advised but
+    the plain default.
 
     Args:
       facts: what is publicly known.
@@ -114,6 +121,8 @@ def recommend(facts: Facts, goal: str = "worst", known: Mapping[str, Any] | None
     if not ranked or distance(facts, ranked[0]) > NEAR:
         return _unmeasured(facts, ranked, known)
     study = ranked[0]
+    if lack := poor(study):
+        return _unmeasured(facts, ranked, known, lack)
     measure = "worst_owner" if goal == "worst" and "worst_owner" in study["best"] else goal
     best = study["best"].get(measure) or study["best"]["accuracy"]
     alike = [best["method"], *best["tied"]]
@@ -128,7 +137,52 @@ def recommend(facts: Facts, goal: str = "worst", known: Mapping[str, Any] | None
     reasons += _differences(facts, study)
     others = tuple(name for name in alike if name != line)
     near = distance(facts, study)
-    return Advice(method, used, reasons, True, study["experiment"], near, others, known.get("provenance", ""))
+    sure, why = _sure(near, best, study)
+    reasons.append(f"How sure: {sure}. {why}")
+    return Advice(method, used, reasons, True, study["experiment"], near, others, known.get("provenance", ""), sure)
+
+
+def poor(study: Mapping[str, Any]) -> str:
+    """Return why a study advises nothing: its best is no better than a guess or the most common label; else empty.
+
+    Examples:
+      >>> best = {"accuracy": {"value": 70.0, "low": 69.0}, "worst": {"value": 1.7, "low": 0.4}}
+      >>> poor({"best": best, "labels": 7, "groups": 7})
+      'in it even the best worst group has 1.7 % right, where guessing among 7 classes has 14.3 %'
+    """
+    classes = max(2, study.get("labels") or study["groups"])
+    names = {
+        "accuracy": "the best accuracy is",
+        "worst": "the best worst group has",
+        "worst_owner": "the best worst owner has",
+    }
+    for measure, words in names.items():
+        value = study["best"].get(measure, {}).get("value")
+        if value is not None and value <= 100 / classes:
+            guess = f"guessing among {classes} classes has {100 / classes:.1f} %"
+            return f"in it even {words} {value:.1f} % right, where {guess}"
+    top, most = study["best"].get("accuracy", {}), study.get("majority")
+    low = top.get("value") if top.get("low") is None else top["low"]
+    if most is not None and low is not None and low <= 100 * most:
+        return f"in it no method measurably beats the most common label, right for {100 * most:.1f} %"
+    return ""
+
+
+def _sure(near: float, best: Mapping[str, Any], study: Mapping[str, Any]) -> tuple[str, str]:
+    """Return how sure the advice is, and why: how near the study is, how many seeds, told apart, by which intervals."""
+    whole = bool(study.get("split"))
+    lacks = [
+        (near > NEAR / 3, f"the study is at distance {near:.1f}, where 0 is the same setting and {NEAR:g} too far"),
+        (best["seeds"] < 10, f"it has {best['seeds']} seeds"),
+        (bool(best["tied"]), "its best method is not told apart from others"),
+        (not whole, "its intervals hold the chance of training alone, not that of the held-out records"),
+    ]
+    reasons = [words for lacking, words in lacks if lacking]
+    level = (
+        "high" if not reasons else "low" if near > 2 * NEAR / 3 or best["seeds"] < 3 or len(reasons) > 3 else "moderate"
+    )
+    text = "; ".join(reasons) or "the study is near, has many seeds and tells its best method apart"
+    return level, f"{text[:1].upper()}{text[1:]}."
 
 
 def _found(study: Mapping[str, Any], best: Mapping[str, Any], measure: str) -> str:
@@ -150,14 +204,14 @@ def _differences(facts: Facts, study: Mapping[str, Any]) -> list[str]:
             f"Its smallest group was {100 * study['smallest_share']:.2g} % of the records, yours is "
             f"{100 * facts.share:.2g} %."
         )
-    if facts.kind != study["kind"]:
-        lines.append(f"It is about another kind of data ({study['kind']}).")
     return lines
 
 
-def _unmeasured(facts: Facts, ranked: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> Advice:
+def _unmeasured(facts: Facts, ranked: Sequence[Mapping[str, Any]], known: Mapping[str, Any], lack: str = "") -> Advice:
     method = "idp_sample" if facts.budgets else "dpsgd"
-    nearest = f" The nearest study is {ranked[0]['experiment']}, which is too unlike." if ranked else ""
+    nearest = ""
+    if ranked and math.isfinite(distance(facts, ranked[0])):
+        nearest = f" The nearest study is {ranked[0]['experiment']}: {lack or 'it is too unlike'}."
     reasons = [
         f"Nothing similar was measured, so this is the plain default and no finding.{nearest}",
         "Compare methods on public data like yours: evenhand compare --help",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,23 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from evenhand.accounting import accountant
-from evenhand.comparison import declared_claims, training_record_figures, tuning
+from evenhand.comparison import declared_claims, measures, training_record_figures, tuning
 from evenhand.comparison.executors import Failure
 from evenhand.comparison.run_cell import Task, seconds
-from evenhand.comparison.sweep import Chosen, Trial
-from evenhand.reporting.comparison_sections import NOTHING, Effort, Entry
+from evenhand.comparison.sweep import EACH_RUN, Chosen, Trial
+from evenhand.reporting import comparison_findings, replicas
+from evenhand.reporting.comparison_sections import Effort, Entry
 from evenhand.reporting.group_metrics import Estimate, across
-from evenhand.reporting.intervals import over_seeds, privacy_cost
+from evenhand.reporting.replicas import Rows
+from evenhand.reporting.uncertainty import Split, of_values
 from evenhand.runs.folder import write_durably
 from evenhand.runs.verify import verify
-from evenhand.training.config import Config
+from evenhand.training.config import Config, to_toml
 
 _PLAIN = ("accuracy", "balanced_accuracy", "mcc", "roc_auc", "log_loss")
 SETTINGS = (
     *("method", "model", "features", "epochs", "batch_size", "loss", "optimizer", "lr", "lr_schedule", "momentum"),
     *("weight_decay", "average", "augment", "views"),
 )
-_SHARES = ("accuracy", "balanced_accuracy", "roc_auc", "accuracy_group_min", "accuracy_group_max")
+_MEASURES = {"balanced_accuracy": "balanced", "roc_auc": "auc", "mcc": "mcc"}
+_SHARES = ("balanced_accuracy", "roc_auc", "accuracy_group_min", "accuracy_group_max", "accuracy_ratio")
 
 
 @dataclass(frozen=True)
@@ -69,20 +73,36 @@ def entries(
     reference = next((_by_seed(runs) for (_, epsilon), runs in cells.items() if epsilon is None), {})
     drafts = [_entry(method, epsilon, runs, reference) for (method, epsilon), runs in cells.items()]
     bases = {entry.epsilon: entry.rows for entry in drafts if entry.method == baseline}
-    return [
-        dataclasses.replace(
-            entry,
-            effort=(efforts or {}).get((entry.method, entry.epsilon)),
-            against={}
-            if entry.method == baseline
-            else declared_claims.against(entry.rows, bases.get(entry.epsilon, {})),
-        )
-        for entry in drafts
-    ]
+    return comparison_findings.corrected(
+        [
+            dataclasses.replace(
+                entry,
+                effort=(efforts or {}).get((entry.method, entry.epsilon)),
+                against={}
+                if entry.method == baseline
+                else declared_claims.against(entry.rows, bases.get(entry.epsilon, {}), entry.split),
+            )
+            for entry in drafts
+        ]
+    )
 
 
-def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
+def split_of(configs: Sequence[Config], held_out: float, records: int) -> Split:
+    """Return how trainings were split: resampled if their split seeds differ, then with held-out over training records.
+
+    Examples:
+      >>> both = [Config(split_seed=0), Config(split_seed=1)]
+      >>> split_of(both, 100, 400).ratio, split_of(both[:1], 100, 400).ratio
+      (0.25, None)
+    """
+    seeds = {(config.split_seed, config.source.get("split_seed")) for config in configs}
+    return Split(held_out / records if len(seeds) > 1 and held_out and records else None)
+
+
+def metrics_of(row: Mapping[str, Any], groups: Sequence[str] | None = None) -> dict[str, float]:
     """Return every metric of one evaluation by fairlearn's names, without those that are undefined.
+
+    How groups differ is of all groups, or of those in ``groups``.
 
     Examples:
       >>> metrics = metrics_of({"accuracy": 0.75, "mcc": None, "groups": {"a": 1.0, "b": 0.5}})
@@ -90,8 +110,25 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
       (0.5, 0.5, False)
     """
     metrics = {name: float(row[name]) for name in _PLAIN if row.get(name) is not None}
-    differ = across("accuracy", list(row.get("groups", {}).values()))
+    shares = row.get("groups", {})
+    differ = across("accuracy", [value for name, value in shares.items() if groups is None or name in groups])
     return metrics | {name: value for name, value in differ.items() if math.isfinite(value)}
+
+
+def cell_digest(config: Config, epsilon: float | None) -> str:
+    """Return a digest of everything that decides a training but its seeds: equal cells of two studies can be pooled.
+
+    Examples:
+      >>> cell_digest(Config(seed=1), 3.0) == cell_digest(Config(seed=2), 3.0) != cell_digest(Config(lr=9.0), 3.0)
+      True
+    """
+    plain = Config()
+    free = ("seed", "split_seed", "insecure_seed", "data_dir", "device", "micro_batch", "lean", "compose")
+    source = {key: value for key, value in config.source.items() if key != "split_seed"}
+    if source.get("owner_seed") == config.seed:
+        source["owner_seed"] = EACH_RUN
+    same = dataclasses.replace(config, **{name: getattr(plain, name) for name in free}, source=source, epsilon=epsilon)
+    return hashlib.sha256(to_toml(same).encode()).hexdigest()[:16]
 
 
 def together(results: Iterable[Result]) -> float | None:
@@ -112,11 +149,8 @@ def _entry(
     method: str, epsilon: float | None, runs: Sequence[Result], reference: Mapping[int, Mapping[str, Any]]
 ) -> Entry:
     rows = _by_seed(runs)
-    evaluations = [metrics_of(row) for row in rows.values()]
-    names = list(dict.fromkeys(name for metrics in evaluations for name in metrics))
-    groups = list(dict.fromkeys(name for row in rows.values() for name in row["groups"]))
+    split = split_of([run.task.cell.config for run in runs], replicas.size(rows), runs[0].task.plan.facts.records)
     spent = [run.epsilon for run in runs if run.epsilon is not None]
-    owners = list(dict.fromkeys(name for row in rows.values() for name in row.get("owners", {})))
     inside = [
         training_record_figures.read(run.task.folder) for run in runs if run.last is not None and run.task.research
     ]
@@ -126,17 +160,16 @@ def _entry(
         spent=max(spent, default=None),
         seeds=len(rows),
         failures=tuple(f"{run.task.cell.name}: {run.failure}" for run in runs if run.failure is not None),
-        metrics={name: _range(name, [metrics[name] for metrics in evaluations if name in metrics]) for name in names},
-        groups={name: _range("accuracy", [row["groups"][name] for row in rows.values()]) for name in groups},
-        owners={
-            name: _range("accuracy", [row["owners"][name] for row in rows.values() if name in row.get("owners", {})])
-            for name in owners
-        },
+        metrics=estimates(rows, split),
+        groups={name: replicas.share(rows, split, name) for name in replicas.names(rows)},
+        owners={name: replicas.share(rows, split, name, "owners") for name in replicas.names(rows, "owners")},
         budgets=_budgets(runs),
         training=_training(inside),
         seconds=sum(seconds(run.task) for run in runs),
         rows=rows,
         settings=_settings(runs[0].task.cell.config),
+        split=split,
+        cell=cell_digest(runs[-1].task.cell.config, epsilon),
     )
     return _with_costs(entry, rows, reference) if epsilon is not None and reference else entry
 
@@ -165,42 +198,69 @@ def _budgets(runs: Sequence[Result]) -> dict[str, tuple[float, float]]:
 
 
 def _training(inside: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, Estimate]]:
+    """Return values of training records per group, with intervals over trainings; records are what they are."""
     groups = dict.fromkeys(name for run in inside for name in run)
-    return {
+    values = {
         group: {
-            name: over_seeds([run[group][name] for run in inside if group in run])
+            name: [run[group][name] for run in inside if group in run]
             for name in next(run[group] for run in inside if group in run)
         }
         for group in groups
     }
+    return {
+        group: {name: of_values(known, 0.0, len(known), Split()) for name, known in figures.items()}
+        for group, figures in values.items()
+    }
 
 
-def _with_costs(entry: Entry, rows: Mapping[int, Any], reference: Mapping[int, Any]) -> Entry:
+def _with_costs(entry: Entry, rows: Rows, reference: Rows) -> Entry:
     """Add the points lost against the reference, paired by seed: the same start, the same split."""
+    before, after = replicas.paired(reference, rows)
 
-    def cost(name: str | None) -> Estimate:
-        before, after = ({seed: _value(row, name) for seed, row in table.items()} for table in (reference, rows))
-        return privacy_cost(before, after)
+    def cost(measure: str, records: int) -> Estimate:
+        points = measures.estimate(measure, after, entry.split, before)
+        return dataclasses.replace(points, count=records if points.measured else 0)
 
-    costs = {name: cost(name) for name in entry.groups if all(name in row["groups"] for row in reference.values())}
-    ranked = sorted((name for name in costs if costs[name].measured), key=lambda name: costs[name].value)
-    gap = NOTHING
-    if len(ranked) > 1:
-        low, high = ranked[0], ranked[-1]
-        before, after = (
-            {seed: _value(row, high) - _value(row, low) for seed, row in table.items()} for table in (reference, rows)
-        )
-        gap = privacy_cost(before, after)
-    return dataclasses.replace(entry, costs=costs, cost=cost(None), cost_gap=gap)
+    common = [name for name in entry.groups if name in replicas.names(before)]
+    costs = {name: cost(f"cost:{name}", entry.groups[name].count) for name in common}
+    whole, gap = cost("cost", entry.accuracy.count), cost("cost_gap", entry.accuracy.count)
+    return dataclasses.replace(entry, costs=costs, cost=whole, cost_gap=gap, reference=before)
 
 
-def _value(row: Mapping[str, Any], group: str | None) -> float:
-    return float(row["accuracy"] if group is None else row["groups"][group])
+def estimates(rows: Rows, split: Split) -> dict[str, Estimate]:
+    """Return every metric over trainings by fairlearn's names; how groups differ is of those with enough records.
+
+    Examples:
+      >>> row = {"accuracy": 0.75, "records": 400, "groups": {"a": 1.0, "b": 0.5, "c": 0.0}}
+      >>> row["group_records"] = {"a": 198, "b": 198, "c": 4}
+      >>> metrics = estimates({0: row, 1: row}, Split())
+      >>> metrics["accuracy_group_min"].value, metrics["accuracy"].low < 0.75 < metrics["accuracy"].high
+      (0.5, True)
+    """
+    large = replicas.large(rows)
+    tables = [metrics_of(row, large) for row in rows.values()]
+    names = dict.fromkeys(name for table in tables for name in table)
+    means: dict[str, Estimate] = {}
+    for name in names:
+        if name == "accuracy":
+            means[name] = replicas.share(rows, split)
+            continue
+        low, high = (0.0, 1.0) if name in _SHARES else (-1.0, 1.0) if name == "mcc" else (0.0, math.inf)
+        values = [table[name] for table in tables if name in table]
+        variance = _variance(name, rows, split, large)
+        means[name] = of_values(values, variance, replicas.size(rows), split, bounds=(low, high))
+    return means
 
 
-def _range(name: str, values: Sequence[float]) -> Estimate:
-    low, high = (0.0, 1.0) if name in _SHARES else (-1.0, 1.0) if name == "mcc" else (0.0, float("inf"))
-    return over_seeds(values, low=low, high=high)
+def _variance(name: str, rows: Rows, split: Split, large: Sequence[str]) -> float:
+    """Return the variance that held-out records give a metric; 0 of log loss, whose interval holds trainings only."""
+    if name in _MEASURES:
+        return measures.score_variance(_MEASURES[name], rows, split)
+    if name == "accuracy_group_min":
+        return replicas.lowest_variance(rows, split, large)
+    if name == "accuracy_group_max":
+        return max((replicas.variance(rows, split, group) for group in large), default=0.0)
+    return measures.gap_variance(rows, split) if name.startswith("accuracy_") else 0.0
 
 
 Key = tuple[str, float | None]

@@ -16,6 +16,7 @@ from evenhand.accounting.budgets import Budgets
 from evenhand.comparison import compared_methods, tuning
 from evenhand.comparison import declared_claims as claims
 from evenhand.errors import UsageError
+from evenhand.reporting.small_cells import LEAST
 from evenhand.training.config import Config, absolute, merged, settings
 
 REFERENCE = "sgd"
@@ -31,7 +32,12 @@ _OWN: dict[str, type] = {
     "tune": Mapping,
     "claim": list,
     "study": Mapping,
+    "split": str,
+    "least_records": int,
 }
+SPLITS = ("resampled", "fixed")
+
+_PLAIN = ("seeds", "reference", "baseline", "variants", "split", "least_records")
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,9 @@ class Sweep:
     A method that is not private ignores the promises and runs once per seed. ``reference`` adds plain SGD. Budgets per
     owner in the base config are the one promise that all methods are compared at, instead of epsilons. ``variants`` are
     methods with settings of their own under another name. ``tune`` is the grid that every method gets. Differences are
-    counted against ``baseline``. ``file`` is the name of the experiment's file.
+    counted against ``baseline``. ``file`` is the name of the experiment's file. ``split`` is "resampled" (each seed has
+    its own held-out records, the same for all methods) or "fixed"; by default resampled where the data are public and
+    have no official test set. Figures of groups with fewer held-out records than ``least_records`` are not shared.
 
     Examples:
       >>> [cell.name for cell in Sweep(Config(), methods=("sgd", "dpsgd"), epsilons=(1.0, 3.0), seeds=1).cells()]
@@ -105,9 +113,19 @@ class Sweep:
     baseline: str | None = None
     claims: tuple[claims.Claim, ...] = ()
     file: str = ""
+    split: str | None = None
+    least_records: int = LEAST
 
     def __post_init__(self) -> None:
         _validate.whole(self.seeds, "seeds")
+        _validate.whole(self.least_records, "least_records", low=0)
+        if self.split is not None:
+            _validate.known(self.split, SPLITS, "kind of split")
+        if self.split == "resampled" and not self._divisible:
+            raise UsageError(
+                "These data come with held-out records of their own, so there is nothing to resample: leave out "
+                "--split resampled, and test_data or split_seed where you gave them."
+            )
         if not self.names or not self.epsilons:
             raise UsageError("There is nothing to compare: name methods and epsilons, e.g. --methods dpsgd,sgd.")
         for epsilon in self.epsilons:
@@ -157,11 +175,39 @@ class Sweep:
 
         return self.base.data in sources.PUBLIC
 
+    @property
+    def _divisible(self) -> bool:
+        """Return whether held-out records are drawn from the data, by a seed that nobody fixed."""
+        from evenhand.data import sources
+
+        if self.base.own_data:
+            return self.base.test_data is None
+        known = sources.SOURCES.get(self.base.data)
+        return known is not None and "split_seed" in known.options and "split_seed" not in self.base.source
+
+    @property
+    def resampled(self) -> bool:
+        """Return whether every seed has held-out records of its own, the same for all methods.
+
+        On data that are not public that happens only if asked for: who trains in one run must not be held out, and so
+        unprotected, in another.
+        """
+        if self.split is not None:
+            return self.split == "resampled"
+        return self.public and self._divisible
+
     def cells(self, chosen: Chosen | None = None) -> list[Cell]:
         """Return every final run, with what won in tuning; check names and settings before anything is spent."""
         seeds = range(self.base.seed, self.base.seed + self.seeds)
         return [
-            Cell(line.name, epsilon, seed, self._config(line, epsilon, seed, (chosen or {}).get((line.name, epsilon))))
+            Cell(
+                line.name,
+                epsilon,
+                seed,
+                self._config(
+                    line, epsilon, seed, (chosen or {}).get((line.name, epsilon)), seed if self.resampled else None
+                ),
+            )
             for line, epsilon in self._rows()
             for seed in seeds
         ]
@@ -198,23 +244,27 @@ class Sweep:
         return [max(map(float, self.base.budgets.values()))] if self.base.budgets else sorted(set(self.epsilons))
 
     def _config(
-        self, line: compared_methods.Line, epsilon: float | None, seed: int, choice: tuning.Choice | None
+        self,
+        line: compared_methods.Line,
+        epsilon: float | None,
+        seed: int,
+        choice: tuning.Choice | None,
+        split_seed: int | None = None,
     ) -> Config:
-        """Return the config of one run.
-
-        All runs have one split: who trains in one run must not be held out, and so unprotected, in another.
-        """
+        """Return the config of one run; without ``split_seed`` it has the one split of all runs, and of all trials."""
         base, choice = self.base, choice or tuning.Choice()
+        fixed = base.seed if base.split_seed is None else base.split_seed
+        divided = {} if split_seed is None or base.own_data else {"split_seed": split_seed}
         drawn = {"owner_seed": seed} if base.source.get("owner_seed") == EACH_RUN else {}
         promised = compared_methods.lower_budgets(line.budgets, base.budgets, line.name)
         return dataclasses.replace(
             merged(base, {**line.config, **choice.config}),
             method=line.method,
-            source={**base.source, **drawn},
+            source={**base.source, **drawn, **divided},
             epsilon=None if base.budgets else epsilon,
             budgets=promised if epsilon is not None else {},
             seed=seed,
-            split_seed=base.seed if base.split_seed is None else base.split_seed,
+            split_seed=fixed if split_seed is None or not base.own_data else split_seed,
             insecure_seed=None if base.insecure_seed is None else base.insecure_seed + seed,
             settings={**line.settings, **choice.settings},
         )
@@ -269,7 +319,7 @@ def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> S
         chosen["methods"] = tuple(str(name) for name in options.get("methods", []))
     if "epsilons" in options:
         chosen["epsilons"] = tuple(_validate.number(value, "epsilon", low=0) for value in options["epsilons"])
-    chosen |= {key: options[key] for key in ("seeds", "reference", "baseline", "variants") if key in options}
+    chosen |= {key: options[key] for key in _PLAIN if key in options}
     if "tune" in options:
         chosen["tune"] = tuning.tune(options["tune"])
     draft = Sweep(dataclasses.replace(base, epsilon=None), **chosen, file=file)
@@ -283,4 +333,6 @@ def _words(key: str) -> str:
         "seeds": "a whole number: how many trainings per method and epsilon",
         "reference": "true or false",
         "baseline": "the name of a method compared",
+        "split": f"one of: {', '.join(SPLITS)}",
+        "least_records": "a whole number: held-out records that a group needs for its figures to be shared",
     }.get(key, "a table" if key != "claim" else "tables: [[claim]]")

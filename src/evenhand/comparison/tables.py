@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from evenhand._numbers import mean, rounded_up
-from evenhand.comparison import tuning
-from evenhand.comparison.run_cell import loaded
-from evenhand.comparison.summary import Result, together
-from evenhand.comparison.sweep import Sweep
-from evenhand.reporting.comparison_page import ComparisonData, lead, render_comparison
+from evenhand._numbers import bare_percent, mean, rounded_up
+from evenhand.reporting import small_cells
+from evenhand.reporting.comparison_findings import finding, findings, lead
+from evenhand.reporting.comparison_page import ComparisonData
 from evenhand.reporting.comparison_sections import (
     Entry,
-    Verdict,
     difference,
     difference_names,
-    finding,
     tuning_line,
     verdict_line,
 )
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.text import cell, unmarked
-from evenhand.runs.folder import write_durably
+from evenhand.reporting.uncertainty import FEWEST
 
 UNIT, ADJACENCY = "one record", "add/remove"
 
@@ -52,9 +46,25 @@ def as_csv(data: ComparisonData) -> str:
 
 def as_markdown(data: ComparisonData) -> str:
     """Return the table for people, with what every epsilon means and the findings in words."""
-    head = ["method", "promise", "spent epsilon", "seeds", "all records, %", "worst group, %", "lowest group"]
+    rated = any(math.isfinite(entry.majority) for entry in data.entries)
+    head = [
+        "method",
+        "promise",
+        "spent epsilon",
+        "seeds",
+        "all records, %",
+        *(["most common label, %"] if rated else []),
+    ]
+    head += ["worst group, %", "served worst"]
     head += ["cost, points", "gap, points"] if data.costed else []
-    lines = [f"# {unmarked(data.title)}", "", lead(data), "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines = [
+        f"# {unmarked(data.title)}",
+        "",
+        unmarked(lead(data.entries)),
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+    ]
     for entry in data.entries:
         cells = [
             entry.method + ("" if entry.private else " (not private, research only)"),
@@ -62,17 +72,19 @@ def as_markdown(data: ComparisonData) -> str:
             "" if entry.spent is None else rounded_up(entry.spent),
             f"{entry.seeds}" + (f" ({len(entry.failures)} failed)" if entry.failures else ""),
             _words(entry.accuracy, 100),
+            *([bare_percent(entry.majority)] if rated else []),
             _words(entry.worst, 100),
-            entry.worst_group,
+            entry.worst_group or ("too close to tell" if entry.seeds else ""),
         ]
         cells += [_words(entry.cost), _words(entry.cost_gap)] if data.costed else []
         lines.append(f"| {' | '.join(map(unmarked, cells))} |")
     lines += [
         "",
-        f"Epsilon: {data.terms}. Means with 95 % t-intervals over seeds; held-out records are not covered.",
+        f"Epsilon: {data.terms}. Means with 95 % intervals that hold the chance of training and of held-out records, "
+        f"which are not covered. {data.split} Worst group: of those with at least {FEWEST} held-out records.",
         "",
     ]
-    lines += [f"- {unmarked(finding(entry))}" for entry in data.entries if entry.seeds]
+    lines += [f"- {unmarked(sentence)}" for sentence in findings(data.entries, data.least)]
     lines += _compared(data)
     lines += [f"- failed: {unmarked(reason)}" for entry in data.entries for reason in entry.failures]
     if data.together is not None and data.runs > 1:
@@ -86,7 +98,7 @@ def _compared(data: ComparisonData) -> list[str]:
     names = difference_names(data.entries)
     if names:
         head = ["method", "promise", *names.values()]
-        title = f"Differences to {unmarked(data.baseline)} in points, paired by seed, with 95 % t-intervals:"
+        title = f"Differences to {unmarked(data.baseline)} in points, paired by seed, with 95 % intervals:"
         lines += ["", title, "", f"| {' | '.join(map(unmarked, head))} |", f"|{'---|' * len(head)}"]
         for entry in data.entries:
             if entry.against:
@@ -108,6 +120,10 @@ def as_json(data: ComparisonData) -> str:
         "delta": data.delta,
         "epsilon_of_all_runs_together": data.together,
         "research": data.research,
+        "split": data.split,
+        "held_out_over_training": next((entry.split.ratio for entry in data.entries), None),
+        "least_records": data.least,
+        "findings": findings(data.entries, data.least),
         "setting": dict(data.setting),
         "baseline": data.baseline,
         "tuning": data.tuning,
@@ -119,6 +135,8 @@ def as_json(data: ComparisonData) -> str:
                 "verdict": verdict.verdict,
                 "difference": _plain({"": verdict.difference})[""],
                 "seeds": verdict.difference.count,
+                "matters": verdict.matters,
+                "power": verdict.power,
             }
             for verdict in data.verdicts
         ],
@@ -130,7 +148,10 @@ def as_json(data: ComparisonData) -> str:
                 "private": entry.private,
                 "seeds": entry.seeds,
                 "failures": list(entry.failures),
+                "cell": entry.cell,
                 "worst_group": entry.worst_group,
+                "majority": _null(entry.majority),
+                "records": {"all": entry.accuracy.count, **_sizes(entry)},
                 "metrics": _plain(entry.metrics),
                 "groups": _plain(entry.groups),
                 **_owners(entry),
@@ -162,8 +183,15 @@ def _effort(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _sizes(entry: Entry) -> dict[str, Any]:
+    """Return held-out records of one training by group; None where even their number is not shared."""
+    return {
+        "groups": {name: None if small_cells.hidden(group) else group.count for name, group in entry.groups.items()}
+    }
+
+
 def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in ("group_records", "owner_records", "records")}
+    return {key: value for key, value in row.items() if value is not None or key not in ("majority", "metrics")}
 
 
 def _owners(entry: Entry) -> dict[str, Any]:
@@ -191,6 +219,8 @@ def _row(data: ComparisonData, entry: Entry) -> dict[str, Any]:
         "seeds": entry.seeds,
         "failed": len(entry.failures),
         "worst_group": entry.worst_group,
+        "majority": entry.majority,
+        "held_out_records": entry.accuracy.count,
     }
     named = dict(entry.metrics)
     if data.costed:
@@ -202,10 +232,14 @@ def _row(data: ComparisonData, entry: Entry) -> dict[str, Any]:
         row |= {f"difference[{name}]_low": estimate.low, f"difference[{name}]_high": estimate.high}
     if entry.effort is not None:
         row |= {"trials": entry.effort.trials, "tuning_seconds": entry.effort.seconds, "chosen": entry.effort.words}
-    row |= {f"accuracy[{name}]": estimate.value for name, estimate in entry.groups.items()}
-    row |= {f"owner_accuracy[{name}]": estimate.value for name, estimate in entry.owners.items()}
+    row |= {f"accuracy[{name}]": _figure(estimate) for name, estimate in entry.groups.items()}
+    row |= {f"owner_accuracy[{name}]": _figure(estimate) for name, estimate in entry.owners.items()}
     row |= {f"owner_spent_epsilon[{name}]": spent for name, (_, spent) in entry.budgets.items()}
-    return row | {f"privacy_cost[{name}]": estimate.value for name, estimate in entry.costs.items()}
+    return row | {f"privacy_cost[{name}]": _figure(estimate) for name, estimate in entry.costs.items()}
+
+
+def _figure(estimate: Estimate) -> float | str:
+    return small_cells.words(estimate.count) if small_cells.hidden(estimate) else estimate.value
 
 
 def _costs(entry: Entry) -> dict[str, Any]:
@@ -231,137 +265,3 @@ def _harmless(value: Any) -> Any:
 
 def _words(estimate: Estimate, scale: float = 1.0) -> str:
     return mean(estimate.value, estimate.low, estimate.high, scale, missing="")
-
-
-_README = """# A comparison of evenhand
-
-May be shared: report.html, table.csv, table.md, table.json; of each run's folder what its README.md names. Results of
-several runs together reveal more than those of one: report.html says how much all of them do.
-
-Must not be shared: private/ (runs without privacy, trials of tuning, values of training records, locks), unless the
-data are public.
-
-Go on after an interruption: the same command with the same --out.
-"""
-
-
-def write(out: Path, sweep: Sweep, entries: Sequence[Entry], results: Sequence[Result]) -> dict[str, Path]:
-    """Write every file, durable on return; return their paths by name.
-
-    The files in ``out`` may be shared: they hold private runs only, unless the data are public. With a non-private
-    method on other data the full form goes into ``out/private``.
-    """
-    write_durably(out / "README.md", _README.encode())
-    research = any(not entry.private for entry in entries)
-    shared = list(entries) if sweep.public else [_shareable(entry) for entry in entries if entry.private]
-    written = _write(out, "report.html", "table", _page(sweep, shared, results, research and sweep.public))
-    if research and not sweep.public:
-        full = _page(sweep, entries, results, True)
-        written |= {
-            f"full_{name}": path
-            for name, path in _write(out / "private", "report-full.html", "table-full", full).items()
-        }
-    return written
-
-
-def _write(folder: Path, page: str, table: str, data: ComparisonData) -> dict[str, Path]:
-    texts = {
-        folder / page: render_comparison(data),
-        folder / f"{table}.csv": as_csv(data),
-        folder / f"{table}.md": as_markdown(data),
-        folder / f"{table}.json": as_json(data),
-    }
-    for path, text in texts.items():
-        write_durably(path, text.encode("utf-8", "replace"))
-    return dict(zip(("report", "csv", "markdown", "json"), texts, strict=True))
-
-
-def _page(sweep: Sweep, entries: Sequence[Entry], results: Sequence[Result], research: bool) -> ComparisonData:
-    plan = results[0].task.plan
-    done = [result for result in results if result.failure is None and result.task.cell.private]
-    base = sweep.base
-    named = base.data if sweep.public else "own data"
-    return ComparisonData(
-        title=f"{', '.join(dict.fromkeys(entry.method for entry in entries))} on {named}, {plan.facts.records} records",
-        entries=entries,
-        delta=next((result.task.plan.delta for result in results if result.task.cell.private), plan.delta),
-        together=together(done) if sweep.tune is None else None,
-        runs=len(done),
-        records=next((int(result.last["records"]) for result in results if result.last is not None), 0),
-        facts={
-            "Data": f"{named}, {plan.facts.records} training records, {len(plan.facts.groups)} groups",
-            "Model": base.model if ":" not in base.model else "own model",
-            "Steps": f"{plan.steps} of about {plan.expected_batch:g} records ({base.epochs:g} epochs), lr {base.lr:g}"
-            if sweep.tune is None
-            else "as tuned for each method: see the table of trials",
-            "Seeds": f"{base.seed} to {base.seed + sweep.seeds - 1}: initialisation; one held-out split for all",
-            "Noise": "operating-system entropy" if base.insecure_seed is None else "PUBLIC SEED: research only",
-            "Runs": f"{len(done)} private, each with its own ledger and statement in this folder",
-        },
-        reproduce=_command(sweep),
-        research=research,
-        public=sweep.public,
-        baseline=sweep.baseline or "",
-        tuning=_tuning(sweep),
-        grid={} if sweep.tune is None else {**sweep.tune.config, **sweep.tune.settings},
-        verdicts=_verdicts(sweep, entries),
-        setting=_setting(sweep, results),
-    )
-
-
-def _tuning(sweep: Sweep) -> str:
-    if sweep.tune is None:
-        return ""
-    return (
-        f"The same grid was tried for every method, as far as it has the settings; trials were scored by "
-        f"{sweep.tune.score} on {100 * sweep.tune.share:g} % of the training records, never on the test data. "
-        + (tuning.PUBLIC if sweep.public else tuning.UNCHARGED)
-    )
-
-
-def _verdicts(sweep: Sweep, entries: Sequence[Entry]) -> list[Verdict]:
-    """Return the verdict on every declared claim at every promise at which its methods were run."""
-    reference = next((entry.rows for entry in entries if not entry.private), {})
-    verdicts = []
-    for claim in sweep.claims:
-        for left in (entry for entry in entries if entry.method == claim.left and entry.private):
-            rows = {entry.method: entry.rows for entry in entries if entry.epsilon in (left.epsilon, None)}
-            verdicts.append(Verdict(claim.text, left.promise, *claim.judged(rows, reference)))
-    return verdicts
-
-
-def _setting(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
-    """Return facts that tell whether the results fit other data; facts of the records only where they are public."""
-    cell, plan = results[0].task.cell, results[0].task.plan
-    facts = plan.facts
-    body: dict[str, Any] = {"model": cell.config.model if ":" not in cell.config.model else "own model"}
-    body |= {"records": facts.records, "groups": len(facts.groups), "labels": len(facts.labels)}
-    if sweep.base.budgets:
-        body["owners"] = dict(facts.owners)
-        body["budgets"] = dict(sweep.base.budgets)
-    if sweep.public:
-        training = loaded(cell)[0]
-        counts = [int((training.group == index).sum()) for index in range(len(facts.groups))]
-        body |= {"data": sweep.base.data, "group_records": dict(zip(facts.groups, counts, strict=True))}
-        body["parameters"] = sum(weight.numel() for weight in cell.config.build_model(facts).parameters())
-    return body
-
-
-def _command(sweep: Sweep) -> str:
-    base = sweep.base
-    if sweep.file and (sweep.variants or sweep.tune or ":" in base.model):
-        return f"evenhand compare {sweep.file if sweep.public else 'CONFIG.toml'} --out again"
-    words = ["evenhand compare", f"--data {base.data}" if sweep.public else "CONFIG.toml"]
-    words += [f"--methods {','.join(sweep.methods)}"]
-    budgets = ",".join(f"{name}={float(value):g}" for name, value in base.budgets.items())
-    promises = f"--owners {base.owners} --budgets {budgets}" if sweep.public else "--budgets FILE.toml"
-    words += [promises] if base.budgets else [f"--epsilons {','.join(f'{e:g}' for e in sweep.epsilons)}"]
-    words += [f"--seeds {sweep.seeds}", f"--epochs {base.epochs:g}", *(["--reference"] if sweep.reference else [])]
-    words += [f"--batch-size {base.batch_size:g}"] if base.batch_size is not None else []
-    words += [f"--set {key}={json.dumps(value)}" for key, value in base.settings.items()]
-    return " ".join([*words, "--out again"])
-
-
-def _shareable(entry: Entry) -> Entry:
-    plain = Entry(entry.method, entry.epsilon)
-    return dataclasses.replace(entry, costs={}, cost=plain.cost, cost_gap=plain.cost_gap, training={})

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenhand._numbers import NO_BREAK, count, delta, ends_in_words, points
+from evenhand._numbers import bare_percent, count, delta
 from evenhand.reporting import comparison_sections
 from evenhand.reporting.comparison_charts import MethodLine, accuracy_by_promise, dots
-from evenhand.reporting.comparison_sections import Entry, Verdict, finding, mean
-from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.comparison_findings import findings, lead
+from evenhand.reporting.comparison_sections import Entry, Verdict, mean
 from evenhand.reporting.page import (
     Bullets,
     Chooser,
@@ -29,7 +29,9 @@ from evenhand.reporting.page import (
     facts_and_commands,
     figure,
 )
+from evenhand.reporting.small_cells import LEAST, hidden
 from evenhand.reporting.text import label
+from evenhand.reporting.uncertainty import FEWEST
 
 _DRAWN, _LISTED, _PROMISES = 120, 2000, 6  # marks and table cells of all promises together, and promises: page size
 RESEARCH = "not private \u2013 research only"
@@ -55,6 +57,8 @@ class ComparisonData:
         grid: the values that were tried, by name.
         verdicts: claims declared beforehand.
         setting: public facts of data and model, for programs.
+        split: how held-out records were chosen, in a sentence.
+        least: held-out records that a group needs for its figures to be on the page.
     """
 
     title: str
@@ -72,6 +76,8 @@ class ComparisonData:
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     verdicts: Sequence[Verdict] = ()
     setting: Mapping[str, Any] = field(default_factory=dict)
+    split: str = ""
+    least: int = LEAST
 
     @property
     def private(self) -> list[Entry]:
@@ -116,34 +122,6 @@ class ComparisonData:
         return sum(known) / len(known) if known else math.inf
 
 
-def lead(data: ComparisonData) -> str:
-    """Return the headline: which group pays how much at the middle promise under each method, worst first.
-
-    Examples:
-        >>> lead(ComparisonData("T", [], 1e-4, None, 0, 0, {}, ""))
-        'No run was finished, so there is nothing to compare yet.'
-    """
-    if not data.promises:
-        done = [entry for entry in data.entries if entry.seeds]
-        return " ".join(finding(entry) for entry in done[:2]) or (
-            "No run was finished, so there is nothing to compare yet."
-        )
-    middle = data.promises[len(data.promises) // 2]
-    chosen = [entry for entry in data.private if entry.promise == middle]
-    if not data.costed or not all(entry.pays_most for entry in chosen):
-        return finding(min(chosen, key=lambda entry: entry.worst.value))
-    chosen = sorted(chosen, key=lambda entry: -entry.costs[entry.pays_most].value)
-    group = chosen[0].pays_most
-    paid = [
-        f"{points(entry.costs[group].value)} under {label(entry.method, 40)}{_ends(entry.costs[group])}"
-        for entry in chosen
-        if group in entry.costs
-    ]
-    more = f" and {len(paid) - 3} more methods below" if len(paid) > 3 else ""
-    whole = f"all records together pay {points(chosen[0].cost.value)}"
-    return f"At {middle}, {label(group, 60)} pays most: {', '.join(paid[:3])}{more}; {whole}."
-
-
 def render_comparison(data: ComparisonData) -> str:
     """Return the whole page.
 
@@ -153,19 +131,16 @@ def render_comparison(data: ComparisonData) -> str:
         True
     """
     sections = [part for make in _SECTIONS if (part := make(data)) is not None]
-    findings = [
-        Words(finding(entry), mark=_mark(not entry.private or bool(entry.costs)))
-        for entry in data.entries
-        if entry.seeds
-    ]
+    headline = lead(data.entries)
+    further = [sentence for sentence in findings(data.entries, data.least) if sentence not in headline]
     return document(
         "comparison.html.j2",
         data.title,
         comparison=data,
-        lead=lead(data),
+        lead=headline,
         mark=RESEARCH,
         failures=[reason for entry in data.entries for reason in entry.failures][:20],
-        findings=Bullets(findings),
+        findings=Bullets([Words(sentence, mark=_mark(data.costed)) for sentence in further]),
         sections=sections + facts_and_commands(data.facts, data.reproduce),
     )
 
@@ -187,8 +162,10 @@ def _groups(data: ComparisonData) -> Section | None:
         chosen = [entry for entry in data.private if entry.promise == promise]
         charts.append(_at_promise(data, promise, chosen, promise == middle))
     remarks = [
-        f"Means over seeds with 95 % t-intervals over seeds, which say how much one training differs from the next; "
-        f"they do not say how well {count(data.records)} held-out records stand for others.",
+        f"Means over seeds with 95 % intervals, each for itself, that hold both how much one training differs from the "
+        f"next and how well {count(data.records)} held-out records stand for others. {data.split}",
+        f"A group is named in words only if it is told apart from all others, corrected for all groups, methods and "
+        f"promises; one with fewer than {FEWEST} held-out records never is.",
         "Held-out records are not covered by the privacy promise.",
     ]
     drawn, listed = data.room
@@ -208,11 +185,24 @@ def _at_promise(data: ComparisonData, promise: str, chosen: Sequence[Entry], unf
     ]
     title = f"{'Privacy cost' if data.costed else 'Accuracy'} per group at {promise}, {data.terms}"
     chart = figure(lambda size: dots(rows[: data.room[0]], title=title, unit=unit, numbers=data.numbers, size=size))
-    cells = [[name, *(mean(values.get(method), unit) for method in methods)] for name, values in rows[: data.room[1]]]
+    cells = [
+        [name, _records(name, chosen), *(mean(values.get(method), unit) for method in methods)]
+        for name, values in rows[: data.room[1]]
+    ]
     measure = "Privacy cost in points" if data.costed else "Correct, %"
-    caption = f"{measure}, mean and 95 % interval over seeds; {promise}, {data.terms}."
+    caption = f"{measure}, mean and 95 % interval; {promise}, {data.terms}. Records: held out in one training."
     summary = f"{promise[:1].upper()}{promise[1:]} ({data.terms})"
-    return Fold(summary, [chart, Table(["group", *methods], cells, caption)], open=unfolded)
+    return Fold(summary, [chart, Table(["group", "records", *methods], cells, caption)], open=unfolded)
+
+
+def _records(name: str, entries: Sequence[Entry]) -> str:
+    """Return a group's held-out records, and whether they are too few to tell."""
+    shown = next((entry.groups[name] for entry in entries if name in entry.groups), None)
+    if shown is None or not shown.count:
+        return ""
+    if hidden(shown):
+        return f"below {shown.count}"
+    return count(shown.count) + (" (too few to tell)" if shown.count < FEWEST else "")
 
 
 def _owners(data: ComparisonData) -> Section | None:
@@ -242,20 +232,34 @@ def _worst_groups(data: ComparisonData) -> Section | None:
 
 
 def _table(data: ComparisonData) -> Section:
-    """Return one row per method and promise."""
-    head = ["method", "promise", "all records", "worst group", "lowest", *(["cost", "gap"] if data.costed else [])]
+    """Return one row per method and promise; what needs no learning stands beside every accuracy."""
+    rated = any(math.isfinite(entry.majority) for entry in data.entries)
+    head = [
+        "method",
+        "promise",
+        "all records",
+        *(["most common label"] if rated else []),
+        "worst group",
+        "served worst",
+    ]
+    head += ["cost", "gap"] if data.costed else []
     rows = []
     for entry in data.entries:
         if not entry.seeds:
             rows.append([entry.method, entry.promise, "failed", *[""] * (len(head) - 3)])
             continue
         costs = [mean(entry.cost, "points"), mean(entry.cost_gap, "points")] if entry.costs else ["", ""]
-        accuracy, worst = mean(entry.accuracy, "%"), mean(entry.worst, "%")
         name = entry.method + ("" if entry.private else f" ({RESEARCH})")
         rows.append(
-            [name, entry.promise, accuracy, worst, label(entry.worst_group, 24), *(costs if data.costed else [])]
+            [
+                *(name, entry.promise, mean(entry.accuracy, "%")),
+                *([bare_percent(entry.majority)] if rated else []),
+                *(mean(entry.worst, "%"), label(entry.worst_group, 24) or "too close to tell"),
+                *(costs if data.costed else []),
+            ]
         )
-    caption = "Correct, %: mean and 95 % interval over seeds."
+    caption = f"Correct, %: mean and 95 % interval. Worst group: of those with at least {FEWEST} held-out records."
+    caption += " Most common label: right without any learning." if rated else ""
     caption += " Cost in points; gap: between who pays most and least." if data.costed else ""
     return Section("All methods", [Table(head, rows, caption, folded=False)])
 
@@ -298,7 +302,3 @@ _SECTIONS = (
 
 def _mark(research: bool) -> str:
     return RESEARCH if research else ""
-
-
-def _ends(cost: Estimate) -> str:
-    return f" (95{NO_BREAK}% interval {ends_in_words(cost.low, cost.high)})" if math.isfinite(cost.low) else ""

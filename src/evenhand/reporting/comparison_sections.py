@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from evenhand import _numbers
-from evenhand._numbers import NO_BREAK, bare_percent, ends_in_words, points, promised, rounded_up
+from evenhand._numbers import bare_percent, promised, rounded_up
+from evenhand.reporting import replicas, small_cells
 from evenhand.reporting.comparison_charts import dots
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.page import Block, Notes, Section, Table, Words, figure
+from evenhand.reporting.replicas import Rows
 from evenhand.reporting.text import label
+from evenhand.reporting.uncertainty import LEVEL, Split, distinct, of_values, share_variance
 
 NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
 
@@ -48,8 +52,8 @@ class Entry:
         spent: the largest epsilon that the ledgers of its runs charge.
         seeds: trainings that finished.
         failures: why others did not.
-        metrics: mean and t-interval over seeds by name: accuracy, balanced_accuracy, accuracy_group_min, ...
-        groups: accuracy per group, likewise.
+        metrics: mean and interval over trainings by name: accuracy, balanced_accuracy, accuracy_group_min, ...
+        groups: accuracy per group, likewise; ``count`` is the group's held-out records in one training.
         costs: points that privacy costs each group against the non-private reference; empty without one.
         cost: points that privacy costs over all records.
         cost_gap: the largest difference of cost between two groups.
@@ -61,6 +65,11 @@ class Entry:
         seconds: processor seconds of all its final trainings.
         rows: the last evaluation of each training by seed.
         settings: what its trainings were made with.
+        reference: the last evaluations of the non-private reference; empty without one.
+        split: whether every seed had a split of its own.
+        level: at which a group is named, corrected for all that the comparison looks at.
+        cell: digest of everything that decides the trainings but their seeds.
+        small: groups with too few held-out records to be named, by number; 0 where even that is not shared.
     """
 
     method: str
@@ -79,8 +88,13 @@ class Entry:
     against: Mapping[str, Estimate] = field(default_factory=dict)
     effort: Effort | None = None
     seconds: float = 0.0
-    rows: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    rows: Rows = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    reference: Rows = field(default_factory=dict)
+    split: Split = field(default_factory=Split)
+    level: float = LEVEL
+    cell: str = ""
+    small: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def private(self) -> bool:
@@ -102,72 +116,52 @@ class Entry:
 
     @property
     def worst(self) -> Estimate:
-        """Return accuracy of the worst group of each training."""
+        """Return accuracy of the worst group of each training, among those with enough held-out records."""
         return self.metrics.get("accuracy_group_min", NOTHING)
 
     @property
-    def worst_group(self) -> str:
-        """Return the group with the lowest mean accuracy; empty if none was measured."""
-        shares = {name: group.value for name, group in self.groups.items() if group.measured}
-        return min(shares, key=lambda name: shares[name], default="")
+    def majority(self) -> float:
+        """Return the share of the most common label among held-out records; NaN if not known."""
+        known = [float(row["majority"]) for row in self.rows.values() if row.get("majority") is not None]
+        return sum(known) / len(known) if known else math.nan
 
     @property
+    def gain(self) -> Estimate:
+        """Return by how many points the method beats the most common label; not measured if that is not known."""
+        rows = {seed: row for seed, row in self.rows.items() if row.get("majority") is not None}
+        values = [100 * (float(row["accuracy"]) - float(row["majority"])) for row in rows.values()]
+        records = distinct(replicas.size(rows), len(rows), self.split)
+        chance = (
+            1e4 * (replicas.variance(rows, self.split) + share_variance(self.majority, records)) if records else 0.0
+        )
+        return of_values(values, chance, replicas.size(rows), self.split)
+
+    @cached_property
+    def worst_group(self) -> str:
+        """Return the group that is served worse than all others; empty if none can be told."""
+        return replicas.served_worst(self.rows, self.split, level=self.level)
+
+    @cached_property
     def pays_most(self) -> str:
-        """Return the group with the highest mean cost; empty without a reference."""
-        costs = {name: cost.value for name, cost in self.costs.items() if cost.measured}
-        return max(costs, key=lambda name: costs[name], default="")
+        """Return the group that pays more for privacy than all others; empty if none can be told."""
+        if not self.costs or not self.private:
+            return ""
+        return replicas.pays_most(self.rows, self.reference, self.split, level=self.level)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A declared claim at one promise: the verdict, and the difference in points that it rests on."""
+    """A declared claim at one promise: the verdict, the difference in points that it rests on, and the power in words.
+
+    ``difference.count`` is the number of trainings; its interval holds together with those of all other claims.
+    """
 
     text: str
     promise: str
     verdict: str
     difference: Estimate
-
-
-def finding(entry: Entry) -> str:
-    r"""Return one sentence on what one method does to the group that it serves worst.
-
-    Examples:
-        >>> cost = Estimate(41.2, 30.4, 52.0, 3)
-        >>> entry = Entry("dpsgd", 3.0, seeds=3, costs={"class 8": cost}, cost=Estimate(6.0, 5.0, 7.0, 3))
-        >>> print(finding(entry).replace("\u00a0", " ").replace("; ", ";\n"))
-        class 8 pays 41 points under dpsgd at epsilon 3 (95 % interval 30 to 52, 3 seeds);
-        all records together 6 points.
-    """
-    if not entry.seeds:
-        return f"{entry.method} at {entry.promise} has no finished run."
-    at = f"{label(entry.method, 40)}{f' at {entry.promise}' if entry.private else ', which is not private'}"
-    if entry.pays_most and entry.private:
-        cost = entry.costs[entry.pays_most]
-        if cost.value <= 0:
-            return f"No group pays under {at}: none is less accurate than without privacy."
-        chance = "" if not cost.low <= 0 else "; too few seeds to tell this from no cost"
-        return (
-            f"{label(entry.pays_most, 60)} pays {points(cost.value)} under {at} ({_seeds(cost)}){chance}; "
-            f"all records together {points(entry.cost.value)}."
-        )
-    if not entry.worst_group or len(entry.groups) < 2:
-        return f"{_percent(entry.accuracy)} of all held-out records are answered correctly under {at}."
-    worst = entry.groups[entry.worst_group]
-    return (
-        f"Under {at}, {label(entry.worst_group, 60)} is served worst: {_percent(worst)} correct "
-        f"({_seeds(worst, 100)}) against {_percent(entry.accuracy)} overall."
-    )
-
-
-def _seeds(estimate: Estimate, scale: float = 1.0) -> str:
-    if not math.isfinite(estimate.low):
-        return "one seed, so no interval"
-    ends = ends_in_words(estimate.low, estimate.high, scale)
-    return f"95{NO_BREAK}% interval {ends}, {estimate.count} seeds"
-
-
-def _percent(estimate: Estimate) -> str:
-    return f"{bare_percent(estimate.value, 0)}{NO_BREAK}%"
+    power: str = ""
+    matters: float = 1.0
 
 
 NAMES = {"accuracy": "all records", "worst": "worst group", "gap": "gap between groups", "worst_owner": "worst owner"}
@@ -195,6 +189,8 @@ def mean(estimate: Estimate | None, unit: str) -> str:
         ('50.0 (40 to 60)', 'not measured')
     """
     scale = 100 if unit == "%" else 1
+    if estimate is not None and small_cells.hidden(estimate):
+        return small_cells.words(estimate.count)
     return _numbers.MISSING if estimate is None else _numbers.mean(estimate.value, estimate.low, estimate.high, scale)
 
 
@@ -218,9 +214,10 @@ def verdict_line(claim: Verdict) -> str:
         >>> verdict_line(Verdict("A beats B", "epsilon 3", "holds", Estimate(2.0, 1.0, 3.0, 5)))
         'A beats B (epsilon 3): holds; difference +2.0 (+1.0 to +3.0) points, 5 seeds.'
     """
+    power = f" {claim.power[:1].upper()}{claim.power[1:]}." if claim.power else ""
     return (
         f"{claim.text} ({claim.promise}): {claim.verdict}; difference {difference(claim.difference)} points, "
-        f"{claim.difference.count} seeds."
+        f"{claim.difference.count} seeds.{power}"
     )
 
 
@@ -252,9 +249,19 @@ def claims(verdicts: Sequence[Verdict]) -> Section | None:
     """
     if not verdicts:
         return None
-    rows = [[claim.text, claim.promise, claim.verdict, difference(claim.difference)] for claim in verdicts]
-    caption = "Declared in the experiment's file, judged by the 95 % interval of the difference in points over seeds."
-    return Section("What was claimed", [Table(["claim", "promise", "verdict", "difference"], rows, caption, False)])
+    rows = [
+        [
+            *(claim.text, claim.promise, claim.verdict, difference(claim.difference)),
+            *(promised(claim.matters), f"{claim.difference.count}", claim.power),
+        ]
+        for claim in verdicts
+    ]
+    head = ["claim", "promise", "verdict", "difference", "smallest that matters", "seeds", "power"]
+    caption = (
+        f"Declared in the experiment's file. Points, with intervals that hold all at once with 95 % (Bonferroni over "
+        f"{len(verdicts)} claims)."
+    )
+    return Section("What was claimed", [Table(head, rows, caption, False)])
 
 
 def differences(entries: Sequence[Entry], baseline: str) -> Section | None:
@@ -272,7 +279,10 @@ def differences(entries: Sequence[Entry], baseline: str) -> Section | None:
     ]
     if not rows:
         return None
-    caption = "Points, mean and 95 % t-interval over seeds, paired: the same start and the same records on both sides."
+    caption = (
+        "Points, mean and 95 % interval, paired by seed: the same start and the same records on both sides. Each "
+        "interval stands for itself: of many, one in twenty misses."
+    )
     table = Table(["method", "promise", *names.values()], rows, caption, folded=False)
     return Section(f"Against {label(baseline, 40)}", [table])
 
@@ -382,7 +392,7 @@ def owners(entries: Sequence[Entry], terms: str) -> Section | None:
     names = sorted(budgets, key=lambda name: budgets[name])
     rows = [[name, promised(budgets[name]), *(_owner_cell(entry, name) for entry in chosen)] for name in names]
     head = ["owner", "promised epsilon", *(label(entry.method, 40) for entry in chosen)]
-    caption = f"Correct, %: mean and 95 % interval over seeds; spent epsilon {terms}."
+    caption = f"Correct, %: mean and 95 % interval; spent epsilon {terms}."
     remarks = [
         "A method that treats owners alike gives everybody the strictest promise, and leaves the others unspent."
     ]

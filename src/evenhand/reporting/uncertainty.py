@@ -69,10 +69,47 @@ def over_replicas(
     known = [float(value) for value in values if math.isfinite(value)]
     if not known or records < 1:
         return Estimate(math.nan, math.nan, math.nan, 0)
-    spread = _spread(known, _binomial(_mean(known), records), split)
+    spread = _spread(known, share_variance(_mean(known), records), split)
     half = _quantile((1 + level) / 2, spread.freedom) * math.sqrt(spread.variance)
     centre, (low, high) = _shrunk(spread.mean, records), bounds
     return Estimate(spread.mean, max(low, centre - half), min(high, max(spread.mean, centre + half)), records)
+
+
+def of_values(
+    values: Sequence[float],
+    chance: float,
+    records: int,
+    split: Split,
+    *,
+    level: float = LEVEL,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> Estimate:
+    """Return the mean of any measure over replicas, with its interval, where the variance by records is given.
+
+    Args:
+        values: the measure in each replica, in any unit; values that are not finite are left out.
+        chance: the variance that the held-out records alone give the mean, in the unit of ``values`` squared.
+        records: held-out records, for ``count`` of the estimate.
+        split: whether every replica had a split of its own.
+        level: how often such intervals hold the truth.
+        bounds: values beyond these are not possible.
+
+    Returns:
+        The estimate; its ends are NaN where nothing is known about how sure it is, never an interval of width zero.
+
+    Examples:
+        >>> cost = of_values([4.0, 5.0, 6.0], chance=1.0, records=500, split=Split())
+        >>> cost.value, round(cost.low, 1), round(cost.high, 1)
+        (5.0, 2.6, 7.4)
+    """
+    known = [float(value) for value in values if math.isfinite(value)]
+    if not known:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    spread = _spread(known, chance, split)
+    if spread.variance == 0:
+        return Estimate(spread.mean, math.nan, math.nan, records)
+    half = _quantile((1 + level) / 2, spread.freedom) * math.sqrt(spread.variance)
+    return Estimate(spread.mean, max(bounds[0], spread.mean - half), min(bounds[1], spread.mean + half), records)
 
 
 def difference(
@@ -115,6 +152,7 @@ def named_group(
     lowest: bool = True,
     level: float = LEVEL,
     fewest: int = FEWEST,
+    chances: Mapping[str, float] | None = None,
 ) -> str | None:
     """Return the group that may be called worst (or highest): the one that differs from every other; None if none does.
 
@@ -122,6 +160,8 @@ def named_group(
         Where no group differs from the others, some group is named with probability at most ``1 - level``: each of G
         groups is compared at ``(1 - level) / G``, and must be told apart from all others. Groups with fewer than
         ``fewest`` records are neither named nor compared with.
+
+    A replica in which a group has no value is NaN. ``chances`` is the variance by records where values are no shares.
 
     Examples:
         >>> shares = {"a": [0.9, 0.91, 0.9], "b": [0.9, 0.9, 0.92], "c": [0.6, 0.62, 0.58]}
@@ -134,18 +174,28 @@ def named_group(
     if len(large) < 2:
         return None
     sign = 1 if lowest else -1
-    candidate = min(large, key=lambda name: sign * _mean(values[name]))
+    means = {name: _mean([value for value in values[name] if math.isfinite(value)] or [math.nan]) for name in large}
+    if not all(map(math.isfinite, means.values())):
+        return None
+    candidate = min(large, key=lambda name: sign * means[name])
     alone = 1 - (1 - level) / len(large)
+    known = chances or {name: share_variance(means[name], records[name]) for name in large}
     for other in large:
         if other == candidate:
             continue
-        spread = _difference(values[other], values[candidate], records[other], records[candidate], split)
+        pairs = zip(values[other], values[candidate], strict=True)
+        apart = [a - b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+        if not apart:
+            return None
+        spread = _spread(apart, known[other] + known[candidate], split)
         if sign * spread.mean <= _quantile(alone, spread.freedom) * math.sqrt(spread.variance):
             return None
     return candidate
 
 
-def power(effect: float, deviation: float, replicas: int, split: Split, *, level: float = LEVEL) -> float:
+def power(
+    effect: float, deviation: float, replicas: int, split: Split, *, level: float = LEVEL, chance: float = 0.0
+) -> float:
     """Return how likely ``replicas`` trainings tell an effect of this size from zero.
 
     Args:
@@ -154,41 +204,51 @@ def power(effect: float, deviation: float, replicas: int, split: Split, *, level
         replicas: trainings, at least 2.
         split: whether every replica had a split of its own.
         level: of the two-sided interval that must not hold zero.
+        chance: the variance that the held-out records alone give the mean.
 
     Examples:
-        >>> round(power(1.0, 2.0, 40, Split()), 2)
-        0.87
+        >>> round(power(1.0, 2.0, 40, Split()), 2), round(power(1.0, 2.0, 40, Split(), chance=1.0), 2)
+        (0.87, 0.16)
     """
     from scipy.special import ndtr
     from scipy.stats import nct
 
-    scale = deviation * math.sqrt(1 / replicas + (split.ratio or 0.0))
-    if scale == 0:
+    variance, freedom = _variance(deviation**2, replicas, chance, split)
+    if variance == 0:
         return 1.0 if effect else 1 - level
-    needed = _quantile((1 + level) / 2, replicas - 1)
-    shift = abs(effect) / scale
-    if replicas > _NORMAL:
+    needed = _quantile((1 + level) / 2, freedom)
+    shift = abs(effect) / math.sqrt(variance)
+    if freedom >= _NORMAL:
         return float(ndtr(shift - needed) + ndtr(-shift - needed))
-    return float(nct.sf(needed, replicas - 1, shift) + nct.cdf(-needed, replicas - 1, shift))
+    return float(nct.sf(needed, freedom, shift) + nct.cdf(-needed, freedom, shift))
 
 
 def replicas_for(
-    effect: float, deviation: float, split: Split, *, wanted: float = 0.85, level: float = LEVEL, most: int = 10_000
+    effect: float,
+    deviation: float,
+    split: Split,
+    *,
+    wanted: float = 0.85,
+    level: float = LEVEL,
+    most: int = 10_000,
+    chance: float = 0.0,
 ) -> int | None:
     """Return the fewest trainings that find the effect with probability ``wanted``; None if ``most`` do not.
 
-    With resampled splits the variance has a floor that no number of replicas lowers: more data are needed then.
+    The variance has a floor that no number of replicas lowers, by ``chance`` or by resampled splits: more data are
+    needed then.
 
     Examples:
         >>> replicas_for(1.0, 2.0, Split()), replicas_for(0.1, 2.0, Split(0.25))
         (38, None)
     """
-    if power(effect, deviation, most, split, level=level) < wanted:
+    if power(effect, deviation, most, split, level=level, chance=chance) < wanted:
         return None
     low, high = 1, most
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if power(effect, deviation, middle, split, level=level) >= wanted else (middle, high)
+        enough = power(effect, deviation, middle, split, level=level, chance=chance) >= wanted
+        low, high = (low, middle) if enough else (middle, high)
     return high
 
 
@@ -208,14 +268,32 @@ def verdict(low: float, high: float, margin: float) -> str:
     return "holds" if low > 0 else "not decided"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+def share_variance(share: float, records: int) -> float:
+    """Return the variance that so many held-out records give a share; it is never zero.
 
-
-def _binomial(share: float, records: int) -> float:
-    """Return the variance of a share of so many records; it is never zero."""
+    Examples:
+        >>> round(share_variance(1.0, 4), 4), round(share_variance(0.8, 1000), 6)
+        (0.0469, 0.000161)
+    """
     likely = _shrunk(min(1.0, max(0.0, share)), records)
     return likely * (1 - likely) / records
+
+
+def distinct(held_out: float, replicas: int, split: Split) -> int:
+    """Return how many different records are behind all replicas, each of which holds out about ``held_out``.
+
+    Examples:
+        >>> distinct(100, 5, Split()), distinct(100, 2, Split(1.0)), distinct(100, 50, Split(0.25))
+        (100, 150, 500)
+    """
+    if split.ratio is None:
+        return round(held_out)
+    share = split.ratio / (1 + split.ratio)
+    return round(held_out / share * (1 - (1 - share) ** replicas))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _shrunk(share: float, records: int) -> float:
@@ -227,8 +305,8 @@ def _difference(
     left: Sequence[float], right: Sequence[float], records: int, right_records: int | None, split: Split
 ) -> _Spread:
     """Return the spread of paired differences; the chances of both sides' records add up, an upper bound if shared."""
-    chance = _binomial(_mean(left), records) + _binomial(_mean(right), right_records or records)
-    return _spread([a - b for a, b in zip(left, right, strict=True)], chance, split)
+    both = share_variance(_mean(left), records) + share_variance(_mean(right), right_records or records)
+    return _spread([a - b for a, b in zip(left, right, strict=True)], both, split)
 
 
 def _spread(values: Sequence[float], chance: float, split: Split) -> _Spread:
@@ -242,12 +320,17 @@ def _spread(values: Sequence[float], chance: float, split: Split) -> _Spread:
     if count == 1:
         return _Spread(mean, chance, math.inf)
     sample = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return _Spread(mean, *_variance(sample, count, chance, split))
+
+
+def _variance(sample: float, count: int, chance: float, split: Split) -> tuple[float, float]:
+    """Return the variance of a mean of ``count`` replicas that vary by ``sample``, and its degrees of freedom."""
     if split.ratio is None:
         training = sample / count
         total = training + chance
-        return _Spread(mean, total, math.inf if training == 0 else (count - 1) * (total / training) ** 2)
+        return total, math.inf if training == 0 else (count - 1) * (total / training) ** 2
     corrected = sample * (1 / count + split.ratio)
-    return _Spread(mean, chance, math.inf) if corrected < chance else _Spread(mean, corrected, count - 1)
+    return (chance, math.inf) if corrected < chance else (corrected, count - 1)
 
 
 def _quantile(probability: float, freedom: float) -> float:

@@ -1,0 +1,176 @@
+"""Measures of trainings, in points: by seed, with the variance that the held-out records give their mean.
+
+A claim, a difference to the baseline and the best method of a study are all about one of these measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from evenhand.errors import UsageError
+from evenhand.reporting import replicas
+from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.replicas import Rows
+from evenhand.reporting.uncertainty import LEVEL, Split, distinct, of_values
+
+_PLAIN: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "accuracy": lambda row: row["accuracy"],
+    "balanced": lambda row: row["balanced_accuracy"],
+    "auc": lambda row: row["roc_auc"],
+}
+_TABLES = {"worst": "groups", "gap": "groups", "worst_owner": "owners"}
+_NAMED = {"group": "groups", "owner": "owners"}
+MEASURES = (*_PLAIN, *_TABLES, "cost", "cost_gap", "group:NAME", "owner:NAME", "cost:NAME")
+
+
+def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int, float]:
+    """Return a measure of every training in points, by seed, without seeds in which it is not defined.
+
+    Args:
+      measure: accuracy, balanced, auc, worst (group), gap (between groups), worst_owner, group:NAME, owner:NAME; and
+        against the non-private reference cost, cost:GROUP, and cost_gap, between the groups that pay most and least.
+        Groups with too few held-out records count neither for worst nor for gap.
+      rows: the last evaluations of one method.
+      reference: those of the non-private method.
+
+    Examples:
+      >>> rows = {0: {"accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}}}
+      >>> series("gap", rows), series("group:b", rows), series("worst_owner", rows)
+      ({0: 50.0}, {0: 50.0}, {})
+    """
+    kind, colon, name = measure.partition(":")
+    if kind.startswith("cost"):
+        return _cost(kind, name, rows, reference or {})
+    if colon and kind in _NAMED:
+        return _defined(rows, lambda row: row[_NAMED[kind]][name])
+    if measure in _TABLES:
+        table = _TABLES[measure]
+        groups = compared(rows, table)
+        inside = {
+            seed: [row[table][name] for name in groups if name in row.get(table, {})] for seed, row in rows.items()
+        }
+        spans = {
+            seed: max(values) - min(values) if measure == "gap" else min(values)
+            for seed, values in inside.items()
+            if values
+        }
+        return {seed: 100 * float(value) for seed, value in spans.items()}
+    if measure not in _PLAIN:
+        raise UsageError(f"There is no measure called {measure!r}. Choose one of: {', '.join(MEASURES)}.")
+    return _defined(rows, _PLAIN[measure])
+
+
+def chance(measure: str, rows: Rows, split: Split, reference: Rows | None = None) -> float:
+    """Return the variance in points squared that the held-out records alone give the mean of ``series``.
+
+    It is 0 where the number of records is not known. Of balanced accuracy and the area under the curve it is
+    approximate: the smaller side is taken to hold all records that are not of the most common label.
+
+    Examples:
+      >>> rows = {seed: {"accuracy": 0.8, "records": 100} for seed in range(3)}
+      >>> round(chance("accuracy", rows, Split()) ** 0.5, 1)
+      4.1
+    """
+    kind, colon, name = measure.partition(":")
+    if kind == "cost_gap":
+        both = [name for name in payers(rows, reference or {}) if name]
+        return sum(chance(f"cost:{name}", rows, split, reference) for name in both)
+    if kind == "cost":
+        measure = f"group:{name}" if name else "accuracy"
+        return chance(measure, rows, split) + chance(measure, reference or {}, split)
+    if colon and kind in _NAMED:
+        return 1e4 * replicas.variance(rows, split, name, _NAMED[kind])
+    if measure == "gap":
+        return 1e4 * gap_variance(rows, split)
+    if measure in _TABLES:
+        table = _TABLES[measure]
+        return 1e4 * replicas.lowest_variance(rows, split, compared(rows, table), table)
+    if measure == "accuracy":
+        return 1e4 * replicas.variance(rows, split)
+    return 1e4 * score_variance(measure, rows, split)
+
+
+def estimate(
+    measure: str, rows: Rows, split: Split, reference: Rows | None = None, *, level: float = LEVEL
+) -> Estimate:
+    """Return the mean of a measure in points with its interval; ``count`` is the number of trainings.
+
+    Examples:
+      >>> rows = {seed: {"accuracy": 0.8, "records": 100} for seed in range(3)}
+      >>> points = estimate("accuracy", rows, Split())
+      >>> round(points.value), round(points.low), round(points.high), points.count
+      (80, 72, 88, 3)
+    """
+    values = list(series(measure, rows, reference).values())
+    return of_values(values, chance(measure, rows, split, reference), len(values), split, level=level)
+
+
+def compared(rows: Rows, table: str) -> list[str]:
+    """Return the groups that count for the worst and the gap: those with enough held-out records."""
+    return replicas.large(rows, table)
+
+
+def payers(rows: Rows, reference: Rows) -> tuple[str, str]:
+    """Return the group that pays least and the one that pays most for privacy on average; empty names if not known."""
+    costs = {name: list(_cost("cost", name, rows, reference).values()) for name in compared(rows, "groups")}
+    means = {name: sum(values) / len(values) for name, values in costs.items() if values}
+    ranked = sorted(means, key=lambda name: means[name])
+    return (ranked[0], ranked[-1]) if len(ranked) > 1 else ("", "")
+
+
+def gap_variance(rows: Rows, split: Split) -> float:
+    """Return the variance by records of the distance between the best and the worst group."""
+    groups = compared(rows, "groups")
+    means = {name: replicas.share(rows, split, name).value for name in groups}
+    ranked = sorted((name for name in groups if math.isfinite(means[name])), key=lambda name: means[name])
+    return sum(replicas.variance(rows, split, name) for name in {*ranked[:1], *ranked[-1:]})
+
+
+def score_variance(measure: str, rows: Rows, split: Split) -> float:
+    """Return the variance by records of a score over all records: balanced accuracy, area under the curve, or MCC.
+
+    The area: Hanley and McNeil 1982. MCC: that of a correlation. Balanced accuracy: a share of the smaller side.
+    """
+    values = {"balanced": "balanced_accuracy", "auc": "roc_auc", "mcc": "mcc"}[measure]
+    known = [float(row[values]) for row in rows.values() if row.get(values) is not None]
+    records = distinct(replicas.size(rows), len(known), split)
+    if not known or not records:
+        return 0.0
+    mean = sum(known) / len(known)
+    common = [float(row["majority"]) for row in rows.values() if row.get("majority") is not None]
+    most = min(sum(common) / len(common) if common else 0.5, 1 - 1 / records)
+    few = max(1.0, records * (1 - max(most, 0.5)))
+    if measure == "mcc":
+        return (1 - min(mean**2, 0.99)) ** 2 / records
+    inside = min(max(mean, 1 / (records + 2)), 1 - 1 / (records + 2))
+    if measure == "balanced":
+        return inside * (1 - inside) / few
+    many, first, second = max(1.0, records - few), inside / (2 - inside), 2 * inside**2 / (1 + inside)
+    spread = inside * (1 - inside) + (few - 1) * (first - inside**2) + (many - 1) * (second - inside**2)
+    return spread / (few * many)
+
+
+def _cost(kind: str, name: str, rows: Rows, reference: Rows) -> dict[int, float]:
+    if kind == "cost_gap":
+        low, high = payers(rows, reference)
+        if not low:
+            return {}
+        less, more = _cost("cost", low, rows, reference), _cost("cost", high, rows, reference)
+        return {seed: more[seed] - less[seed] for seed in more if seed in less}
+    measure = f"group:{name}" if name else "accuracy"
+    before, after = series(measure, reference), series(measure, rows)
+    return {seed: before[seed] - after[seed] for seed in after if seed in before}
+
+
+def _defined(rows: Rows, value: Callable[[Mapping[str, Any]], float | None]) -> dict[int, float]:
+    points = {}
+    for seed, row in rows.items():
+        try:
+            known = value(row)
+        except (KeyError, ValueError):
+            continue
+        if known is not None:
+            points[seed] = 100 * float(known)
+    return points

@@ -1,0 +1,205 @@
+"""Write what a comparison leaves: report and tables that may be shared, and the full form among the private files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evenhand.comparison import tuning
+from evenhand.comparison.run_cell import loaded
+from evenhand.comparison.summary import Result, together
+from evenhand.comparison.sweep import Sweep
+from evenhand.comparison.tables import as_csv, as_json, as_markdown
+from evenhand.reporting import replicas, small_cells
+from evenhand.reporting.comparison_page import ComparisonData, render_comparison
+from evenhand.reporting.comparison_sections import Entry, Verdict
+from evenhand.runs.folder import write_durably
+
+_README = """# A comparison of evenhand
+
+May be shared: report.html, table.csv, table.md, table.json; of each run's folder what its README.md names. Results of
+several runs together reveal more than those of one: report.html says how much all of them do.
+
+Must not be shared: private/ (runs without privacy, trials of tuning, values of training records, locks), unless the
+data are public.
+
+Go on after an interruption: the same command with the same --out.
+"""
+
+
+def write(out: Path, sweep: Sweep, entries: Sequence[Entry], results: Sequence[Result]) -> dict[str, Path]:
+    """Write every file, durable on return; return their paths by name.
+
+    The files in ``out`` may be shared: they hold private runs only, unless the data are public. With a non-private
+    method on other data the full form goes into ``out/private``.
+    """
+    write_durably(out / "README.md", _README.encode())
+    research = any(not entry.private for entry in entries)
+    chosen = list(entries) if sweep.public else [_shareable(entry) for entry in entries if entry.private]
+    shared = [without_small_groups(entry, sweep.least_records) for entry in chosen]
+    page = _page(sweep, shared, results, research and sweep.public, sweep.least_records)
+    written = _write(out, "report.html", "table", page)
+    if research and not sweep.public:
+        full = _page(sweep, entries, results, True, 0)
+        written |= {
+            f"full_{name}": path
+            for name, path in _write(out / "private", "report-full.html", "table-full", full).items()
+        }
+    return written
+
+
+def _write(folder: Path, page: str, table: str, data: ComparisonData) -> dict[str, Path]:
+    texts = {
+        folder / page: render_comparison(data),
+        folder / f"{table}.csv": as_csv(data),
+        folder / f"{table}.md": as_markdown(data),
+        folder / f"{table}.json": as_json(data),
+    }
+    for path, text in texts.items():
+        write_durably(path, text.encode("utf-8", "replace"))
+    return dict(zip(("report", "csv", "markdown", "json"), texts, strict=True))
+
+
+def _page(
+    sweep: Sweep, entries: Sequence[Entry], results: Sequence[Result], research: bool, least: int
+) -> ComparisonData:
+    plan = results[0].task.plan
+    done = [result for result in results if result.failure is None and result.task.cell.private]
+    base = sweep.base
+    named = base.data if sweep.public else "own data"
+    return ComparisonData(
+        title=f"{', '.join(dict.fromkeys(entry.method for entry in entries))} on {named}, {plan.facts.records} records",
+        entries=entries,
+        delta=next((result.task.plan.delta for result in results if result.task.cell.private), plan.delta),
+        together=together(done) if sweep.tune is None else None,
+        runs=len(done),
+        records=next((int(result.last["records"]) for result in results if result.last is not None), 0),
+        facts={
+            "Data": f"{named}, {plan.facts.records} training records, {len(plan.facts.groups)} groups",
+            "Model": base.model if ":" not in base.model else "own model",
+            "Steps": f"{plan.steps} of about {plan.expected_batch:g} records ({base.epochs:g} epochs), lr {base.lr:g}"
+            if sweep.tune is None
+            else "as tuned for each method: see the table of trials",
+            "Seeds": f"{base.seed} to {base.seed + sweep.seeds - 1}: initialisation"
+            + (", and the held-out records of each" if sweep.resampled else "; one held-out split for all"),
+            "Noise": "operating-system entropy" if base.insecure_seed is None else "PUBLIC SEED: research only",
+            "Runs": f"{len(done)} private, each with its own ledger and statement in this folder",
+        },
+        reproduce=_command(sweep),
+        research=research,
+        public=sweep.public,
+        baseline=sweep.baseline or "",
+        tuning=_tuning(sweep),
+        grid={} if sweep.tune is None else {**sweep.tune.config, **sweep.tune.settings},
+        verdicts=_verdicts(sweep, entries),
+        setting=_setting(sweep, results),
+        split=_split(sweep),
+        least=least,
+    )
+
+
+def _split(sweep: Sweep) -> str:
+    """Return how held-out records were chosen, and why so."""
+    if sweep.resampled and sweep.public:
+        return "Every seed holds out other records, the same for all methods."
+    if sweep.resampled:
+        return (
+            "Every seed holds out other records, the same for all methods: whoever trains in one run is held out, and "
+            "so not covered, in another."
+        )
+    if sweep.public:
+        return "All runs hold out the same records."
+    return "All runs hold out the same records, so that nobody who trains in one run is held out, and bare, in another."
+
+
+def without_small_groups(entry: Entry, least: int) -> Entry:
+    """Return the entry without figures of groups and owners that have too few held-out records to be shared.
+
+    Examples:
+      >>> rows = {seed: {"groups": {"a": 0.9, "b": 0.5}, "group_records": {"a": 90, "b": 4}} for seed in range(2)}
+      >>> bare = without_small_groups(Entry("dpsgd", 3.0, rows=rows), 10)
+      >>> bare.rows[0]["groups"], bare.small
+      ({}, {'b': 0})
+    """
+    sizes = {name: replicas.size(entry.rows, name) for name in replicas.names(entry.rows)}
+    owners = {name: replicas.size(entry.rows, name, "owners") for name in replicas.names(entry.rows, "owners")}
+    groups, people = small_cells.left_out(sizes, least), small_cells.left_out(owners, least)
+    hidden = {f"owner:{name}" for name in people}
+
+    def rest(rows: replicas.Rows) -> replicas.Rows:
+        return {seed: small_cells.without(row, groups, people) for seed, row in rows.items()}
+
+    return dataclasses.replace(
+        entry,
+        groups=small_cells.suppress(entry.groups, groups, least),
+        costs=small_cells.suppress(entry.costs, groups, least),
+        owners=small_cells.suppress(entry.owners, people, least),
+        against={name: value for name, value in entry.against.items() if name not in hidden},
+        rows=rest(entry.rows),
+        reference=rest(entry.reference),
+        small={name: count if count >= least else 0 for name, count in replicas.small(entry.rows).items()},
+    )
+
+
+def _tuning(sweep: Sweep) -> str:
+    if sweep.tune is None:
+        return ""
+    return (
+        f"The same grid was tried for every method, as far as it has the settings; trials were scored by "
+        f"{sweep.tune.score} on {100 * sweep.tune.share:g} % of the training records, never on the test data. "
+        + (tuning.PUBLIC if sweep.public else tuning.UNCHARGED)
+    )
+
+
+def _verdicts(sweep: Sweep, entries: Sequence[Entry]) -> list[Verdict]:
+    """Return the verdict on every declared claim at every promise at which its methods were run."""
+    reference = next((entry.rows for entry in entries if not entry.private), {})
+    asked = [(claim, left) for claim in sweep.claims for left in entries if left.method == claim.left and left.private]
+    verdicts = []
+    for claim, left in asked:
+        rows = {entry.method: entry.rows for entry in entries if entry.epsilon in (left.epsilon, None)}
+        judged = claim.judged(rows, reference, left.split, claims=len(asked))
+        verdicts.append(
+            Verdict(claim.text, left.promise, judged.verdict, judged.difference, judged.power, claim.smallest)
+        )
+    return verdicts
+
+
+def _setting(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
+    """Return facts that tell whether the results fit other data; facts of the records only where they are public."""
+    cell, plan = results[0].task.cell, results[0].task.plan
+    facts = plan.facts
+    body: dict[str, Any] = {"model": cell.config.model if ":" not in cell.config.model else "own model"}
+    body |= {"records": facts.records, "groups": len(facts.groups), "labels": len(facts.labels)}
+    if sweep.base.budgets:
+        body["owners"] = dict(facts.owners)
+        body["budgets"] = dict(sweep.base.budgets)
+    if sweep.public:
+        training = loaded(cell)[0]
+        counts = [int((training.group == index).sum()) for index in range(len(facts.groups))]
+        body |= {"data": sweep.base.data, "group_records": dict(zip(facts.groups, counts, strict=True))}
+        body["parameters"] = sum(weight.numel() for weight in cell.config.build_model(facts).parameters())
+    return body
+
+
+def _command(sweep: Sweep) -> str:
+    base = sweep.base
+    if sweep.file and (sweep.variants or sweep.tune or ":" in base.model):
+        return f"evenhand compare {sweep.file if sweep.public else 'CONFIG.toml'} --out again"
+    words = ["evenhand compare", f"--data {base.data}" if sweep.public else "CONFIG.toml"]
+    words += [f"--methods {','.join(sweep.methods)}"]
+    budgets = ",".join(f"{name}={float(value):g}" for name, value in base.budgets.items())
+    promises = f"--owners {base.owners} --budgets {budgets}" if sweep.public else "--budgets FILE.toml"
+    words += [promises] if base.budgets else [f"--epsilons {','.join(f'{e:g}' for e in sweep.epsilons)}"]
+    words += [f"--seeds {sweep.seeds}", f"--epochs {base.epochs:g}", *(["--reference"] if sweep.reference else [])]
+    words += [f"--batch-size {base.batch_size:g}"] if base.batch_size is not None else []
+    words += [f"--set {key}={json.dumps(value)}" for key, value in base.settings.items()]
+    return " ".join([*words, "--out again"])
+
+
+def _shareable(entry: Entry) -> Entry:
+    plain = Entry(entry.method, entry.epsilon)
+    return dataclasses.replace(entry, costs={}, cost=plain.cost, cost_gap=plain.cost_gap, training={}, reference={})

@@ -1,0 +1,252 @@
+"""Writes what a comparison found, one sentence each: who is served worst or pays most, and which method is better.
+
+A group or a method is named only if it is told apart from every other, at a level that is corrected for everything that
+the page looks at: where nothing differs, one comparison in twenty names anything at all. Methods that do not beat the
+most common label come first, groups with too few held-out records last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from evenhand._numbers import NO_BREAK, bare_percent, ends_in_words, points
+from evenhand.reporting import replicas
+from evenhand.reporting.comparison_sections import Entry
+from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.small_cells import LEAST
+from evenhand.reporting.text import label, listed
+from evenhand.reporting.uncertainty import FEWEST, LEVEL
+
+_FIGURES = 3
+"""Figures that a sentence gives; the tables have all."""
+_GROUPS = 12
+"""Small groups that a sentence lists."""
+
+
+def corrected(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with the level at which they may name a group: 5 % over all that the page looks at.
+
+    Examples:
+        >>> rows = {0: {"groups": {"a": 0.9, "b": 0.8}, "group_records": {"a": 50, "b": 50}}}
+        >>> [entry.level for entry in corrected([Entry("dpsgd", epsilon, rows=rows) for epsilon in (1.0, 3.0)])]
+        [0.975, 0.975]
+    """
+    level = 1 - (1 - LEVEL) / _families(entries)
+    return [dataclasses.replace(entry, level=level) for entry in entries]
+
+
+def _families(entries: Sequence[Entry]) -> int:
+    """Return how many questions are asked: per entry who is worst and who pays most, per promise who is best."""
+    groups = [len(replicas.large(entry.rows)) > 1 for entry in entries]
+    worst = sum(groups)
+    pays = sum(several and bool(entry.costs) for several, entry in zip(groups, entries, strict=True))
+    promises = [promise for promise, rivals in _rivals(entries).items() if len(rivals) > 1]
+    return max(1, worst + pays + 2 * len(promises))
+
+
+def findings(entries: Sequence[Entry], least: int = LEAST) -> list[str]:
+    r"""Return what the comparison found, one sentence each; names below ``least`` records come without their number.
+
+    Examples:
+        >>> rows = {seed: {"accuracy": 0.7, "records": 99, "majority": 0.8, "groups": {}} for seed in range(3)}
+        >>> print(findings([Entry("dpsgd", 3.0, seeds=3, rows=rows)])[0].replace("\u00a0", " "))
+        dpsgd at epsilon 3 does not beat answering always the most common label, right for 80 % of held-out records.
+    """
+    done = [entry for entry in entries if entry.seeds]
+    private = [entry for entry in done if entry.private]
+    sentences = [_baseline(done), *_groups(private or done), *_methods(private), _few(done, least)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def lead(entries: Sequence[Entry]) -> str:
+    """Return the headline: methods that beat nothing, then who is served worst or pays most.
+
+    Examples:
+        >>> lead([])
+        'No run was finished, so there is nothing to compare yet.'
+    """
+    done = [entry for entry in entries if entry.seeds]
+    if not done:
+        return "No run was finished, so there is nothing to compare yet."
+    private = [entry for entry in done if entry.private]
+    first = [sentence for sentence in (_baseline(done), *_groups(private or done)[:1]) if sentence]
+    return " ".join(first) or finding(_middle(private or done))
+
+
+def finding(entry: Entry) -> str:
+    r"""Return one sentence on one method at one promise.
+
+    Examples:
+        >>> accuracy = Estimate(0.84, 0.81, 0.87, 900)
+        >>> print(finding(Entry("dpsgd", 3.0, seeds=3, metrics={"accuracy": accuracy})).replace("\u00a0", " "))
+        Under dpsgd at epsilon 3, 84 % of held-out records are answered correctly (95 % interval 81 to 87).
+    """
+    if not entry.seeds:
+        return f"{entry.method} at {entry.promise} has no finished run."
+    group, cost = (entry.pays_most, entry.costs) if entry.costs else (entry.worst_group, {})
+    if group and cost:
+        words = f"{label(group, 60)} pays most: {_points(cost[group])}; all records together {points(entry.cost.value)}"
+    elif group:
+        share = entry.groups[group]
+        words = f"{label(group, 60)} is served worst: {_percent(share)} correct, {_percent(entry.accuracy)} overall"
+    else:
+        words = f"{_percent(entry.accuracy)} of held-out records are answered correctly"
+        if math.isfinite(entry.accuracy.low):
+            words += f" (95{NO_BREAK}% interval {ends_in_words(entry.accuracy.low, entry.accuracy.high, 100)})"
+    return f"Under {_named(entry)}, {words}."
+
+
+def _baseline(entries: Sequence[Entry]) -> str:
+    """Return a sentence on methods that do not beat the most common label; empty if all do."""
+    weak = [entry for entry in entries if entry.gain.measured and not entry.gain.low > 0]
+    if not weak:
+        return ""
+    worse = [entry for entry in weak if entry.gain.value <= 0]
+    chosen = worse or weak
+    verb = ("do" if len(chosen) > 1 else "does") + (" not beat" if worse else " not measurably beat")
+    rate = f"{bare_percent(chosen[0].majority, 0)}{NO_BREAK}%"
+    return (
+        f"{listed([_named(entry) for entry in chosen])} {verb} answering always the most common label, right for "
+        f"{rate} of held-out records."
+    )
+
+
+def _groups(entries: Sequence[Entry]) -> list[str]:
+    """Return one sentence per group that is named, over all methods and promises at which it is; else that none is."""
+    costed = any(entry.costs for entry in entries)
+    several = [entry for entry in entries if len(replicas.large(entry.rows)) > 1]
+    if not several:
+        return []
+    named: dict[str, list[Entry]] = {}
+    for entry in several:
+        named.setdefault(entry.pays_most if costed else entry.worst_group, []).append(entry)
+    verb = "pays most for privacy" if costed else "is served worst"
+    sentences = [
+        f"{label(group, 60)} {verb} under {_where(chosen, several)}: {_figures(group, chosen, costed)}."
+        for group, chosen in named.items()
+        if group
+    ]
+    if sentences:
+        return sentences
+    shares = [
+        replicas.share(entry.rows, entry.split, name).value for entry in several for name in replicas.large(entry.rows)
+    ]
+    low, high = bare_percent(min(shares), 0), bare_percent(max(shares), 0)
+    what = "to pay more than all others" if costed else "to be served worse than all others"
+    return [
+        f"No group can be told {what}: accuracy lies between {low} and {high}{NO_BREAK}%, and the differences may be "
+        "chance."
+    ]
+
+
+def _methods(entries: Sequence[Entry]) -> list[str]:
+    """Return one sentence per measure on the method that is better than all others; else that none can be told."""
+    sentences, contested = [], {promise: rivals for promise, rivals in _rivals(entries).items() if len(rivals) > 1}
+    for words, worst in (
+        ("is more accurate than every other private method", False),
+        ("serves the worst group best", True),
+    ):
+        winners: dict[str, list[str]] = {}
+        for promise, rivals in contested.items():
+            winners.setdefault(_better(rivals, worst), []).append(promise)
+        sentences += [
+            f"{label(method, 40)} {words} at {listed(promises)}: {_shares(method, promises[-1], contested, worst)}."
+            for method, promises in winners.items()
+            if method
+        ]
+    if contested and not sentences:
+        sentences.append(
+            "No private method can be told to be better than all others, over all records or in the worst group."
+        )
+    return sentences
+
+
+def _few(entries: Sequence[Entry], least: int) -> str:
+    """Return a sentence on groups with too few held-out records; empty if there are none."""
+    sizes = {name: count for entry in entries for name, count in replicas.small(entry.rows).items()}
+    sizes |= {name: count for entry in entries for name, count in entry.small.items()}
+    if not sizes:
+        return ""
+    shown = [
+        f"{label(name, 60)} ({f'fewer than {least}' if count < least else count})"
+        for name, count in sorted(sizes.items(), key=lambda item: -item[1])
+    ]
+    more = [f"{len(shown) - _GROUPS} more"] if len(shown) > _GROUPS else []
+    return f"Too few held-out records to tell (fewer than {FEWEST}): {listed(shown[:_GROUPS] + more)}."
+
+
+def _rivals(entries: Sequence[Entry]) -> dict[str, dict[str, Entry]]:
+    """Return the private methods at each promise, by name."""
+    rivals: dict[str, dict[str, Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.epsilon or 0.0):
+        if entry.private and entry.rows:
+            rivals.setdefault(entry.promise, {})[entry.method] = entry
+    return rivals
+
+
+def _better(rivals: Mapping[str, Entry], worst: bool) -> str:
+    first = next(iter(rivals.values()))
+    groups = replicas.large(first.rows) if worst else []
+    if worst and len(groups) < 2:
+        return ""
+    rows = {method: entry.rows for method, entry in rivals.items()}
+    return replicas.better_method(rows, first.split, groups, level=first.level)
+
+
+def _shares(method: str, promise: str, contested: Mapping[str, Mapping[str, Entry]], worst: bool) -> str:
+    """Return the figures of the better method and of the next best at one promise."""
+    rivals = contested[promise]
+    values = {name: entry.worst if worst else entry.accuracy for name, entry in rivals.items()}
+    ranked = sorted((name for name in values if name != method), key=lambda name: -values[name].value)
+    words = f"{_interval(values[method])} at {promise}" if len(contested) > 1 else _interval(values[method])
+    return words + (f", next {label(ranked[0], 40)} with {_interval(values[ranked[0]])}" if ranked else "")
+
+
+def _figures(group: str, entries: Sequence[Entry], costed: bool) -> str:
+    """Return a group's figures at the promise in the middle, the worst first."""
+    promise = _middle(entries).promise
+    chosen = [entry for entry in entries if entry.promise == promise]
+    if costed:
+        chosen = sorted(chosen, key=lambda entry: -entry.costs[group].value)
+        paid = [f"{_points(entry.costs[group])} under {_named(entry)}" for entry in chosen[:_FIGURES]]
+        return f"{', '.join(paid)}; all records together pay {points(chosen[0].cost.value)}"
+    chosen = sorted(chosen, key=lambda entry: entry.groups[group].value)
+    served = [f"{_interval(entry.groups[group])} correct under {_named(entry)}" for entry in chosen[:_FIGURES]]
+    return f"{', '.join(served)}, against {_percent(chosen[0].accuracy)} overall"
+
+
+def _where(chosen: Sequence[Entry], all_entries: Sequence[Entry]) -> str:
+    """Return where a group is named: everywhere, or which methods at which promises."""
+    if len(chosen) == len(all_entries):
+        return "every method and promise" if len(chosen) > 1 else _named(chosen[0])
+    if len(chosen) > _FIGURES:
+        return f"{len(chosen)} of {len(all_entries)} methods and promises"
+    return listed([_named(entry) for entry in chosen])
+
+
+def _middle(entries: Sequence[Entry]) -> Entry:
+    ranked = sorted(entries, key=lambda entry: entry.epsilon or 0.0)
+    promises = list(dict.fromkeys(entry.promise for entry in ranked))
+    middle = promises[len(promises) // 2]
+    return next(entry for entry in ranked if entry.promise == middle)
+
+
+def _named(entry: Entry) -> str:
+    return f"{label(entry.method, 40)}{f' at {entry.promise}' if entry.private else ', which is not private'}"
+
+
+def _points(estimate: Estimate) -> str:
+    ends = ends_in_words(estimate.low, estimate.high) if math.isfinite(estimate.low) else "not known"
+    return f"{points(estimate.value)} (95{NO_BREAK}% interval {ends})"
+
+
+def _interval(estimate: Estimate) -> str:
+    if not math.isfinite(estimate.low):
+        return _percent(estimate)
+    return f"{_percent(estimate)} ({ends_in_words(estimate.low, estimate.high, 100)})"
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{bare_percent(estimate.value, 0)}{NO_BREAK}%"
