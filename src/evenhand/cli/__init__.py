@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
-from evenhand import terminal
+from evenhand import __version__, terminal
 from evenhand.cli import (
     check,
     claims,
@@ -61,6 +61,13 @@ def _plainly() -> Iterator[None]:
         raise
 
 
+def _show_version(wanted: bool) -> None:
+    """Print the version if it was asked for, and end."""
+    if wanted:
+        print(f"evenhand {__version__}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="evenhand",
     help="Differentially private training that leaves no group behind.",
@@ -70,6 +77,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     cls=_Commands,
 )
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No plan, progress or tips: results and errors only.")
+    ] = False,
+) -> None:
+    terminal.set_quiet(quiet)
+
+
 _SILENT = 1
 """Exit code when the reader of stdout is gone."""
 for command in (

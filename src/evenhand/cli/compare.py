@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evenhand.cli import options
+from evenhand.cli import early_checks, options
 from evenhand.cli.train import interruptible
 from evenhand.terminal import say
 
@@ -65,9 +65,6 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Compare methods at the same true epsilon; exit code 1 if a run failed. Run it again to continue."""
-    from evenhand.comparison import sweep
-    from evenhand.comparison.compare import compare
-
     asked = options.given(
         data=data,
         data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
@@ -89,6 +86,10 @@ def run(
         seed=seed,
         insecure_seed=insecure_seed,
     ) | options.budgets(budgets)
+    early_checks.compare(config, asked, out)
+    from evenhand.comparison import sweep
+    from evenhand.comparison.compare import compare
+
     chosen = sweep.sweep(asked) if config is None else sweep.from_toml(config, asked)
     with interruptible():
         comparison = compare(chosen, out, jobs=jobs, executor="ray" if ray else "processes")

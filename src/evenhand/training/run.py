@@ -111,6 +111,11 @@ class Run:
         rows = [flat(row) for row in self.evaluations]
         return pandas.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)) or ["step"])
 
+    @property
+    def group_column(self) -> str | None:
+        """Return the column whose values are the groups, where the data declared one."""
+        return group_column(self.folder)
+
     def card(self) -> str:
         """Return the model card as Markdown: the model, its accuracy per group, and the promise."""
         statement, last = self.folder.statement(), self.folder.last_evaluation()
@@ -368,6 +373,15 @@ def preprocessing(path: str | Path) -> Declaration:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise VerificationError("preprocessing.json cannot be read: it was damaged or edited.") from None
+
+
+def group_column(folder: Folder) -> str | None:
+    """Return the column whose values are the groups of a run, from its preprocessing.json; None if none is declared."""
+    file = folder.path / "preprocessing.json"
+    if not file.exists():
+        return None
+    column = untrusted.read_json(file).get("groups")
+    return column if isinstance(column, str) else None
 
 
 def predict(
