@@ -52,13 +52,23 @@ class _Commands(typer.core.TyperGroup):
 
 @contextmanager
 def _plainly() -> Iterator[None]:
+    """Print a wrong command, flag or argument in one line that says where help is, instead of a box of six."""
     try:
         yield
     except Exception as error:
         shown: Any = error
-        if hasattr(shown, "format_message") and isinstance(shown.message, str):
-            shown.message = terminal.plain(shown.message)
-        raise
+        if not hasattr(shown, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        context = getattr(shown, "ctx", None)
+        command = "" if context is None or context.parent is None else f" {context.info_name}"
+        terminal.say(f"evenhand: {_sentence(shown.format_message())} Help: evenhand{command} --help")
+        raise SystemExit(shown.exit_code) from None
+
+
+def _sentence(text: str) -> str:
+    """Return a message of the parser on one line, ending in a full stop."""
+    line = " ".join(text.split())
+    return line if line.endswith((".", "?")) else f"{line}."
 
 
 def _show_version(wanted: bool) -> None:

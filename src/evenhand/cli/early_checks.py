@@ -51,7 +51,16 @@ def compare(config: Path | None, asked: Mapping[str, Any], out: Path, *, own_rul
     _folder(out)
 
 
+_TABLES = (".csv", ".tsv", ".parquet", ".npz", ".npy")
+
+
 def _settings(config: Path | None, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the file and the flags say; refuse a table of records in the place of the file."""
+    if config is not None and config.suffix.lower() in _TABLES:
+        raise UsageError(
+            f"{_validate.shown(config.name)} holds records, and settings are expected here. Declare what is public "
+            f"about it first: evenhand init {config.name}"
+        )
     return {**({} if config is None else _toml.read(config)), **asked}
 
 

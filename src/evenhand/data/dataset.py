@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,6 +142,11 @@ def wrap(
 
 def refuse_foreign(data: Any) -> None:
     """Refuse what draws rows itself: only our Poisson sampler draws the rows that the accountant counts (law 7)."""
+    if isinstance(data, str | Path):
+        raise DataError(
+            "A path cannot be read as data here: pass eh.data.read(path, declaration), a DataFrame, or (X, y). On the "
+            "command line `evenhand init FILE` declares a file and `evenhand train` takes it."
+        )
     if isinstance(data, DataLoader):
         raise ForeignLoaderError(
             f"A DataLoader draws rows by its own {type(data.sampler).__name__}, whose batches the accountant does not "

@@ -185,6 +185,9 @@ class Declaration:
         if name == self.label:
             return tuple(self.labels)
         column = self.columns.get(name)
+        near = difflib.get_close_matches(name[: _validate.SHOWN], self._named, n=1) if column is None else []
+        if near:
+            raise UsageError(f"There is no column called {_validate.shown(name)} for {role}. Did you mean {near[0]!r}?")
         if not isinstance(column, Category):
             raise UsageError(
                 f"The column {name!r} is used for {role} but its names are not declared; {WHY}. Type "
