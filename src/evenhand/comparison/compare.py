@@ -26,6 +26,7 @@ Watch = Callable[[Iterable[str], int], None]
 EXECUTORS: dict[str, Callable[..., dict[str, executors.Failure]]] = {
     "processes": executors.run_in_processes,
     "ray": executors.run_on_ray,
+    "here": executors.run_here,
 }
 
 

@@ -198,9 +198,21 @@ class Declaration:
 
 
 def from_frame(frame: Any) -> Table:
-    """Return the columns of a DataFrame (pandas, or anything with ``columns`` and ``frame[name].tolist()``)."""
+    """Return the columns of a DataFrame of pandas or polars; a missing value of either becomes None.
+
+    Examples:
+      >>> import pandas
+      >>> dict(from_frame(pandas.DataFrame({"age": pandas.array([31, None], dtype="Int64")})).columns)
+      {'age': [31, None]}
+    """
     header = checked_header([str(name) for name in frame.columns])
-    return Table({name: frame[original].tolist() for name, original in zip(header, frame.columns, strict=True)})
+    return Table({name: _column(frame[original]) for name, original in zip(header, frame.columns, strict=True)})
+
+
+def _column(series: Any) -> list[Any]:
+    """Return the cells of one column."""
+    cells = series.tolist() if hasattr(series, "tolist") else series.to_list()
+    return [None if type(cell).__name__ in ("NAType", "NaTType") else cell for cell in cells]
 
 
 def checked_header(header: Iterable[str]) -> list[str]:

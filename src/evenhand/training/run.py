@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import untrusted
+from evenhand import _notebook, untrusted
 from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evenhand.data import Declaration, Table
     from evenhand.data.dataset import Data
     from evenhand.mechanism.make_plan import Plan
+    from evenhand.training.evaluate import Predictions
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Report:
         write_durably(Path(path), self.page.encode())
         return Path(path)
 
+    def _repr_html_(self) -> str:
+        return _notebook.frame(self.page)
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -58,8 +62,17 @@ class Statement:
         value = self.data["guarantee"]["epsilon"]
         return None if value is None else float(value)
 
+    @property
+    def shown(self) -> str:
+        """Return the largest epsilon over the owners as text, rounded up."""
+        return "none" if self.epsilon is None else rounded_up(self.epsilon)
+
     def __str__(self) -> str:
         return "\n\n".join(statements.paragraphs(self.data))
+
+    def _repr_html_(self) -> str:
+        head = {"Epsilon": self.shown, "Delta": self.data["guarantee"]["delta"], "Unit": "one record, add/remove"}
+        return _notebook.facts("Privacy statement", head, [*self.data["warnings"], *statements.paragraphs(self.data)])
 
 
 @dataclass(frozen=True)
@@ -114,7 +127,38 @@ class Run:
     @property
     def group_column(self) -> str | None:
         """Return the column whose values are the groups, where the data declared one."""
-        return group_column(self.folder)
+        return self.folder.group_column()
+
+    def predict(self, inputs: Any) -> Predictions:
+        """Return the model's predictions for new records.
+
+        Args:
+          inputs: a DataFrame with the columns of the training data, where those were declared; else inputs as the
+            model takes them, an array or a tensor.
+        """
+        from evenhand.data.frames import is_frame
+
+        if is_frame(inputs) and (self.path / "preprocessing.json").exists():
+            return predict(self.path, inputs, model=self.model)
+        from evenhand.training.evaluate import predict_arrays
+
+        return predict_arrays(self.model, inputs, self.plan.facts.labels)
+
+    def _repr_html_(self) -> str:
+        statement, last = self.privacy, self.folder.last_evaluation()
+        values = {
+            "Run": self.path,
+            "Method": self.plan.method,
+            "Spent epsilon": statement.shown,
+            "Delta": self.plan.delta,
+        }
+        metrics = {name: f"{last[name]:.4g}" for name in ("accuracy", *_FURTHER) if last.get(name) is not None}
+        rows = [
+            [name, f"{share:.1%}", last["group_records"].get(name, 0)] for name, share in last.get("groups", {}).items()
+        ]
+        return _notebook.facts("Run", {**values, **metrics}) + (
+            _notebook.table("Groups", ("group", "accuracy", "held-out records"), rows) if rows else ""
+        )
 
     def card(self) -> str:
         """Return the model card as Markdown: the model, its accuracy per group, and the promise."""
@@ -349,15 +393,6 @@ def _density(folder: Folder) -> nn.Module:
         raise UsageError(f"{folder.model_file} is damaged: it was not loaded.") from None
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """One row per new record, in order: the most likely label, and the probability of every label."""
-
-    labels: tuple[str, ...]
-    predicted: list[str]
-    probabilities: list[list[float]]
-
-
 def preprocessing(path: str | Path) -> Declaration:
     """Return how the run's inputs were encoded: declared bounds, categories and labels, from its preprocessing.json."""
     from evenhand.data import Declaration
@@ -375,15 +410,6 @@ def preprocessing(path: str | Path) -> Declaration:
         raise VerificationError("preprocessing.json cannot be read: it was damaged or edited.") from None
 
 
-def group_column(folder: Folder) -> str | None:
-    """Return the column whose values are the groups of a run, from its preprocessing.json; None if none is declared."""
-    file = folder.path / "preprocessing.json"
-    if not file.exists():
-        return None
-    column = untrusted.read_json(file).get("groups")
-    return column if isinstance(column, str) else None
-
-
 def predict(
     path: str | Path, table: Table | Any, *, model: nn.Module | str | None = None, features: str | None = None
 ) -> Predictions:
@@ -399,6 +425,7 @@ def predict(
 
     from evenhand.data import Table, from_frame
     from evenhand.models.features import extract
+    from evenhand.training.evaluate import Predictions
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
