@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from evenhand._numbers import count, percent
 from evenhand.reporting.group_metrics import wilson
 from evenhand.reporting.uncertainty import Split, named_group
 
+Value = TypeVar("Value")
 NOT_BETTER = "This model does not beat always answering the largest class"
 TOO_CLOSE = "This model cannot be told apart from always answering the largest class"
 NO_WORST = "no group can be told apart as worst"
@@ -58,3 +60,13 @@ def named(group: str, column: str | None) -> str:
         ('race = Native American', 'race = a, sex = f', 'class 8')
     """
     return group if column is None or " = " in group else f"{column} = {group}"
+
+
+def with_column(by_group: Mapping[str, Value], column: str | None) -> dict[str, Value]:
+    """Return values by group, each group with the name of its column where that is known.
+
+    Examples:
+        >>> with_column({"f": 0.9}, "sex")
+        {'sex = f': 0.9}
+    """
+    return {named(name, column): value for name, value in by_group.items()}

@@ -12,7 +12,7 @@ from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.reporting import group_metrics, model_card, run_page
+from evenhand.reporting import group_metrics, model_card, run_page, single_run
 from evenhand.runs import statement as statements
 from evenhand.runs import verify_figures
 from evenhand.runs.folder import Folder, write_durably
@@ -62,17 +62,12 @@ class Statement:
         value = self.data["guarantee"]["epsilon"]
         return None if value is None else float(value)
 
-    @property
-    def shown(self) -> str:
-        """Return the largest epsilon over the owners as text, rounded up."""
-        return "none" if self.epsilon is None else rounded_up(self.epsilon)
-
     def __str__(self) -> str:
         return "\n\n".join(statements.paragraphs(self.data))
 
     def _repr_html_(self) -> str:
-        head = {"Epsilon": self.shown, "Delta": self.data["guarantee"]["delta"], "Unit": "one record, add/remove"}
-        return _notebook.facts("Privacy statement", head, [*self.data["warnings"], *statements.paragraphs(self.data)])
+        head = {"Epsilon (per record, add/remove)": _epsilon(self.epsilon), "Delta": self.data["guarantee"]["delta"]}
+        return _notebook.facts("Privacy", head, [*self.data["warnings"], *statements.paragraphs(self.data)])
 
 
 @dataclass(frozen=True)
@@ -149,16 +144,15 @@ class Run:
         values = {
             "Run": self.path,
             "Method": self.plan.method,
-            "Spent epsilon": statement.shown,
+            "Spent epsilon (per record, add/remove)": _epsilon(statement.epsilon),
             "Delta": self.plan.delta,
         }
         metrics = {name: f"{last[name]:.4g}" for name in ("accuracy", *_FURTHER) if last.get(name) is not None}
         rows = [
             [name, f"{share:.1%}", last["group_records"].get(name, 0)] for name, share in last.get("groups", {}).items()
         ]
-        return _notebook.facts("Run", {**values, **metrics}) + (
-            _notebook.table("Groups", ("group", "accuracy", "held-out records"), rows) if rows else ""
-        )
+        groups = _notebook.table("Groups", ("group", "accuracy", "held-out records"), rows) if rows else ""
+        return _notebook.facts("Run", {**values, **metrics}) + groups
 
     def card(self) -> str:
         """Return the model card as Markdown: the model, its accuracy per group, and the promise."""
@@ -273,6 +267,10 @@ def _report(
     plan, statement = folder.plan(), folder.statement()
     counted, owners = statement["mechanism"]["steps_counted"], statement["owners"]
     shown = owner_classes.chosen_few([row["epsilon"] for row in owners])
+    column = folder.group_column()
+    frame = group_metrics.GroupFrame(frame.overall, single_run.with_column(frame.by_group, column))
+    metrics = [{**row, "groups": single_run.with_column(row.get("groups", {}), column)} for row in metrics]
+    by_metric = {name: single_run.with_column(of, column) for name, of in last.get("group_metrics", {}).items()}
     return run_page.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
         headline=run_page.headline(frame.overall, frame.by_group),
@@ -293,7 +291,13 @@ def _report(
         owners=_owners(last),
         delta=plan.delta,
         research=research,
+        majority=last.get("majority"),
+        metrics=by_metric,
     )
+
+
+def _epsilon(value: float | None) -> str:
+    return "none" if value is None else rounded_up(value)
 
 
 def _class(row: Mapping[str, Any]) -> run_page.OwnerClass:
@@ -302,7 +306,7 @@ def _class(row: Mapping[str, Any]) -> run_page.OwnerClass:
         name=row["name"],
         records=row["records"],
         promised=promised(row["budget"]),
-        spent="none" if row["epsilon"] is None else rounded_up(row["epsilon"]),
+        spent=_epsilon(row["epsilon"]),
         rate=f"{row['rate']:.4g}",
         bound=owner_classes.span(row["bound"]),
         noise=owner_classes.span(row["noise_multiplier"]),
