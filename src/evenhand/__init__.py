@@ -12,6 +12,7 @@ _PUBLIC = {
     "attach": "evenhand.training.attach",
     "Compute": "evenhand.training.guards.model_guards",
     "load": "evenhand.training.run",
+    "compare": "evenhand.comparison.in_python",
     "plan": "evenhand.mechanism.make_plan",
     "Plan": "evenhand.mechanism.make_plan",
     "Method": "evenhand.methods.catalogue",

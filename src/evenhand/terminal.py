@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 _HIDDEN = re.compile(
@@ -27,6 +28,55 @@ def say(text: str) -> None:
     """Print to the person at the terminal, on stderr; if nobody listens any more the program goes on."""
     with contextlib.suppress(OSError, ValueError):
         print(plain(text), file=sys.stderr, flush=True)
+
+
+_STATE = {"quiet": False}
+
+
+def set_quiet(quiet: bool) -> None:
+    """Leave out plans, progress and tips from now on, or print them again; results and errors are always printed."""
+    _STATE["quiet"] = quiet
+
+
+def is_quiet() -> bool:
+    """Return whether plans, progress and tips are left out.
+
+    Examples:
+      >>> is_quiet()
+      False
+    """
+    return _STATE["quiet"]
+
+
+def note(text: str) -> None:
+    """Print what a person may like to know, on stderr, unless the program is to be quiet."""
+    if not is_quiet():
+        say(text)
+
+
+def shows_progress(asked: bool | None = None) -> bool:
+    """Return whether to draw a progress bar: as asked, else in a terminal only, and never when quiet."""
+    return not is_quiet() and (sys.stderr.isatty() if asked is None else asked)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, asked: bool | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of (done, total) that draws one bar on stderr; it does nothing where none is to be shown."""
+    if not shows_progress(asked):
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what, markup=False), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        entry = shown.add_task(what, total=None)
+
+        def draw(done: int, total: int) -> None:
+            with contextlib.suppress(OSError):
+                shown.update(entry, completed=done, total=total)
+
+        yield draw
 
 
 def accept_all_characters() -> None:

@@ -67,6 +67,30 @@ def test_init_asks_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert train(tmp_path, "--json").returncode == 0
 
 
+def test_init_asks_again_after_a_wrong_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    (tmp_path / "people.toml").unlink()
+    replies = ["perhaps", "yes", "il", "ill", "no", "no,yes", "town", "city", "0-100", "9:3", "0:100"]
+    answers = io.StringIO("\n".join([*replies, "north,north", "north,south", "-", ""]))
+    monkeypatch.setattr(answers, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", answers)
+    asked = evenhand("init", "people.csv", cwd=tmp_path)
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stderr.count("Please answer again") == 7
+    assert "Did you mean 'ill'" in asked.stderr
+    assert train(tmp_path, "--json").returncode == 0
+
+
+def test_init_leaves_out_what_is_not_declared(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "people.toml").unlink()
+    told = done("init", "people.csv", *INIT[:6], "--number", "age=0:100", *INIT[4:6], "--only-declared", cwd=tmp_path)
+    assert told["undeclared"] == []
+    text = (tmp_path / "people.toml").read_text()
+    assert "[columns.age]" in text
+    assert "[columns.name]" not in text
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

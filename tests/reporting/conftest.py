@@ -75,7 +75,7 @@ def _rise(epoch: int, slowness: float) -> float:
 
 
 def _digits() -> dict[str, Estimate]:
-    right = (45, 44, 43, 45, 42, 44, 45, 43, 32, 43)
+    right = (45, 44, 43, 45, 42, 44, 45, 43, 22, 43)
     total = (45, 46, 44, 46, 45, 46, 45, 45, 43, 45)
     return {f"class {i}": estimate(right[i] / total[i], total[i]) for i in range(10)}
 

@@ -25,14 +25,14 @@ def texts(drawing: str) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
-def test_bars_show_names_values_counts_and_the_lowest(size: int) -> None:
+def test_bars_show_names_values_counts_and_the_worst(size: int) -> None:
     rows = [("class 8", estimate(32 / 43, 43)), ("class 1", estimate(44 / 46, 46))]
-    drawing = bars(rows, title="Accuracy", reference=("overall", estimate(0.95, 450)), size=size)
+    drawing = bars(rows, title="Accuracy", reference=("overall", estimate(0.95, 450)), worst="class 8", size=size)
     root = ET.fromstring(drawing)
     words = " ".join(texts(drawing)).replace("\u00a0", " ")
-    for expected in ("class 8", "class 1", "74 %", "96 %", "43", "46", "lowest", "overall 95 %", "100%"):
+    for expected in ("class 8", "class 1", "74 %", "96 %", "43", "46", "worst", "overall 95 %", "100%"):
         assert expected in words
-    assert words.count("lowest") == 1
+    assert words.count("worst") == 1
     assert root.findtext(f"{SVG}title") == "Accuracy"
     assert "class 8 74" in (root.findtext(f"{SVG}desc") or "")
     assert root.get("viewBox", "").split()[2] == str(size)
@@ -45,8 +45,22 @@ def test_bar_lengths_follow_the_values(size: int) -> None:
     assert half == pytest.approx(full / 2, abs=0.1)
 
 
-def test_equal_bars_have_no_lowest() -> None:
-    assert "lowest" not in texts(bars([("a", estimate(0.5, 10)), ("b", estimate(0.5, 10))], title="T"))
+def test_no_bar_is_marked_unless_it_may_be_named() -> None:
+    assert "worst" not in texts(bars([("a", estimate(0.1, 10)), ("b", estimate(0.5, 10))], title="T"))
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_no_name_is_cut(size: int) -> None:
+    name = "race = Native Hawaiian and other Pacific Islander, sex = female, age = 65 and over"
+    words = " ".join(
+        texts(bars([(name, estimate(0.1, 99)), ("b", estimate(0.5, 99))], title="T", worst=name, size=size))
+    )
+    assert name in words.replace(" worst", "")
+
+
+def test_the_share_of_the_largest_class_is_drawn() -> None:
+    drawing = bars([("a", estimate(0.8, 99))], title="T", baseline=("always answering the largest class", 0.779))
+    assert "dotted: always answering the largest class 78\u00a0%" in texts(drawing)
 
 
 def test_a_group_without_records_says_so() -> None:

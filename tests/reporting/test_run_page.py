@@ -74,7 +74,7 @@ def test_two_hundred_hostile_names_change_no_node(make_report: Make) -> None:
     assert len(set(HOSTILE)) == 200
     found = [estimate((50 + i % 50) / 100, 100 + i) for i in range(200)]
     evil = dict(zip(HOSTILE, found, strict=True))
-    tame = dict(zip((f"group {i}" for i in range(200)), found, strict=True))
+    tame = dict(zip((f"group {i} of {'many ' * 30}" for i in range(200)), found, strict=True))
     owners = {name: [(0, 0.0), (1, 1.0)] for name in HOSTILE[:20]}
     calm = {f"owner {i}": [(0, 0.0), (1, 1.0)] for i in range(20)}
     text = HOSTILE[:20]
@@ -93,7 +93,9 @@ def test_two_hundred_hostile_names_change_no_node(make_report: Make) -> None:
     )  # fmt: skip
     page.encode("utf-8")
     seen, expected = Structure(page), Structure(safe)
-    assert seen.nodes == expected.nodes
+    drawn, wanted = ([node for node in each.nodes if node[0] != "text"] for each in (seen, expected))
+    assert drawn == wanted, "long names take more lines of text; nothing else may differ"
+    assert set(seen.nodes) <= set(expected.nodes)
     assert not seen.comments
     assert not {"img", "iframe", "foreignobject", "a", "base", "form", "link"} & set(seen.tags)
     assert seen.tags.count("script") == 1
@@ -139,7 +141,7 @@ def test_the_page_is_small_and_in_order(digits: ReportData) -> None:
 def test_the_page_says_what_it_must(digits: ReportData) -> None:
     words = " ".join(Structure(render(digits)).words).replace("\u00a0", " ").replace("\u2013", "-")
     for expected in (
-        "Class 8 is served worst: 74 % correct (60-85 %) against 95 % overall.",
+        "Class 8 is served worst: 51 % correct (37-65 %) against 92 % overall.",
         "spent epsilon (per record, add/remove)",
         "per record, add/remove, delta 0.0001",
         "all: at most 3",
@@ -233,6 +235,8 @@ def plain(words: str) -> str:
 
 
 WHOLE = Estimate(0.96, 0.94, 0.97, 450)
+TOLD = "of held-out records are answered correctly; no group can be told apart as worst: groups range from"
+WHY = "correct."
 
 
 @pytest.mark.parametrize(
@@ -244,12 +248,11 @@ WHOLE = Estimate(0.96, 0.94, 0.97, 450)
         ),
         (
             {"a": Estimate(0.95, 0.9, 0.98, 99), "b": Estimate(0.97, 0.9, 1.0, 99)},
-            "A is served worst: 95 % correct (90-98 %) against 96 % overall; "
-            "too few held-out records to tell the difference from chance.",
+            f"96 % {TOLD} 95 % to 97 % {WHY}",
         ),
         (
             {name: Estimate(0.5 + 0.4 * (name == "d"), 0.4, 0.6, 99) for name in "abcd"},
-            "A, b and 1 more are served worst: 50 % correct (40-60 %) against 96 % overall.",
+            f"96 % {TOLD} 50 % to 90 % {WHY}",
         ),
         ({name: Estimate(0.96, 0.9, 0.98, 99) for name in "ab"}, "All 2 groups score the same: 96 % correct."),
         ({}, "96 % of held-out records are answered correctly (94-97 %). No groups to compare."),
@@ -267,3 +270,5 @@ def test_headline(groups: dict[str, Estimate], expected: str) -> None:
 def test_headline_without_records_and_with_long_names() -> None:
     assert headline(estimate(math.nan, 0), {}) == "Nothing was measured: there are no held-out records."
     assert len(headline(WHOLE, {"x" * 200: estimate(0.1, 9), "b": estimate(1.0, 9)})) < 140
+    long = headline(WHOLE, {"x" * 200: estimate(0.1, 90), "b": estimate(1.0, 90)})
+    assert "X" + "x" * 199 in long, "no name is cut"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenhand import _validate
+from evenhand import _notebook, _validate
 from evenhand.errors import UsageError
 
 
@@ -28,6 +28,9 @@ class Privacy:
         _validate.number(self.epsilon, "epsilon", low=0)
         if self.delta is not None:
             _validate.delta(self.delta)
+
+    def _repr_html_(self) -> str:
+        return _notebook.facts("Promise to every record", {"epsilon": self.epsilon, "delta": _shown(self.delta)})
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Budgets:
             _validate.number(epsilon, f"epsilon of owner {owner!r}", low=0)
         if self.delta is not None:
             _validate.delta(self.delta)
+
+    def _repr_html_(self) -> str:
+        rows = [[name, epsilon] for name, epsilon in self.epsilons.items()]
+        return _notebook.table("Promises by owner", ("owner", "epsilon"), rows, [f"delta: {_shown(self.delta)}"])
 
     @classmethod
     def per_record(cls, epsilons: Iterable[Any], delta: float | None = None) -> Budgets:
@@ -105,3 +112,7 @@ class FixedNoise:
 
 
 Promise = Privacy | Budgets | FixedNoise
+
+
+def _shown(delta: float | None) -> str:
+    return "the default for so many records" if delta is None else f"{delta:g}"

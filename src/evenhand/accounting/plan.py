@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from evenhand import untrusted
+from evenhand import _notebook, untrusted
+from evenhand._numbers import promised, rounded_up
 from evenhand.accounting import accountant
 from evenhand.accounting.accountant import merged_noise
 from evenhand.accounting.many_owners import FEW, owner_epsilons
@@ -296,6 +297,20 @@ class Plan:
         from evenhand.mechanism.describe_plan import describe
 
         return describe(self)
+
+    def _repr_html_(self) -> str:
+        values = {
+            "Method": f"{self.method} ({self.guarantee})",
+            "Records": self.facts.records,
+            "Steps": f"{self.steps} of about {self.expected_batch:g} records",
+            "Delta": self.delta,
+        }
+        owners = zip(self.facts.owner_names, self.budgets, self.epsilons, strict=True)
+        rows = [
+            [name, promised(budget), "none" if spent is None else rounded_up(spent)]
+            for name, budget, spent in itertools.islice(owners, 20)
+        ]
+        return _notebook.facts("Plan", values) + _notebook.table("Owners", ("owner", "promised", "would spend"), rows)
 
 
 def cut_levels(levels: Sequence[PlannedLevel], begin: int, end: int) -> tuple[PlannedLevel, ...]:

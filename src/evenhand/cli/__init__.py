@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
-from evenhand import terminal
+from evenhand import __version__, terminal
 from evenhand.cli import (
     check,
     claims,
@@ -52,13 +52,30 @@ class _Commands(typer.core.TyperGroup):
 
 @contextmanager
 def _plainly() -> Iterator[None]:
+    """Print a wrong command, flag or argument in one line that says where help is, instead of a box of six."""
     try:
         yield
     except Exception as error:
         shown: Any = error
-        if hasattr(shown, "format_message") and isinstance(shown.message, str):
-            shown.message = terminal.plain(shown.message)
-        raise
+        if not hasattr(shown, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        context = getattr(shown, "ctx", None)
+        command = "" if context is None or context.parent is None else f" {context.info_name}"
+        terminal.say(f"evenhand: {_sentence(shown.format_message())} Help: evenhand{command} --help")
+        raise SystemExit(shown.exit_code) from None
+
+
+def _sentence(text: str) -> str:
+    """Return a message of the parser on one line, ending in a full stop."""
+    line = " ".join(text.split())
+    return line if line.endswith((".", "?")) else f"{line}."
+
+
+def _show_version(wanted: bool) -> None:
+    """Print the version if it was asked for, and end."""
+    if wanted:
+        print(f"evenhand {__version__}")
+        raise typer.Exit
 
 
 app = typer.Typer(
@@ -70,6 +87,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     cls=_Commands,
 )
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No plan, progress or tips: results and errors only.")
+    ] = False,
+) -> None:
+    terminal.set_quiet(quiet)
+
+
 _SILENT = 1
 """Exit code when the reader of stdout is gone."""
 for command in (

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand.cli import options
+from evenhand.terminal import progress_bar
 
 if TYPE_CHECKING:
     from evenhand.comparison.paper_claims import Claim
@@ -18,7 +19,8 @@ def run(json: options.Json = False) -> None:
     """Regenerate the table of claims: what each speaks of, claimed epsilon, true epsilon, factor, why."""
     from evenhand.comparison.paper_claims import claims
 
-    all_claims = claims()
+    with progress_bar("claims") as told:
+        all_claims = claims(told)
     options.emit([row(claim) for claim in all_claims], table(all_claims), json)
 
 

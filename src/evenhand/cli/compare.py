@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evenhand.cli import options
+from evenhand import _user_code
+from evenhand.cli import early_checks, options
 from evenhand.cli.train import interruptible
+from evenhand.errors import UsageError
 from evenhand.terminal import say
 
 if TYPE_CHECKING:
@@ -32,7 +34,12 @@ def run(
     features: options.Features = None,
     model: Annotated[str | None, typer.Option("--model", help="As for train.")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="Names from `evenhand methods`, by commas.")] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option("--rules", metavar="FILE.py", help="Your own rules for --methods; the file is executed."),
+    ] = None,
     groups: Annotated[str | None, typer.Option("--groups", help="As for train.")] = None,
+    test_data: Annotated[str | None, typer.Option("--test-data", help="Held-out file, instead of a share.")] = None,
     owners: options.Owners = None,
     budgets: Annotated[
         str | None,
@@ -76,9 +83,6 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Compare methods at the same true epsilon; exit code 1 if a run failed. Run it again to continue."""
-    from evenhand.comparison import sweep
-    from evenhand.comparison.compare import compare
-
     asked = options.given(
         data=data,
         data_dir=None if data_dir is None else str(Path(data_dir).absolute()),
@@ -86,6 +90,7 @@ def run(
         features=features,
         model=model,
         groups=groups,
+        test_data=None if test_data is None else str(Path(test_data).absolute()),
         owners=owners,
         methods=None if methods is None else [name.strip() for name in methods.split(",") if name.strip()],
         epsilons=None if epsilons is None else [_number(text) for text in epsilons.split(",")],
@@ -102,9 +107,15 @@ def run(
         seed=seed,
         insecure_seed=insecure_seed,
     ) | options.budgets(budgets)
+    early_checks.compare(config, asked, out, own_rules=rules is not None)
+    if rules is not None:
+        _user_code.executed(rules.absolute(), "rule")
+    from evenhand.comparison import sweep
+    from evenhand.comparison.compare import compare
+
     chosen = sweep.sweep(asked) if config is None else sweep.from_toml(config, asked)
     with interruptible():
-        comparison = compare(chosen, out, jobs=jobs, executor="ray" if ray else "processes")
+        comparison = compare(chosen, out, jobs=jobs, executor=_executor(ray, rules))
     options.emit(_summary(comparison), _text(comparison), json)
     if comparison.failed:
         say(
@@ -114,9 +125,16 @@ def run(
         raise typer.Exit(1)
 
 
-def _number(text: str) -> float:
-    from evenhand.errors import UsageError
+def _executor(ray: bool, rules: Path | None) -> str:
+    """Return where runs are made; rules of the user's own are known in this process only."""
+    if rules is None:
+        return "ray" if ray else "processes"
+    if ray:
+        raise UsageError("--rules are run in one process of this machine: leave out --ray.")
+    return "here"
 
+
+def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:

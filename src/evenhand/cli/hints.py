@@ -31,7 +31,9 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
     """
     if not metrics or not plan.facts.labels:
         return []
-    curve = [float(line["accuracy"]) for line in metrics]
+    curve = [float(line["accuracy"]) for line in metrics if line.get("accuracy") is not None]
+    if not curve:
+        return []
     chance = 1 / len(plan.facts.labels)
     loud = _loudness(plan, parameters)
     poor = curve[-1] < chance + 0.5 * (1 - chance)
@@ -91,7 +93,8 @@ _CHOSEN = (
 
 
 def _fallen(metrics: Sequence[Mapping[str, Any]]) -> bool:
-    return max(float(line["accuracy"]) for line in metrics) - float(metrics[-1]["accuracy"]) > FALL
+    curve = [float(line["accuracy"]) for line in metrics if line.get("accuracy") is not None]
+    return bool(curve) and max(curve) - curve[-1] > FALL
 
 
 def _loudness(plan: Plan, parameters: int) -> float:
@@ -101,15 +104,16 @@ def _loudness(plan: Plan, parameters: int) -> float:
 
 
 def _gap(last: Mapping[str, Any]) -> list[str]:
-    groups = dict(last.get("groups", {}))
-    if len(groups) < 2:
-        return []
-    worst, best = min(groups, key=groups.__getitem__), max(groups, key=groups.__getitem__)
-    if groups[best] - groups[worst] <= GAP:
+    """Return a hint if one group is served worse than all others by more than chance explains."""
+    from evenhand.reporting.single_run import worst_group
+
+    groups = {name: share for name, share in last.get("groups", {}).items() if share is not None}
+    worst = worst_group(groups, last.get("group_records", {}))
+    if worst is None or max(groups.values()) - groups[worst] <= GAP:
         return []
     return [
-        f"group {worst!r} is served {100 * (groups[best] - groups[worst]):.0f} points worse than {best!r}: compare "
-        "methods that look after groups (`evenhand methods`)"
+        f"group {worst!r} is served {100 * (max(groups.values()) - groups[worst]):.0f} points worse than the best: "
+        "compare methods that look after groups (`evenhand methods`)"
     ]
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from evenhand import durable
 from evenhand.cli import options
 from evenhand.errors import UsageError
+from evenhand.terminal import say
 
+T = TypeVar("T")
 NAME = "init"
 EXAMPLE = "evenhand init people.csv --label ill --labels no,yes --number age=0:120 --category sex=f,m --groups sex"
 
@@ -57,6 +60,9 @@ def run(
         list[str] | None, typer.Option("--missing-token", help="Text that means 'no value', besides nothing.")
     ] = None,
     drop: Annotated[str | None, typer.Option("--drop", help="Columns to leave out, e.g. id,name.")] = None,
+    only_declared: Annotated[
+        bool, typer.Option("--only-declared", help="Leave out every column that is not declared by a flag or answer.")
+    ] = False,
     size: Annotated[str | None, typer.Option("--size", help="Of pictures: WIDTHxHEIGHT.")] = None,
     grey: Annotated[bool, typer.Option("--grey", help="Pictures have one channel.")] = False,
     delimiter: Annotated[str, typer.Option("--delimiter", help="Between the cells of a CSV file.")] = ",",
@@ -101,8 +107,11 @@ def run(
         left: list[str] = []
     else:
         if asking:
-            answers = _asked(answers, columns)
+            answers = _asked(answers, columns, only_declared)
             _check(answers, columns, known)
+        if only_declared:
+            undeclared = [name for name in _features(answers, columns) if not _known(answers, name)]
+            answers = replace(answers, dropped=(*answers.dropped, *undeclared))
         left = [name for name in _features(answers, columns) if not _known(answers, name)]
         text = _table(source, target, answers, columns, delimiter)
     try:
@@ -121,42 +130,74 @@ def run(
     )
 
 
-def _asked(answers: Answers, columns: Sequence[str]) -> Answers:
-    """Ask for what is open. An empty answer leaves it open."""
+def _asked(answers: Answers, columns: Sequence[str], only_declared: bool = False) -> Answers:
+    """Ask for what is open, again where an answer cannot be used. An empty answer leaves it open."""
+
+    def column(reply: str) -> str | None:
+        from evenhand.data.tables import no_column
+
+        if reply and reply not in columns:
+            raise no_column(reply, columns, columns)
+        return reply or None
+
     if answers.label is None:
-        answers = replace(answers, label=_ask(f"Columns: {', '.join(columns)}\nWhich one is to be predicted?") or None)
+        question = f"Columns: {', '.join(columns)}\nWhich one is to be predicted?"
+        answers = replace(answers, label=_ask(question, column))
     if not answers.labels and answers.label:
-        answers = replace(answers, labels=_listed(_ask(f"Values of {answers.label}, e.g. no,yes")))
+        answers = replace(answers, labels=_ask(f"Values of {answers.label}, e.g. no,yes", _labels))
     if answers.groups is None:
-        answers = replace(answers, groups=_ask("Column of groups to report on (empty: none)") or None)
-    numbers, categories, dropped = dict(answers.numbers), dict(answers.categories), list(answers.dropped)
-    for name in _features(answers, columns):
-        if _known(answers, name):
-            continue
-        reply = _ask(f"{name}: public bounds LOW:HIGH, or values a,b,c (* for all others), or - to leave it out")
-        if reply == "-":
-            dropped.append(name)
-        elif "," in reply or "*" in reply:
-            categories[name] = _listed(reply)
-        elif reply:
-            numbers[name] = _bounds(reply)
-    return replace(answers, numbers=numbers, categories=categories, dropped=tuple(dropped))
+        answers = replace(answers, groups=_ask("Column of groups to report on (empty: none)", column))
+    for name in [] if only_declared else _features(answers, columns):
+        if not _known(answers, name):
+            question = f"{name}: public bounds LOW:HIGH, or values a,b,c (* for all others), or - to leave it out"
+            answers = _ask(question, partial(_with_column, answers, name))
+    return answers
 
 
-def _ask(question: str) -> str:
-    return str(typer.prompt(question, default="", show_default=False, err=True)).strip()
+def _with_column(answers: Answers, name: str, reply: str) -> Answers:
+    """Return the answers with what a reply declares about one column; raise if it cannot be used."""
+    if reply == "-":
+        return replace(answers, dropped=(*answers.dropped, name))
+    if "," in reply or "*" in reply:
+        answers = replace(answers, categories={**answers.categories, name: _listed(reply)})
+    elif reply:
+        answers = replace(answers, numbers={**answers.numbers, name: _bounds(reply)})
+    _column(answers, name)
+    return answers
+
+
+def _labels(reply: str) -> tuple[str, ...]:
+    names = _listed(reply)
+    if reply and (len(names) < 2 or len(set(names)) != len(names)):
+        raise UsageError("Type at least two different values, separated by commas: no,yes.")
+    return names
+
+
+def _ask(question: str, read: Callable[[str], T]) -> T:
+    """Ask until the reply can be read; the reason why one cannot is printed. The end of the input ends the program."""
+    while True:
+        reply = str(typer.prompt(question, default="", show_default=False, err=True)).strip()
+        try:
+            return read(reply)
+        except UsageError as error:
+            say(f"{error} Please answer again.")
 
 
 def _confirmed(source: Path) -> bool:
     """Ask whether the first line may be printed. Without a header it is a record."""
     from evenhand.data.tables import HINT
 
-    if _ask(f"Does the first line of {source.name} name its columns? It is printed then. (yes/no)").lower() in _YES:
+    def answer(reply: str) -> bool:
+        if reply.lower() not in _ANSWERS:
+            raise UsageError("Type yes or no.")
+        return _ANSWERS[reply.lower()]
+
+    if _ask(f"Does the first line of {source.name} name its columns? It is printed then. (yes/no)", answer):
         return True
     raise UsageError(f"{HINT}.")
 
 
-_YES = ("y", "yes")
+_ANSWERS = {"y": True, "yes": True, "n": False, "no": False, "": False}
 
 
 def _declared(answers: Answers) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from evenhand.cli import options
-from evenhand.cli.train import interruptible, show, signed
+from evenhand.cli import options, result
+from evenhand.cli.train import interruptible, signed
 from evenhand.errors import UsageError
 from evenhand.terminal import say
 
@@ -63,7 +63,7 @@ def run(
         )
     if key is not None:
         signed(finished, key)
-    show(finished, json)
+    result.show(finished, json)
 
 
 def _rebudget(folder: Path, epsilon: float | None, budgets: str | None, epochs: float | None, out: Path | None) -> None:

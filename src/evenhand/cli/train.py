@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenhand.cli import options
+from evenhand.cli import early_checks, options, result
 from evenhand.errors import UsageError
-from evenhand.terminal import say
+from evenhand.terminal import note, say
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -90,8 +89,6 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Train privately and write model, statement and report into a run folder."""
-    from evenhand.training.config import Config, absolute, from_toml, merged
-
     asked = options.given(
         data=data,
         data_dir=data_dir,
@@ -130,6 +127,9 @@ def run(
         allow_not_finite=allow_not_finite,
         settings=options.parsed(settings),
     ) | options.budgets(budgets)
+    early_checks.train(config, asked, out, log or ())
+    from evenhand.training.config import Config, absolute, from_toml, merged
+
     chosen = absolute(merged(from_toml(config) if config is not None else Config(), asked), Path.cwd())
     from evenhand.runs.signatures import read_private_key
     from evenhand.training.from_config import train
@@ -140,16 +140,14 @@ def run(
         finished = train(chosen, *chosen.load_data(), out, on_start=None if json else announce, loggers=told)
     if key is not None:
         signed(finished, key)
-    show(finished, json)
-    if not json:
-        advise(finished)
+    result.show(finished, json, tips=True)
 
 
 def signed(finished: Run, key: Ed25519PrivateKey) -> None:
     """Sign a finished run and say by which key, so that it can be compared."""
     from evenhand.runs.verify import sign
 
-    say(f"signed by {sign(finished.path, key)}")
+    note(f"signed by {sign(finished.path, key)}")
 
 
 def logger(name: str, out: Path | None) -> Logger:
@@ -171,21 +169,7 @@ def announce(plan: Plan, seconds: float) -> None:
     """Print what is about to be spent, and how long it will take."""
     from evenhand.training.progress import words
 
-    say(f"{plan}\n\nThis will take {words(seconds)}; nothing is spent yet.\n")
-
-
-def advise(finished: Run) -> None:
-    """Print what to mind when reading the figures, and what to try next after a run that could be better."""
-    from evenhand.cli import hints
-
-    size = sum(parameter.numel() for parameter in finished.model.parameters() if parameter.requires_grad)
-    charged = finished.folder.ledger().reserved
-    for heading, sentences in (
-        ("To mind when reading these figures:", hints.cautions(finished.plan, charged, finished.evaluations)),
-        ("To try next (every run spends anew):", hints.after(finished.plan, size, finished.evaluations)),
-    ):
-        if sentences:
-            say("\n".join(["", heading, *(f"  - {hint}" for hint in sentences)]))
+    note(f"{plan}\n\nThis will take {words(seconds)}; nothing is spent yet.\n")
 
 
 @contextmanager
@@ -202,40 +186,3 @@ def interruptible() -> Iterator[None]:
         say("\nevenhand: Stopped at once. What was charged stays charged; steps since the last checkpoint are lost.")
         say("Continue a run that has begun with: evenhand resume RUN")
         raise typer.Exit(130) from None
-
-
-def show(finished: Run, as_json: bool) -> None:
-    """Print the end of ``train`` and ``resume``: where the run is, who is served how well, what is promised."""
-    figures = summary(finished)
-    lines = [f"accuracy {figures['accuracy']:.1%}" if figures["accuracy"] is not None else "no held-out data"]
-    lines += [f"  {name}: {value:.1%}" for name, value in figures["groups"].items()]
-    lines += [
-        f"  owner {name}: {row['recall']:.1%}"
-        for name, row in (figures["owners"] or {}).items()
-        if len(figures["owners"]) > 1 and row["recall"] is not None
-    ]
-    full = finished.path / "private" / "report-full.html"
-    page = f"not private, do not share: {full}" if full.exists() else f"report: {finished.path / 'report.html'}"
-    lines += ["", str(finished.privacy), "", page]
-    if as_json and sys.stderr.isatty():
-        say("\n".join(lines))
-    options.emit(figures, "\n".join(lines), as_json)
-
-
-def summary(finished: Run) -> dict[str, Any]:
-    """Return the figures that ``--json`` prints; scripts rely on these keys."""
-    from evenhand.runs import statement_files
-
-    last = finished.folder.last_evaluation() or {"accuracy": None, "groups": {}}
-    statement = finished.privacy.data
-    return {
-        "epsilon": statement["guarantee"]["epsilon"],
-        "delta": statement["guarantee"]["delta"],
-        "accuracy": last["accuracy"],
-        "groups": last["groups"],
-        **statement_files.as_json(statement["owners"], last, str(finished.path / statement_files.FILE)),
-        "steps": statement["mechanism"]["steps_charged"],
-        "method": statement["mechanism"]["method"],
-        "guarantee": statement["guarantee"]["level"],
-        "run": str(finished.path),
-    }

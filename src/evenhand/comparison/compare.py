@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,14 @@ from evenhand.comparison.run_cell import Task, Validation, finished, perform, pl
 from evenhand.comparison.sweep import Chosen, Sweep
 from evenhand.errors import UsageError, VerificationError
 from evenhand.reporting.comparison_sections import Entry
-from evenhand.terminal import plain
+from evenhand.terminal import plain, shows_progress
 from evenhand.training.loop import Interrupted, stopping
 
 Watch = Callable[[Iterable[str], int], None]
 EXECUTORS: dict[str, Callable[..., dict[str, executors.Failure]]] = {
     "processes": executors.run_in_processes,
     "ray": executors.run_on_ray,
+    "here": executors.run_here,
 }
 
 
@@ -178,7 +178,7 @@ def _interruptible(before: int, total: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _bar(tasks: Sequence[Task], missing: int, progress: bool | None) -> Iterator[Watch]:
     """Yield a callback that moves one bar over all runs; a run counts by its evaluations, so it moves meanwhile."""
-    if not (sys.stderr.isatty() if progress is None else progress) or not missing:
+    if not shows_progress(progress) or not missing:
         yield lambda busy, done: None
         return
     from rich.console import Console

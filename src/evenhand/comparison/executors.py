@@ -247,3 +247,30 @@ def _ray() -> Any:
             'A comparison on a cluster needs Ray, which is not installed: pip install "evenhand[ray]", or leave out '
             "--ray to use the processes of this machine."
         ) from None
+
+
+def run_here(
+    tasks: Mapping[str, Any],
+    work: Callable[[Any], None],
+    *,
+    jobs: int,
+    threads: int,
+    watch: Callable[[Iterable[str], int], None] = lambda busy, done: None,
+) -> dict[str, Failure]:
+    """Run the tasks one after the other in this process, which has data in memory or rules that others have not.
+
+    Arguments are those of ``run_in_processes``; ``jobs`` and ``threads`` are not used.
+    """
+    import torch
+
+    before, failed = torch.get_num_threads(), {}
+    try:
+        for done, (key, task) in enumerate(tasks.items()):
+            watch([key], done)
+            try:
+                work(task)
+            except EvenhandError as error:
+                failed[key] = Failure(str(error), traceback.format_exc())
+    finally:
+        torch.set_num_threads(before)
+    return failed

@@ -235,20 +235,46 @@ def smoothing(delta: float = 1e-5, epsilon: float = 3.0) -> Claim:
     return Claim("002 instance-level smoothing", "any", epsilon, None, delta, _SMOOTHING, TEXT)
 
 
-def claims() -> list[Claim]:
-    """Compute and return every privacy claim of the five papers and of the baseline Auto-DPSGD."""
+def claims(told: Callable[[int, int], None] | None = None) -> list[Claim]:
+    """Compute and return every privacy claim of the five papers and of the baseline Auto-DPSGD.
+
+    Args:
+      told: called with the number of computations done and their total, before the first and after each.
+    """
+    computations = _computations()
+    rows: list[Claim] = []
+    for done, compute in enumerate(computations):
+        if told is not None:
+            told(done, len(computations))
+        rows += compute()
+    if told is not None:
+        told(len(computations), len(computations))
+    return rows
+
+
+def _computations() -> list[Callable[[], Sequence[Claim]]]:
+    """Return what computes the claims, in the order of the table."""
     mnist, adult = Setting(54_649, 256, 60, 1e-6), Setting(36_177, 256, 20, 1e-6)
+    adapted = [(MNIST, decay, epsilon) for decay in DECAYS.values() for epsilon in (1.0, 3.0, 8.0)]
+    thin_wall = [(THINWALL, DECAYS["step decay"], epsilon) for epsilon in (1.0, 3.0, 8.0)]
+
+    def adapt(setting: Setting, decay: Schedule, epsilon: float) -> Callable[[], Sequence[Claim]]:
+        return lambda: [adapt_v2(setting, decay, epsilon=epsilon)]
+
+    def steps_decay(epsilon: float) -> Callable[[], Sequence[Claim]]:
+        return lambda: sad(SAD_CODE, epsilon)
+
     return [
-        sad_text(HAM10000, 3.0),
-        *(claim for epsilon in (3.0, 8.0, 16.0) for claim in sad(SAD_CODE, epsilon)),
-        Claim("000 Auto-DPSGD (baseline)", "any", 3.0, None, 1e-3, _AUTO, TEXT),
-        *owner_budgets(Setting(60_000, 512, 30, 1e-5), (1.0, 2.0, 3.0)),
-        smoothing(),
-        *dpsgd_f(mnist, 0.8),
-        *dpsgd_f(adult, 1.0),
-        *(adapt_v2(MNIST, decay, epsilon=epsilon) for decay in DECAYS.values() for epsilon in (1.0, 3.0, 8.0)),
-        adapt_v2(MNIST, DECAYS["step decay"], epsilon=1.0, noise=0.1916),
-        *(adapt_v2(THINWALL, DECAYS["step decay"], epsilon=epsilon) for epsilon in (1.0, 3.0, 8.0)),
+        lambda: [sad_text(HAM10000, 3.0)],
+        *(steps_decay(epsilon) for epsilon in (3.0, 8.0, 16.0)),
+        lambda: [Claim("000 Auto-DPSGD (baseline)", "any", 3.0, None, 1e-3, _AUTO, TEXT)],
+        lambda: owner_budgets(Setting(60_000, 512, 30, 1e-5), (1.0, 2.0, 3.0)),
+        lambda: [smoothing()],
+        lambda: dpsgd_f(mnist, 0.8),
+        lambda: dpsgd_f(adult, 1.0),
+        *(adapt(*case) for case in adapted),
+        lambda: [adapt_v2(MNIST, DECAYS["step decay"], epsilon=1.0, noise=0.1916)],
+        *(adapt(*case) for case in thin_wall),
     ]
 
 

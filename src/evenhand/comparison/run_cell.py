@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,10 +18,11 @@ from evenhand.comparison import training_record_figures as research
 from evenhand.comparison.sweep import Cell
 from evenhand.errors import VerificationError
 from evenhand.runs.folder import Folder, write_durably, write_json
-from evenhand.training.config import Config, to_toml
+from evenhand.training.config import PYTHON, Config, to_toml
 
 if TYPE_CHECKING:
     from evenhand.accounting.plan import Plan
+    from evenhand.data import Data
 
 
 _TRAINING = (
@@ -197,11 +200,28 @@ def _data(config: Config) -> _Same:
     return _Same(dataclasses.replace(config, **{name: getattr(plain, name) for name in _TRAINING}))
 
 
+_GIVEN: list[tuple[Data, Data | None]] = []
+
+
+@contextlib.contextmanager
+def given(train: Data, held_out: Data | None) -> Iterator[None]:
+    """Let cells of the source "python" find these data, in this process, until the context ends."""
+    _planned.cache_clear()
+    _loaded.cache_clear()
+    _GIVEN.append((train, held_out))
+    try:
+        yield
+    finally:
+        _GIVEN.pop()
+        _planned.cache_clear()
+        _loaded.cache_clear()
+
+
 @lru_cache(maxsize=2)
 def _loaded(same: _Same, validation: Validation | None) -> tuple[Any, Any]:
     """Load the data of a config, and split its training part for a trial."""
     if validation is None:
-        return same.config.load_data()
+        return _GIVEN[-1] if same.config.data == PYTHON and _GIVEN else same.config.load_data()
     from evenhand.data.tables import split
 
     return split(_loaded(same, None)[0], validation.share, validation.seed)

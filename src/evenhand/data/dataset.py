@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,8 +95,12 @@ def wrap(
     owners: Iterable[Any] | None = None,
     labels: Sequence[Any] | None = None,
     group_names: Sequence[Any] | None = None,
+    label: str | None = None,
+    numbers: Mapping[str, Any] | None = None,
+    categories: Mapping[str, Any] | None = None,
+    missing_tokens: Sequence[str] = ("",),
 ) -> Data:
-    """Make any map-style data usable: ``wrap(X, y)``, ``wrap(frame, y)`` or ``wrap(dataset)``.
+    """Make any map-style data usable: ``wrap(X, y)``, ``wrap(dataset)`` or ``wrap(frame, label="ill", ...)``.
 
     Args:
       data: array, tensor or DataFrame (with ``targets``), a pair (X, y), or a torch Dataset of (input, target);
@@ -106,6 +111,10 @@ def wrap(
       owners: one name per row: the budget class of the record. Default: one class called "all".
       labels: the label values, declared public. Default: those in the data, which the plan then prints as a fact.
       group_names: the group names, declared public. Default: those in the data, printed likewise.
+      label: the column of a DataFrame (pandas or polars) to predict; then ``groups`` and ``owners`` name columns too.
+      numbers: public bounds by column, ``{"age": (0, 120)}``; only declared columns are features.
+      categories: public values by column, ``{"sex": ["f", "m"]}``.
+      missing_tokens: cells of a DataFrame that mean "no value".
 
     Examples:
       >>> import numpy as np
@@ -118,6 +127,13 @@ def wrap(
             raise DataError("These data are wrapped already: pass groups and owners to the first wrap.")
         return data
     refuse_foreign(data)
+    if label is not None:
+        from evenhand.data.frames import wrap_frame
+
+        declared: dict[str, Any] = {"numbers": numbers, "categories": categories, "missing_tokens": missing_tokens}
+        return wrap_frame(data, label, labels=labels, groups=groups, owners=_one_column(owners), **declared)
+    if numbers is not None or categories is not None:
+        raise DataError("numbers= and categories= are about a DataFrame: name the column to predict, label='ill'.")
     if targets is None and isinstance(data, tuple | list) and len(data) == 2:
         data, targets = data
     if targets is None or isinstance(targets, str):
@@ -139,8 +155,19 @@ def wrap(
     return Data(facts=facts, group=group, owner=owner, fetch=fetch)
 
 
+def _one_column(owners: Any) -> str | None:
+    if owners is not None and not isinstance(owners, str):
+        raise DataError("owners takes the name of one column here, since label= names one.")
+    return owners
+
+
 def refuse_foreign(data: Any) -> None:
     """Refuse what draws rows itself: only our Poisson sampler draws the rows that the accountant counts (law 7)."""
+    if isinstance(data, str | Path):
+        raise DataError(
+            "A path cannot be read as data here: pass eh.data.read(path, declaration), a DataFrame, or (X, y). On the "
+            "command line `evenhand init FILE` declares a file and `evenhand train` takes it."
+        )
     if isinstance(data, DataLoader):
         raise ForeignLoaderError(
             f"A DataLoader draws rows by its own {type(data.sampler).__name__}, whose batches the accountant does not "

@@ -278,3 +278,20 @@ def _occurrences(train: NDArray[np.uint64], test: NDArray[np.uint64]) -> tuple[N
         np.bincount(code[: len(train)], minlength=len(values)),
         np.bincount(code[len(train) :], minlength=len(values)),
     )
+
+
+def refuse_other_shape(train: Data, test: Data) -> None:
+    """Raise DataError if held-out inputs have another shape than those of training, where both are arrays.
+
+    Examples:
+      >>> from evenhand.data.dataset import wrap
+      >>> try: refuse_other_shape(wrap(torch.zeros(2, 4), [0, 1]), wrap(torch.zeros(2, 3), [0, 1]))
+      ... except DataError as error: print(str(error)[:71])
+      The held-out inputs have shape (3,) a record, those to train on (4,): g
+    """
+    shapes = [data.facts.inputs.rpartition(" ")[0] for data in (train, test)]
+    if all(shape.startswith("(") for shape in shapes) and shapes[0] != shapes[1]:
+        raise DataError(
+            f"The held-out inputs have shape {shapes[1]} a record, those to train on {shapes[0]}: give both the same "
+            "columns."
+        )

@@ -185,6 +185,9 @@ class Declaration:
         if name == self.label:
             return tuple(self.labels)
         column = self.columns.get(name)
+        near = difflib.get_close_matches(name[: _validate.SHOWN], self._named, n=1) if column is None else []
+        if near:
+            raise UsageError(f"There is no column called {_validate.shown(name)} for {role}. Did you mean {near[0]!r}?")
         if not isinstance(column, Category):
             raise UsageError(
                 f"The column {name!r} is used for {role} but its names are not declared; {WHY}. Type "
@@ -195,9 +198,21 @@ class Declaration:
 
 
 def from_frame(frame: Any) -> Table:
-    """Return the columns of a DataFrame (pandas, or anything with ``columns`` and ``frame[name].tolist()``)."""
+    """Return the columns of a DataFrame of pandas or polars; a missing value of either becomes None.
+
+    Examples:
+      >>> import pandas
+      >>> dict(from_frame(pandas.DataFrame({"age": pandas.array([31, None], dtype="Int64")})).columns)
+      {'age': [31, None]}
+    """
     header = checked_header([str(name) for name in frame.columns])
-    return Table({name: frame[original].tolist() for name, original in zip(header, frame.columns, strict=True)})
+    return Table({name: _column(frame[original]) for name, original in zip(header, frame.columns, strict=True)})
+
+
+def _column(series: Any) -> list[Any]:
+    """Return the cells of one column."""
+    cells = series.tolist() if hasattr(series, "tolist") else series.to_list()
+    return [None if type(cell).__name__ in ("NAType", "NaTType") else cell for cell in cells]
 
 
 def checked_header(header: Iterable[str]) -> list[str]:

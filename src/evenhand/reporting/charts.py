@@ -38,7 +38,7 @@ from evenhand.reporting.text import fit, label, width
 
 WIDE, NARROW = 760, 340
 LABELLED = 11  # series with a look and a label of their own; the others are drawn in grey
-_TAG = "lowest"
+_TAG = "worst"
 _NAMED = 12  # names read out in a description; the table under the chart has all
 
 
@@ -55,6 +55,7 @@ class _Rows:
     right: float
     marks: Sequence[float]
     reference: float
+    baseline: float = math.nan
 
     @property
     def scale(self) -> int:
@@ -70,18 +71,26 @@ class _Rows:
         ends = interval(estimate.low, estimate.high, self.unit, estimate.count)
         upper = top + (self.tall - self.thick - 8 if self.stacked else (self.tall - self.thick) / 2)
         words = top + 15 if self.stacked else top + self.tall / 2 + SIZE * 0.36
+        across = (upper - 5, upper + self.thick + 5) if self.stacked else (top, top + self.tall)
         parts = [box(self.left, upper, self.right - self.left, self.thick, "currentColor", faint=0.06)]
         if estimate.measured:
             start, end = sorted((self.at(0), self.at(estimate.value)))
             parts.append(box(start, upper, end - start, self.thick, STRONG if tagged else BAR))
             parts.append(whisker(self.at(estimate.low), self.at(estimate.high), upper + self.thick / 2))
+        if math.isfinite(self.baseline):
+            parts.append(line([(self.at(self.baseline), end) for end in across], "currentColor", thick=2, dash="1 3"))
         if math.isfinite(self.reference):
-            across = (upper - 5, upper + self.thick + 5) if self.stacked else (top, top + self.tall)
             parts.append(line([(self.at(self.reference), end) for end in across], "currentColor", dash="4 3"))
         numbers = f"{value} ({ends}), {counted} records" if estimate.measured else "not measured: no held-out records"
         aside = f"{value} of {counted}" if estimate.measured else "not measured"
         room = self.size - width(aside, SIZE) - 16 if self.stacked else self.left - 8
-        shown = fit(label(name), SIZE * 1.1, room - _tag_width()) if tagged else fit(label(name), SIZE, room)
+        if self.stacked:
+            *above, shown = wrapped(label(name), SIZE * 1.1, room - (_tag_width() if tagged else 0))
+            words = upper - 7
+            first = words - 15 * len(above)
+            parts += [text(0, first + 15 * place, row, bold=tagged) for place, row in enumerate(above)]
+        else:
+            shown = fit(label(name), SIZE * 1.1, room - _tag_width()) if tagged else fit(label(name), SIZE, room)
         parts.append(text(0, words, shown, bold=tagged))
         if tagged:
             parts.append(text(width(shown, SIZE * 1.05) + 6, words, _TAG, muted=True))
@@ -96,6 +105,28 @@ class _Rows:
         return hover(f"{label(name)}: {numbers}", parts, label(name, 60), number)
 
 
+def wrapped(words: str, size: float, room: float) -> list[str]:
+    """Return a name on as many lines as it needs; a word that is longer than a line is broken.
+
+    Examples:
+        >>> wrapped("race = Native American", 13, 110)
+        ['race = Native', 'American']
+    """
+    lines: list[str] = [""]
+    for word in words.split(" "):
+        longer = f"{lines[-1]} {word}".strip()
+        if width(longer, size) <= room:
+            lines[-1] = longer
+            continue
+        if lines[-1]:
+            lines.append("")
+        for character in word:
+            if lines[-1] and width(lines[-1] + character, size) > room:
+                lines.append("")
+            lines[-1] += character
+    return lines
+
+
 def _tag_width() -> float:
     return width(_TAG, SIZE) + 12
 
@@ -107,9 +138,11 @@ def bars(
     unit: str = "%",
     reference: tuple[str, Estimate] | None = None,
     numbers: Mapping[str, int] | None = None,
+    worst: str | None = None,
+    baseline: tuple[str, float] | None = None,
     size: int = WIDE,
 ) -> str:
-    """Return horizontal bars in the given order with intervals, values and counts; the lowest is named so.
+    """Return horizontal bars in the given order with intervals, values and counts; no name is cut.
 
     Args:
         rows: name and estimate of each bar.
@@ -117,22 +150,28 @@ def bars(
         unit: ``"%"`` when the values are shares, otherwise printed after the value.
         reference: name and estimate of a line across all bars, such as the overall accuracy.
         numbers: by which number the page's script knows each group.
-        size: width of the drawing; below 520 names stand above their bars, for phones.
+        worst: the row that is marked as worst, in the colour that stands for it on the whole page.
+        baseline: name and value of a dotted line across all bars, such as the share of the largest class.
+        size: width of the drawing; below 520, or where names are long, names stand above their bars.
 
     Examples:
         >>> drawing = bars([("class 0", Estimate(0.98, 0.93, 0.99, 45))], title="Accuracy")
         >>> drawing.startswith("<svg") and "class 0" in drawing
         True
     """
-    stacked, many = size < 520, len(rows) > 20
-    tall = 42.0 if stacked else 22.0 if many else 30.0
-    names = max((width(label(name), SIZE) for name, _ in rows), default=0.0)
+    many = len(rows) > 20
+    names = max((width(label(name), SIZE * 1.1) for name, _ in rows), default=0.0)
+    stacked = size < 520 or names + _tag_width() + 14 > 0.34 * size
+    room = size - 130 - _tag_width()
+    deep = max((len(wrapped(label(name), SIZE * 1.1, room)) for name, _ in rows), default=1) if stacked else 1
+    tall = 42.0 + 15 * (deep - 1) if stacked else 22.0 if many else 30.0
     left = 0.0 if stacked else min(0.34 * size, names + _tag_width() + 14)
     ends = [end for _, e in rows if e.measured for end in (e.low, e.value, e.high)]
     marks = [0.0, 20, 40, 60, 80, 100] if unit == "%" else ticks(min([0.0, *ends]), max([0.0, *ends]))
     thick = 12.0 if stacked else tall - (8 if many else 14)
     across = math.nan if reference is None else reference[1].value
-    layout = _Rows(size, unit, stacked, tall, thick, left, size - (0 if stacked else 224), marks, across)
+    constant = math.nan if baseline is None else baseline[1]
+    layout = _Rows(size, unit, stacked, tall, thick, left, size - (0 if stacked else 224), marks, across, constant)
     top = 24.0
     bottom = top + tall * len(rows)
     parts = []
@@ -144,19 +183,22 @@ def bars(
     if not stacked:
         parts.append(text(size - 66, 14, "95 % interval", "end", muted=True))
         parts.append(text(size, 14, "records", "end", muted=True))
-    values = [e.value for _, e in rows if e.measured]
-    lowest = min(values) if len(set(values)) > 1 else math.nan
     known = numbers or {}
-    parts += [
-        layout.draw(name, e, top + tall * i, e.value == lowest, known.get(name)) for i, (name, e) in enumerate(rows)
-    ]
+    parts += [layout.draw(name, e, top + tall * i, name == worst, known.get(name)) for i, (name, e) in enumerate(rows)]
     if reference and math.isfinite(across):
         words = f"{label(reference[0], 20)} {quantity(across, unit, reference[1].count)}"
         half = width(words, SIZE) / 2
         parts.append(text(min(max(layout.at(across), left + half), layout.right - half), 14, words, "middle"))
+    below = 26
+    if baseline and math.isfinite(constant):
+        words = f"dotted: {label(baseline[0])} {quantity(constant, unit)}"
+        parts.append(text(left, bottom + 38, words, muted=True))
+        below = 46
     told = [f"{label(name, 60)} {quantity(e.value, unit)}" for name, e in rows[:_NAMED]]
     more = f"; and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
-    return drawing(size, bottom + 26, title, f"{len(rows)} bars with 95 % intervals: {'; '.join(told)}{more}.", parts)
+    return drawing(
+        size, bottom + below, title, f"{len(rows)} bars with 95 % intervals: {'; '.join(told)}{more}.", parts
+    )
 
 
 def lines(

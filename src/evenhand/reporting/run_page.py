@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evenhand._numbers import (
@@ -36,6 +36,7 @@ from evenhand.reporting.page import (
     facts_and_commands,
     figure,
 )
+from evenhand.reporting.single_run import against_majority, worst_group
 from evenhand.reporting.text import label, listed
 
 _OWNERS = 60  # owners that are drawn, lowest first
@@ -76,6 +77,8 @@ class ReportData:
         owners: accuracy per owner of held-out records, where owners were given.
         classes: one entry per owner class, where there are several and not too many.
         summary: quantiles over many owner classes, in words.
+        majority: share of the largest class among the held-out records.
+        metrics: further metrics, each by group.
     """
 
     title: str
@@ -94,6 +97,13 @@ class ReportData:
     owners: Mapping[str, Estimate] = field(default_factory=dict)
     classes: Sequence[OwnerClass] = ()
     summary: Sequence[str] = ()
+    majority: float | None = None
+    metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> str | None:
+        """Return the group that may be called worst; it has one colour on the whole page."""
+        return worst_of(self.groups)
 
     @property
     def terms(self) -> str:
@@ -138,25 +148,36 @@ def headline(overall: Estimate, groups: Mapping[str, Estimate]) -> str:
     if not overall.measured:
         return "Nothing was measured: there are no held-out records."
     whole = percent(overall.value, overall.count)
+    named_worst = worst_of(groups)
     measured = {name: group for name, group in groups.items() if group.measured}
     missing = len(groups) - len(measured)
-    lowest = min((group.value for group in measured.values()), default=math.nan)
-    worst = [name for name, group in measured.items() if group.value == lowest]
     if len(measured) < 2:
         words = f"{whole} of held-out records are answered correctly ({_interval(overall)}). No groups to compare."
-    elif len(worst) == len(measured):
+    elif len({group.value for group in measured.values()}) == 1:
         words = f"All {len(measured)} groups score the same: {whole} correct."
-    else:
-        named = [label(name, 60) for name in worst[:2]] + ([f"{len(worst) - 2} more"] if len(worst) > 2 else [])
-        subject = listed(named)
-        verb, group = ("is" if len(worst) == 1 else "are"), measured[worst[0]]
+    elif named_worst is None:
+        low, high = (percent(end(group.value for group in measured.values())) for end in (min, max))
         words = (
-            f"{subject[:1].upper()}{subject[1:]} {verb} served worst: {percent(lowest, group.count)} correct "
-            f"({_interval(group)}) against {whole} overall"
+            f"{whole} of held-out records are answered correctly; no group can be told apart as worst: groups range "
+            f"from {low} to {high} correct."
         )
-        words += "." if group.high < overall.value else "; too few held-out records to tell the difference from chance."
+    else:
+        group, subject = measured[named_worst], label(named_worst)
+        words = (
+            f"{subject[:1].upper()}{subject[1:]} is served worst: {percent(group.value, group.count)} correct "
+            f"({_interval(group)}) against {whole} overall."
+        )
     unmeasured = f" {missing} group{'s have' if missing > 1 else ' has'} no held-out records." if missing else ""
     return words + unmeasured
+
+
+def worst_of(groups: Mapping[str, Estimate]) -> str | None:
+    """Return the group that is served worse than every other by more than chance explains; None if none is."""
+    measured = {name: group for name, group in groups.items() if group.measured}
+    return worst_group(
+        {name: group.value for name, group in measured.items()},
+        {name: group.count for name, group in measured.items()},
+    )
 
 
 def render(data: ReportData) -> str:
@@ -168,18 +189,20 @@ def render(data: ReportData) -> str:
         >>> page.startswith("<!doctype html>") and "Not private" in page
         True
     """
+    accuracy = data.overall.value if data.overall.measured else None
+    told = against_majority(accuracy, data.majority, data.overall.count)
+    if told is not None:
+        data = replace(data, warnings=[told, *data.warnings])
     sections = [part for make in _SECTIONS if (part := make(data)) is not None]
     sections += facts_and_commands(data.facts, data.reproduce)
     return document("run.html.j2", data.title, report=data, cards=_cards(data), sections=sections)
 
 
 def _cards(data: ReportData) -> list[Card]:
-    measured = [item for item in data.groups.items() if item[1].measured]
-    worst = min(measured, key=lambda item: item[1].value, default=None)
     cards = [Card("Overall", percent(data.overall.value, data.overall.count), _detail(data.overall))]
-    if worst and len(data.groups) > 1:
-        name, group = worst
-        cards.append(Card(f"Lowest: {label(name, 40)}", percent(group.value, group.count), _detail(group)))
+    if data.worst is not None:
+        group = data.groups[data.worst]
+        cards.append(Card(f"Worst: {label(data.worst)}", percent(group.value, group.count), _detail(group)))
     ends = sorted(data.spent.values())
     if not ends or math.isinf(ends[-1]):
         privacy = "not private" if not ends or math.isinf(ends[0]) else "partly private"
@@ -195,7 +218,9 @@ def _groups(data: ReportData) -> Section:
         return Section(heading, [Words("No groups were given, so none were measured.")])
     title = "Share of held-out records answered correctly, per group"
     overall = ("overall", data.overall)
-    chart = figure(lambda size: bars(rows, title=title, reference=overall, numbers=data.numbers, size=size))
+    constant = None if data.majority is None else ("always answering the largest class", data.majority)
+    look: dict[str, Any] = {"numbers": data.numbers, "worst": data.worst, "baseline": constant}
+    chart = figure(lambda size: bars(rows, title=title, reference=overall, size=size, **look))
     cells = [[name, bare_percent(e.value, missing="not measured"), _ends(e), count(e.count)] for name, e in rows]
     few = [label(name, 40) for name, e in rows if e.measured and e.count < _SMALL]
     remarks = [
@@ -209,6 +234,24 @@ def _groups(data: ReportData) -> Section:
         remarks.append("Not measured here, because it would not be private: accuracy on the training records.")
     numbers = Table(["group", "correct, %", "95 % interval", "records"], cells)
     return Section(heading, [Words(f"{title}, lowest first."), Chooser(data.numbers), chart, Notes(remarks), numbers])
+
+
+def _metrics(data: ReportData) -> Section | None:
+    """Return every further metric of every group as one table."""
+    columns = {name: values for name, values in data.metrics.items() if any(v is not None for v in values.values())}
+    if not columns or not data.groups:
+        return None
+    cells = [
+        [name, count(data.groups[name].count), *(_figure(values.get(name)) for values in columns.values())]
+        for name in data.ranked
+    ]
+    head = ["group", "records", *(name.replace("_", " ") for name in columns)]
+    note = "Measured on held-out records; a cell is empty where the metric is undefined for the group."
+    return Section("Every metric per group", [Table(head, cells, note, folded=False)])
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
 def _owners(data: ReportData) -> Section | None:
@@ -239,14 +282,13 @@ def _curves(data: ReportData) -> Section:
         known = [row for row in curves if name in row.get("groups", {})]
         series[name] = [(float(row["epoch"]), 100 * float(row["groups"][name])) for row in known]
     longest = drops[0] if drops else None
-    lowest = data.ranked[0] if len(data.ranked) > 1 else None
     chart = figure(
         lambda size: lines(
             series,
             title="Accuracy per group on held-out records while training",
             x_label="epoch",
             y_label="correct, %",
-            highlight=longest.group if longest else lowest,
+            highlight=data.worst,
             band=None if longest is None else (longest.start, longest.end, f"{label(longest.group, 40)}: initial drop"),
             numbers=data.numbers,
             size=size,
@@ -319,7 +361,7 @@ def _statement(data: ReportData) -> Section:
     return Section("What is promised", [Words(paragraph) for paragraph in words])
 
 
-_SECTIONS = (_groups, _owners, _curves, _spending, _statement)
+_SECTIONS = (_groups, _metrics, _owners, _curves, _spending, _statement)
 """What the page consists of, in order; a section that has nothing to say is None."""
 
 

@@ -292,6 +292,12 @@ class Folder:
                 raise VerificationError("composition.json cannot be read: it was damaged or edited.")
         return counts
 
+    def group_column(self) -> str | None:
+        """Return the column whose values are the groups, from preprocessing.json; None if none is declared."""
+        file = self.path / "preprocessing.json"
+        column = untrusted.read_json(file).get("groups") if file.exists() else None
+        return column if isinstance(column, str) else None
+
     def last_evaluation(self, *, training_records: bool = False) -> dict[str, Any]:
         """Return the last evaluation if it is one of the released model, or of a run that has released none yet.
 

@@ -13,11 +13,6 @@ from evenhand import _toml, _user_code, _validate
 from evenhand._toml import fits, key, literal, tables, words
 from evenhand.errors import UsageError
 from evenhand.training import trusted_code
-from evenhand.training.augment import Augment, Views, views_of
-from evenhand.training.guards.model_guards import Compute
-from evenhand.training.losses import Loss
-from evenhand.training.optimizers import Descent, OptimizerFactory, SchedulerFactory
-from evenhand.training.weight_average import EMA
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +20,11 @@ if TYPE_CHECKING:
 
     from evenhand.data import Data, Declaration
     from evenhand.data.owners_and_groups import Roles
+    from evenhand.training.augment import Augment, Views
+    from evenhand.training.guards.model_guards import Compute
+    from evenhand.training.losses import Loss
+    from evenhand.training.optimizers import Descent, OptimizerFactory, SchedulerFactory
+    from evenhand.training.weight_average import EMA
     from evenhand.types import Facts
 
 __all__ = [
@@ -354,6 +354,8 @@ def settings_of(
     """Return the settings of a run that its config must name; "python" stands for a Python object.
 
     Examples:
+      >>> from evenhand import Compute
+      >>> from evenhand.training.optimizers import Descent
       >>> values = settings_of(Descent("adam", 0.1), "focal", None, Compute(lean=True), lambda inputs: inputs, 4)
       >>> [values[key] for key in ("optimizer", "loss", "lean", "augment", "views")]
       ['adam', 'focal', True, 'python', 4]
@@ -374,6 +376,8 @@ def settings_of(
 
 def descent_again(config: Config, optimizer: OptimizerFactory | None, scheduler: SchedulerFactory | None) -> Descent:
     """Return the descent that the run began with; if the user's own schedule is not passed again, loading fails."""
+    from evenhand.training.optimizers import Descent
+
     if scheduler is None and config.lr_schedule == PYTHON:
         return Descent(optimizer or config.optimizer, config.lr, scheduler="constant")
     if optimizer is not None:
@@ -384,6 +388,8 @@ def descent_again(config: Config, optimizer: OptimizerFactory | None, scheduler:
 
 def views_again(config: Config, augment: str | Augment | None, views: int) -> Views | None:
     """Return the views that the run began with; if the user's own function is not passed again, loading fails."""
+    from evenhand.training.augment import views_of
+
     if augment is not None or config.augment is None:
         return views_of(augment, views)
     return None if config.augment == PYTHON else views_of(config.augment, config.views)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from evenhand.data.dataset import Data
-from evenhand.errors import DataError
+from evenhand.errors import DataError, UsageError
 from evenhand.reporting.group_metrics import GroupFrame, Measures, accuracy_by_group, measure
 
 CHUNK = 1024
@@ -162,3 +165,44 @@ def _roc_auc(true: Tensor, scores: Tensor) -> float:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """One row per new record, in order: the most likely label, and the probability of every label."""
+
+    labels: tuple[str, ...]
+    predicted: list[str]
+    probabilities: list[list[float]]
+
+
+def predict_arrays(model: nn.Module, inputs: Any, labels: Sequence[str]) -> Predictions:
+    """Return the predictions of a model for inputs as it takes them; outputs are called 0, 1, ... without labels."""
+    rows = inputs if isinstance(inputs, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(_numeric(inputs)))
+    first = next(model.parameters())
+    rows = rows.to(first.dtype) if rows.is_floating_point() else rows
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            parts = [model(part.to(first.device)).double().softmax(-1).cpu() for part in torch.split(rows, 1024)]
+    except RuntimeError as error:
+        raise UsageError(
+            f"The model cannot take inputs of shape {tuple(rows.shape[1:])} a record ({type(error).__name__}): pass "
+            "the columns that it was trained on, in their order."
+        ) from None
+    finally:
+        model.train(was_training)
+    scores = torch.cat(parts)
+    names = tuple(labels) or tuple(str(place) for place in range(scores.shape[-1]))
+    if scores.ndim != 2 or scores.shape[1] != len(names):
+        raise UsageError("The model does not give one output per label: use run.model and your own threshold.")
+    return Predictions(names, [names[place] for place in scores.argmax(1).tolist()], scores.tolist())
+
+
+def _numeric(inputs: Any) -> Any:
+    """Return inputs as an array of numbers; whole numbers become floats, which linear layers take."""
+    array = np.asarray(inputs)
+    if array.dtype.kind not in "fiub" or array.ndim < 2:
+        raise UsageError("Pass one row of numbers per record: a rectangular array, or the columns that were declared.")
+    return array.astype(np.float32) if array.dtype.kind in "fb" else array

@@ -15,7 +15,7 @@ from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.fingerprint import survey
 from evenhand.data.owners_and_groups import by_record
-from evenhand.data.record_checks import refuse_training_records
+from evenhand.data.record_checks import refuse_other_shape, refuse_training_records
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.gradients.doctor.refusals import refuse_wrapped
@@ -139,6 +139,8 @@ def fit(
     if isinstance(privacy, Budgets) and privacy.owners is not None:
         data = by_record(data, privacy.owners, owners)
     held_out = None if test is None else wrap(test)
+    if held_out is not None:
+        refuse_other_shape(data, held_out)
     if held_out is not None and not training_records:
         refuse_training_records(survey(data), held_out)
     telling = Broadcast(loggers, evaluates=test is not None and not training_records)

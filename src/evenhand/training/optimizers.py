@@ -87,6 +87,11 @@ class Descent:
         _validate.number(self.lr, "lr", low=0)
         if isinstance(self.optimizer, str):
             _validate.known(self.optimizer, OPTIMIZERS, "optimizer")
+        elif not callable(self.optimizer):
+            raise UsageError(
+                "optimizer takes a name, or a function that makes one of the parameters it is given: "
+                "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)."
+            )
         elif self.momentum is not None or self.weight_decay is not None:
             raise UsageError("Give momentum and weight_decay to your own optimizer: here they would be ignored.")
         if isinstance(self.scheduler, str):

@@ -20,7 +20,7 @@ from evenhand.gradients.batch_utils import buffers_restored
 from evenhand.gradients.pass_context import preserved
 from evenhand.mechanism.random_streams import Stream
 from evenhand.reporting.text import label
-from evenhand.terminal import plain, say
+from evenhand.terminal import plain, say, shows_progress
 from evenhand.training.guards.model_guards import Compute
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Progress:
     """
 
     def __init__(self, plan: Plan, position: int, *, enabled: bool | None) -> None:
-        self._on = sys.stderr.isatty() or in_notebook() if enabled is None else enabled
+        self._on = shows_progress(enabled) or (enabled is None and in_notebook())
         self._plan, self._position = plan, position
         self._bar: Bar | None = None
         self._curves: dict[int, list[tuple[int, float]]] = {}

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenhand import untrusted
+from evenhand import _notebook, untrusted
 from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.reporting import group_metrics, model_card, run_page
+from evenhand.reporting import group_metrics, model_card, run_page, single_run
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evenhand.data import Declaration, Table
     from evenhand.data.dataset import Data
     from evenhand.mechanism.make_plan import Plan
+    from evenhand.training.evaluate import Predictions
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Report:
         write_durably(Path(path), self.page.encode())
         return Path(path)
 
+    def _repr_html_(self) -> str:
+        return _notebook.frame(self.page)
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -60,6 +64,10 @@ class Statement:
 
     def __str__(self) -> str:
         return "\n\n".join(statements.paragraphs(self.data))
+
+    def _repr_html_(self) -> str:
+        head = {"Epsilon (per record, add/remove)": _epsilon(self.epsilon), "Delta": self.data["guarantee"]["delta"]}
+        return _notebook.facts("Privacy", head, [*self.data["warnings"], *statements.paragraphs(self.data)])
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,41 @@ class Run:
 
         rows = [flat(row) for row in self.evaluations]
         return pandas.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)) or ["step"])
+
+    @property
+    def group_column(self) -> str | None:
+        """Return the column whose values are the groups, where the data declared one."""
+        return self.folder.group_column()
+
+    def predict(self, inputs: Any) -> Predictions:
+        """Return the model's predictions for new records.
+
+        Args:
+          inputs: a DataFrame with the columns of the training data, where those were declared; else inputs as the
+            model takes them, an array or a tensor.
+        """
+        from evenhand.data.frames import is_frame
+
+        if is_frame(inputs) and (self.path / "preprocessing.json").exists():
+            return predict(self.path, inputs, model=self.model)
+        from evenhand.training.evaluate import predict_arrays
+
+        return predict_arrays(self.model, inputs, self.plan.facts.labels)
+
+    def _repr_html_(self) -> str:
+        statement, last = self.privacy, self.folder.last_evaluation()
+        values = {
+            "Run": self.path,
+            "Method": self.plan.method,
+            "Spent epsilon (per record, add/remove)": _epsilon(statement.epsilon),
+            "Delta": self.plan.delta,
+        }
+        metrics = {name: f"{last[name]:.4g}" for name in ("accuracy", *_FURTHER) if last.get(name) is not None}
+        rows = [
+            [name, f"{share:.1%}", last["group_records"].get(name, 0)] for name, share in last.get("groups", {}).items()
+        ]
+        groups = _notebook.table("Groups", ("group", "accuracy", "held-out records"), rows) if rows else ""
+        return _notebook.facts("Run", {**values, **metrics}) + groups
 
     def card(self) -> str:
         """Return the model card as Markdown: the model, its accuracy per group, and the promise."""
@@ -224,6 +267,10 @@ def _report(
     plan, statement = folder.plan(), folder.statement()
     counted, owners = statement["mechanism"]["steps_counted"], statement["owners"]
     shown = owner_classes.chosen_few([row["epsilon"] for row in owners])
+    column = folder.group_column()
+    frame = group_metrics.GroupFrame(frame.overall, single_run.with_column(frame.by_group, column))
+    metrics = [{**row, "groups": single_run.with_column(row.get("groups", {}), column)} for row in metrics]
+    by_metric = {name: single_run.with_column(of, column) for name, of in last.get("group_metrics", {}).items()}
     return run_page.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
         headline=run_page.headline(frame.overall, frame.by_group),
@@ -244,7 +291,13 @@ def _report(
         owners=_owners(last),
         delta=plan.delta,
         research=research,
+        majority=last.get("majority"),
+        metrics=by_metric,
     )
+
+
+def _epsilon(value: float | None) -> str:
+    return "none" if value is None else rounded_up(value)
 
 
 def _class(row: Mapping[str, Any]) -> run_page.OwnerClass:
@@ -253,7 +306,7 @@ def _class(row: Mapping[str, Any]) -> run_page.OwnerClass:
         name=row["name"],
         records=row["records"],
         promised=promised(row["budget"]),
-        spent="none" if row["epsilon"] is None else rounded_up(row["epsilon"]),
+        spent=_epsilon(row["epsilon"]),
         rate=f"{row['rate']:.4g}",
         bound=owner_classes.span(row["bound"]),
         noise=owner_classes.span(row["noise_multiplier"]),
@@ -344,15 +397,6 @@ def _density(folder: Folder) -> nn.Module:
         raise UsageError(f"{folder.model_file} is damaged: it was not loaded.") from None
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """One row per new record, in order: the most likely label, and the probability of every label."""
-
-    labels: tuple[str, ...]
-    predicted: list[str]
-    probabilities: list[list[float]]
-
-
 def preprocessing(path: str | Path) -> Declaration:
     """Return how the run's inputs were encoded: declared bounds, categories and labels, from its preprocessing.json."""
     from evenhand.data import Declaration
@@ -385,6 +429,7 @@ def predict(
 
     from evenhand.data import Table, from_frame
     from evenhand.models.features import extract
+    from evenhand.training.evaluate import Predictions
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))

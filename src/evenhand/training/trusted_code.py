@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from evenhand import _user_code, durable, untrusted
 from evenhand.errors import EvenhandError, VerificationError
-from evenhand.runs.dataset_ledger import state_folder
 from evenhand.runs.folder import Folder, write_json
 
 if TYPE_CHECKING:
@@ -75,6 +74,8 @@ def remembered(reference: str) -> bool:
 
 def _place(reference: str) -> Path:
     """Return the file whose existence says that a person named this code."""
+    from evenhand.runs.dataset_ledger import state_folder  # imports torch
+
     secret = f"{reference}\0{_user_code.digest(reference)}"
     return state_folder() / "code" / hashlib.sha256(secret.encode()).hexdigest()
 

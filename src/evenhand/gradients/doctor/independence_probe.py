@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from evenhand.errors import UnsupportedModelError, UsageError
+from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients.batch_utils import (
     LossFn,
     WithLoss,
@@ -158,13 +158,27 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
         before.restore()
 
 
+def _try(model: nn.Module, record: Any) -> None:
+    """Run the model on one record; refuse a model that cannot take its shape. What torch says may hold data values."""
+    try:
+        call(model, record)
+    except (torch.OutOfMemoryError, EvenhandError):
+        raise
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        shapes = ", ".join(str(tuple(leaf.shape[1:])) for leaf in tree_leaves(record) if isinstance(leaf, Tensor))
+        raise UnsupportedModelError(
+            f"the model cannot take inputs of shape {shapes} a record ({type(error).__name__}): give its first layer "
+            "that many inputs, or reshape the inputs; made-up rows of this shape show what torch says"
+        ) from None
+
+
 def _check_state(model: nn.Module, inputs: Any, size: int) -> None:
     """Refuse buffers and parameters that forward sets to something that depends on the records."""
     names = [name for name, _ in _state(model)]
     first: dict[str, Tensor] = {}
     for rows in [take(inputs, slice(i, i + 1)) for i in range(size)] + [take(_altered(inputs), slice(0, 1))]:
         with buffers_restored(model):
-            call(model, rows)
+            _try(model, rows)
             after = dict(_state(model))
             first = first or {name: tensor.clone() for name, tensor in after.items()}
             changed = [name for name in names if name in after and not _same(after[name], first[name])]

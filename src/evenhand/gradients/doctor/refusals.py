@@ -64,6 +64,10 @@ def refuse_wrapped(model: nn.Module) -> None:
     ...
     evenhand.errors.UnsupportedModelError: The model (DataParallel) spreads a batch ... Pass model.module...
     """
+    if isinstance(model, type) or not hasattr(model, "named_modules"):
+        raise UnsupportedModelError(
+            "The model must be a torch.nn.Module: pass an object such as nn.Linear(4, 2), not a class."
+        )
     for name, module in model.named_modules():
         reason = wrapping(module)
         if reason:

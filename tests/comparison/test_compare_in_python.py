@@ -1,0 +1,75 @@
+"""``eh.compare`` and ``compare --rules``: data in memory, own rules, a DataFrame, and a folder to share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evenhand as eh
+from commands import evenhand
+from evenhand.comparison.in_python import COLUMNS
+from evenhand.errors import UsageError
+from evenhand.methods import registry
+
+RULE = '''
+from dataclasses import dataclass
+import torch
+from evenhand.methods.rules import SampleRule, register
+
+@register
+@dataclass(frozen=True)
+class Half(SampleRule):
+    """Clip to half of the bound."""
+    name = "half_of_the_bound"
+    reference = "an example"
+    def weight(self, row, state):
+        return torch.clamp(0.5 * state.bound[row.owner] / row.norm, max=1.0)
+    def sensitivity(self, state):
+        return state.bound
+'''
+X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+
+
+def test_data_in_memory_are_compared(tmp_path: Path) -> None:
+    compared = eh.compare((X, Y), ["dpsgd", "sgd"], [1.0, 3.0], seeds=2, model="linear", epochs=2, out=tmp_path / "a")
+    table = compared.table
+    assert tuple(table.columns) == COLUMNS
+    assert compared.failed == []
+    accuracy = table[table["metric"] == "accuracy"]
+    assert sorted(accuracy["method"]) == ["dpsgd", "dpsgd", "sgd"]
+    assert (accuracy["n"] == 2).all()
+    assert accuracy["epsilon"].dropna().tolist() == [1.0, 3.0]
+    assert (accuracy["low"] <= accuracy["mean"]).all()
+    assert "<table>" in compared._repr_html_()
+    saved = compared.save(tmp_path / "b")
+    assert (saved / "report.html").exists()
+    assert not [path for path in saved.rglob("*") if path.name in ("private", "config.toml", "env.json")]
+    with pytest.raises(UsageError, match="not empty"):
+        compared.save(tmp_path / "b")
+    with pytest.raises(UsageError, match="not empty"):
+        eh.compare((X, Y), out=tmp_path / "a")
+
+
+def test_methods_must_be_a_list() -> None:
+    with pytest.raises(UsageError, match=r"methods=\['dpsgd'\]"):
+        eh.compare("digits", "dpsgd")
+
+
+def test_a_file_of_rules_on_the_command_line_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._parts, "rule", dict(registry._parts["rule"]))
+    (tmp_path / "mine.py").write_text(RULE)
+    typed = ["compare", "--data", "digits", "--model", "linear", "--epochs", 1, "--seeds", 1, "--out", "compared"]
+    refused = evenhand(*typed, "--methods", "half_of_the_bound", cwd=tmp_path)
+    assert refused.returncode == 2, "a rule that nobody named is not known"
+    done = evenhand(*typed, "--methods", "dpsgd,half_of_the_bound", "--rules", "mine.py", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert not told["failed"]
+    assert len(told["runs"]) == 2
+    missing = evenhand(*typed, "--rules", "other.py", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "no rule file" in missing.stderr
