@@ -1,12 +1,19 @@
-"""Buffers that layers keep from batch to batch, and how large a part of a batch may be.
+"""Buffers that layers keep from batch to batch, freed memory that a run keeps, and how large a part of a batch may be.
 
-Fresh pages cost more than filling them, so a layer's buffers serve every batch of an engine.
+Fresh pages cost more than filling them, so a layer's buffers serve every batch of an engine, and what a step frees
+serves the next one.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
-from collections.abc import Sequence
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -155,3 +162,76 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return "not enough memory" in text or "can't allocate memory" in text
+
+
+_TRIM, _LARGE, _APART = -1, -3, -4
+"""M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_MMAP_MAX of <malloc.h>: when the heap shrinks, which blocks are large, and
+how many large blocks may be asked of the system apart from the heap."""
+_USUAL = {_TRIM: 64 << 20, _LARGE: 32 << 20, _APART: 1 << 16}
+"""What glibc comes to by itself in a process with large blocks."""
+_KEEP = {_TRIM: (1 << 31) - 1, _APART: 0}
+_CHOSEN = tuple(f"MALLOC_{name}_" for name in ("TRIM_THRESHOLD", "MMAP_THRESHOLD", "MMAP_MAX", "TOP_PAD"))
+_CHOSEN += ("GLIBC_TUNABLES",)
+_lock = threading.RLock()
+_keepers = 0
+
+
+@functools.cache
+def _library() -> Any:
+    """Return glibc, or None if this is none of ours to change."""
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in _CHOSEN):
+        return None
+    library = ctypes.CDLL(None)
+    wanted = ("gnu_get_libc_version", "mallopt", "malloc_trim")
+    return library if all(hasattr(library, name) for name in wanted) else None
+
+
+class KeepFreedMemory:
+    """Keeps freed memory in the process until `give_back`, or until ``owner`` is gone.
+
+    A step frees everything at its end. glibc then shrinks its heap, and gives back blocks above 32 MB in any case, so
+    that the next step pays for every page again: a tenth of the time of a CNN or a ResNet. The last keeper gives the
+    memory back. Elsewhere than in glibc nothing is done, nor where the environment says how memory is handled.
+
+    >>> class Training: pass
+    >>> training = Training()
+    >>> keeper = KeepFreedMemory(training); keeper.give_back(); keeper.give_back()
+    """
+
+    def __init__(self, owner: object):
+        _count(1)
+        self._finish = weakref.finalize(owner, _count, -1)
+
+    def give_back(self) -> None:
+        """Let the memory go, if there is no other keeper. Safe to call twice."""
+        self._finish()
+
+
+def _forked() -> None:
+    """Renew the lock: another thread may have had it when this process was forked."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _count(change: int) -> None:
+    """Add or remove a keeper; the first one sets the heap to keep memory, the last one sets it back and trims it."""
+    global _keepers
+    library = _library()
+    with _lock:
+        before, _keepers = _keepers, _keepers + change
+        if library is None:
+            return
+        if not before:
+            _set(library, _KEEP)
+        elif not _keepers:
+            _set(library, _USUAL)
+            library.malloc_trim(0)
+
+
+def _set(library: Any, values: Mapping[int, int]) -> None:
+    for name, value in values.items():
+        library.mallopt(name, value)

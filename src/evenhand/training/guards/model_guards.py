@@ -27,6 +27,7 @@ from evenhand.gradients import Layout, MicroBatches, probe
 from evenhand.gradients.batch_utils import batch_size, take, without_values
 from evenhand.gradients.doctor.python_state import Picture, Snapshot, changes
 from evenhand.gradients.doctor.record_coupling import Company
+from evenhand.gradients.memory import KeepFreedMemory
 from evenhand.gradients.microbatches import Early
 from evenhand.gradients.pass_context import full
 from evenhand.gradients.record_blocks import Blocks
@@ -98,6 +99,7 @@ class Watch:
         self._start: Snapshot | None = None
         self._picture: Picture | None = None
         self._spoilt = ""
+        self._freed_memory = KeepFreedMemory(self)
 
     def probe(self, rows: tuple[Any, Any]) -> None:
         """Probe the model thoroughly in its present mode, also with the last declared label."""
@@ -183,8 +185,9 @@ class Watch:
         return {} if self._probed is None else self._probed.trainable
 
     def close(self) -> None:
-        """Free the memory of the passes. Safe to call twice."""
+        """Free the memory of the passes, and what the process kept of it. Safe to call twice."""
         self._engine.forget()
+        self._freed_memory.give_back()
 
     def refuse_spoilt(self) -> None:
         """Raise if a pass has written a buffer from data: nothing may leave the run then."""
