@@ -12,7 +12,8 @@ from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.reporting import group_metrics, model_card, run_page
+from evenhand.reporting import group_metrics, model_card, rates, run_page
+from evenhand.reporting.metrics import differences, disparities
 from evenhand.runs import statement as statements
 from evenhand.runs import verify_figures
 from evenhand.runs.folder import Folder, write_durably
@@ -103,8 +104,11 @@ class Run:
     def metrics(self) -> pandas.DataFrame:
         """Return a DataFrame with a row per evaluation and a column per metric and group; an undefined value is NaN.
 
-        Columns are named as by fairlearn: ``accuracy``, ``balanced_accuracy``, ``mcc``, ``roc_auc``, ``log_loss``,
-        ``accuracy_{difference,ratio,group_min,group_max,std}``, and ``accuracy[<group>]`` and so on per group.
+        Columns are named as by fairlearn: every name of ``reporting.metrics.METRICS`` that the targets have,
+        ``fpr_{difference,ratio,group_min,group_max,std}`` and so on, ``demographic_parity_difference``, and per group
+        ``fpr[<group>]``. Rates per group have 95 % intervals (``fpr_low[<group>]``, ``fpr_high[<group>]``), and so has
+        the gap between groups (``fpr_difference_low``, ``fpr_difference_high``, over all pairs together). They hold the
+        chance of the held-out records, not that of another training.
         """
         import pandas
 
@@ -184,10 +188,19 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     columns: dict[str, Any] = {
         key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
     }
-    columns |= group_metrics.across("accuracy", list(row.get("groups", {}).values()))
+    columns |= row.get("metrics", {})
+    parts = {"accuracy": row.get("groups", {}), "log_loss": row.get("group_log_loss", {})}
+    parts = {name: part for name, part in parts.items() if part} | row.get("group_metrics", {})
+    for name, part in parts.items():
+        columns |= differences(name, part.values())
+        columns |= {f"{name}[{group}]": value for group, value in part.items()}
+    columns |= disparities(parts)
+    for name, gap in rates.gaps(row).items():
+        columns |= {f"{name}_low": gap.low, f"{name}_high": gap.high}
+    for name, estimates in rates.per_group(row).items():
+        for group, rate in estimates.items():
+            columns |= {f"{name}_low[{group}]": rate.low, f"{name}_high[{group}]": rate.high}
     for key, name in (
-        ("groups", "accuracy"),
-        ("group_log_loss", "log_loss"),
         ("group_records", "records"),
         ("owners", "owner_accuracy"),
         ("owner_records", "owner_records"),

@@ -1,0 +1,107 @@
+"""Computes intervals of rates per group (false positives among the negatives, and so on) and of gaps between groups.
+
+A rate of one model on held-out records is a share of a countable number of them, so its interval is Wilson's and that
+of a difference is Newcombe's (1998, method 10). They hold the chance of the held-out records, not that of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from evenhand.reporting.group_metrics import Estimate, wilson
+from evenhand.reporting.metrics import by_group
+
+RATES = ("accuracy", "selection_rate", "tpr", "fpr", "tnr", "precision")
+_DISPARITIES = {
+    "demographic_parity": ("selection_rate",),
+    "equalized_odds": ("tpr", "fpr"),
+    "equal_opportunity": ("tpr",),
+}
+
+
+def per_group(row: Mapping[str, Any], *, level: float = 0.95) -> dict[str, dict[str, Estimate]]:
+    """Return the rates of one line of metrics.jsonl with their intervals: rate -> group -> estimate.
+
+    ``count`` is the number of records that the rate is a share of. Rates other than accuracy are shares of records only
+    where there are two classes; of more classes they are means, and left out here.
+
+    Examples:
+        >>> row = {"groups": {"a": 0.5}, "group_records": {"a": 40},
+        ...        "group_metrics": {"fpr": {"a": 0.25}, "base_rate": {"a": 0.5}}}
+        >>> per_group(row)["fpr"]["a"].count, round(per_group(row)["fpr"]["a"].high, 3)
+        (20, 0.469)
+    """
+    records = row.get("group_records", {})
+    positive, selected = by_group(row, "base_rate"), by_group(row, "selection_rate")
+    rates: dict[str, dict[str, Estimate]] = {}
+    for name in RATES if positive else RATES[:1]:
+        rates[name] = {}
+        for group, share in by_group(row, name).items():
+            whole = {"tpr": positive, "precision": selected}.get(name, {}).get(group, 1.0)
+            whole = 1 - positive[group] if name in ("fpr", "tnr") else whole
+            counted = round(records.get(group, 0) * whole)
+            if counted:
+                rates[name][group] = Estimate(share, *wilson(share, counted, level=level), counted)
+    return rates
+
+
+def difference(left: Estimate, right: Estimate) -> Estimate:
+    """Return ``left - right`` of two rates with intervals, by Newcombe's method.
+
+    Examples:
+        >>> rates = [Estimate(share, *wilson(share, count), count) for share, count in ((56 / 70, 70), (48 / 80, 80))]
+        >>> apart = difference(*rates)
+        >>> round(apart.value, 4), round(apart.low, 4), round(apart.high, 4)  # Newcombe 1998: 0.0524 to 0.3339
+        (0.2, 0.0524, 0.3339)
+    """
+    apart = left.value - right.value
+    below = math.hypot(left.value - left.low, right.high - right.value)
+    above = math.hypot(left.high - left.value, right.value - right.low)
+    return Estimate(apart, max(-1.0, apart - below), min(1.0, apart + above), min(left.count, right.count))
+
+
+def gaps(row: Mapping[str, Any], *, level: float = 0.95) -> dict[str, Estimate]:
+    """Return how far apart groups are in each rate, and in parity and odds: largest minus smallest, with intervals.
+
+    Guarantee:
+        The true gap lies in the interval with probability of about ``level`` at least: each pair of groups has one
+        at ``1 - (1 - level) / pairs``, and the gap is at least the largest lower end and at most the largest upper end.
+        Small groups make it wide; they are not left out.
+
+    Examples:
+        >>> row = {"groups": {"a": 0.9, "b": 0.5}, "group_records": {"a": 400, "b": 400}}
+        >>> gap = gaps(row)["accuracy_difference"]
+        >>> round(gap.low, 2), round(gap.high, 2)
+        (0.34, 0.46)
+    """
+    groups = len(row.get("group_records", {}))
+    if groups < 2:
+        return {}
+    pairs = groups * (groups - 1) / 2
+    single, double = (per_group(row, level=1 - (1 - level) / (pairs * times)) for times in (1, 2))
+    wide = {f"{name}_difference": _widest(part) for name, part in single.items() if len(part) > 1}
+    for name, rates in _DISPARITIES.items():
+        known = [(double if len(rates) > 1 else single).get(rate, {}) for rate in rates]
+        if all(len(part) > 1 for part in known):
+            parts = [_widest(part) for part in known]
+            wide[f"{name}_difference"] = _largest(parts)
+    return wide
+
+
+def _widest(rates: Mapping[str, Estimate]) -> Estimate:
+    """Return largest minus smallest rate, with an interval from those of all pairs."""
+    every = [difference(rates[one], rates[other]) for one, other in permutations(rates, 2)]
+    return _largest([*every, Estimate(0.0, 0.0, 0.0, every[0].count)])
+
+
+def _largest(parts: Sequence[Estimate]) -> Estimate:
+    """Return the largest of several values, and of each end."""
+    return Estimate(
+        value=max(part.value for part in parts),
+        low=max(part.low for part in parts),
+        high=max(part.high for part in parts),
+        count=min(part.count for part in parts),
+    )
