@@ -29,6 +29,7 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
       >>> after(dp_plan, 10_000, [{"accuracy": 0.5, "groups": {}, "group_records": {}}])[0].split(":")[0][-45:]
       'as long as the longest possible mean gradient'
     """
+    metrics = [line for line in metrics if line["accuracy"] is not None and line.get("targets") in (None, "ordinal")]
     if not metrics or not plan.facts.labels:
         return []
     curve = [float(line["accuracy"]) for line in metrics]
@@ -91,6 +92,8 @@ _CHOSEN = (
 
 
 def _fallen(metrics: Sequence[Mapping[str, Any]]) -> bool:
+    if any(line["accuracy"] is None for line in metrics):
+        return False
     return max(float(line["accuracy"]) for line in metrics) - float(metrics[-1]["accuracy"]) > FALL
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,10 +86,12 @@ def run(
     log: Annotated[
         list[str] | None, typer.Option("--log", help="Released values to: tensorboard (a folder in --out), mlflow.")
     ] = None,
+    metric: options.MetricNames = None,
     sign: options.Sign = None,
     json: options.Json = False,
 ) -> None:
     """Train privately and write model, statement and report into a run folder."""
+    first = options.metrics(metric)
     from evenhand.training.config import Config, absolute, from_toml, merged
 
     asked = options.given(
@@ -140,7 +142,7 @@ def run(
         finished = train(chosen, *chosen.load_data(), out, on_start=None if json else announce, loggers=told)
     if key is not None:
         signed(finished, key)
-    show(finished, json)
+    show(finished, json, first)
     if not json:
         advise(finished)
 
@@ -204,11 +206,14 @@ def interruptible() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def show(finished: Run, as_json: bool) -> None:
-    """Print the end of ``train`` and ``resume``: where the run is, who is served how well, what is promised."""
-    figures = summary(finished)
-    lines = [f"accuracy {figures['accuracy']:.1%}" if figures["accuracy"] is not None else "no held-out data"]
-    lines += [f"  {name}: {value:.1%}" for name, value in figures["groups"].items()]
+def show(finished: Run, as_json: bool, first: Sequence[str] = ()) -> None:
+    """Print the end of ``train`` and ``resume``: where the run is, who is served how well, what is promised.
+
+    The metrics named in ``first`` come first, then those that suit the targets.
+    """
+    figures = summary(finished, first)
+    lines = _measured(finished.folder.last_evaluation(), first) or ["no held-out data"]
+    lines += [f"  {name}: {value:.1%}" for name, value in figures["groups"].items() if value is not None]
     lines += [
         f"  owner {name}: {row['recall']:.1%}"
         for name, row in (figures["owners"] or {}).items()
@@ -222,8 +227,27 @@ def show(finished: Run, as_json: bool) -> None:
     options.emit(figures, "\n".join(lines), as_json)
 
 
-def summary(finished: Run) -> dict[str, Any]:
-    """Return the figures that ``--json`` prints; scripts rely on these keys."""
+def _measured(last: Mapping[str, Any], first: Sequence[str]) -> list[str]:
+    """Return one line per metric: those asked for with their values per group, else those that suit the targets."""
+    from evenhand.reporting import metrics
+
+    lines = []
+    for name in first:
+        lines.append(f"{name} {_printed(metrics.value(last, name))}")
+        lines += [f"  {group}: {_printed(value)}" for group, value in metrics.by_group(last, name).items()]
+    if last.get("accuracy") is not None:
+        return [*lines, f"accuracy {last['accuracy']:.1%}"]
+    headline = metrics.HEADLINE.get(last.get("targets", ""), ())
+    return lines + [f"{name} {_printed(last['metrics'].get(name))}" for name in headline if name not in first]
+
+
+def _printed(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4g}"
+
+
+def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the figures that ``--json`` prints; scripts rely on these keys. Metrics named in ``first`` come first."""
+    from evenhand.reporting import metrics
     from evenhand.runs import statement_files
 
     last = finished.folder.last_evaluation() or {"accuracy": None, "groups": {}}
@@ -233,6 +257,8 @@ def summary(finished: Run) -> dict[str, Any]:
         "delta": statement["guarantee"]["delta"],
         "accuracy": last["accuracy"],
         "groups": last["groups"],
+        "metrics": {name: metrics.value(last, name) for name in (*first, *last.get("metrics", {}))},
+        "group_metrics": {name: metrics.by_group(last, name) for name in first},
         **statement_files.as_json(statement["owners"], last, str(finished.path / statement_files.FILE)),
         "steps": statement["mechanism"]["steps_charged"],
         "method": statement["mechanism"]["method"],

@@ -9,6 +9,7 @@ from typing import Any
 
 from evenhand import _validate
 from evenhand.errors import UsageError
+from evenhand.reporting import metrics
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.intervals import over_seeds
 
@@ -107,8 +108,11 @@ MEASURES = (*_PLAIN, "cost", "cost_gap", "group:NAME", "owner:NAME", "cost:NAME"
 def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int, float]:
     """Return a measure of every training in points, by seed, without seeds in which it is not defined.
 
+    Errors and losses, which are no shares, stay in their own unit.
+
     Args:
-      measure: accuracy, balanced, auc, worst (group), gap (between groups), worst_owner, group:NAME, owner:NAME; and
+      measure: accuracy, balanced, auc, worst (group), gap (between groups), worst_owner, group:NAME, owner:NAME, any
+        metric (``reporting.metrics``) by its name, ``fpr_difference`` and so on, group:NAME:METRIC; and
         against the non-private reference cost, cost:GROUP, and cost_gap, between the groups that pay most and least.
       rows: the last evaluations of one method.
       reference: those of the non-private method.
@@ -121,11 +125,33 @@ def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int,
     kind, colon, name = measure.partition(":")
     if kind.startswith("cost"):
         return _cost(kind, name, rows, reference or {})
+    if kind == "group" and _of_group(name):
+        group, _, metric = name.rpartition(":")
+        return _defined(rows, lambda row: metrics.value(row, metric, group), _unit(metric))
     if colon and kind in _NAMED:
         return _defined(rows, lambda row: row[_NAMED[kind]][name])
+    if measure not in _PLAIN and _is_metric(measure):
+        return _defined(rows, lambda row: metrics.value(row, measure), _unit(measure))
     if measure not in _PLAIN:
-        raise UsageError(f"There is no measure called {measure!r}. Choose one of: {', '.join(MEASURES)}.")
+        raise UsageError(
+            f"There is no measure called {measure!r}. Choose one of: {', '.join(MEASURES)}; or a metric: "
+            f"{', '.join(metrics.METRICS)}, with _difference or _ratio for how groups differ, or group:NAME:METRIC."
+        )
     return _defined(rows, _PLAIN[measure])
+
+
+def _is_metric(name: str) -> bool:
+    """Return whether a name is that of a metric."""
+    try:
+        return bool(metrics.known(name))
+    except UsageError:
+        return False
+
+
+def _of_group(name: str) -> bool:
+    """Return whether what follows ``group:`` is a group and a metric."""
+    group, _, metric = name.rpartition(":")
+    return bool(group) and _is_metric(metric)
 
 
 def difference(left: Mapping[int, float], right: Mapping[int, float], factor: float = 1.0) -> Estimate:
@@ -174,13 +200,18 @@ def payers(rows: Rows, reference: Rows) -> tuple[str, str]:
     return (ranked[0], ranked[-1]) if len(ranked) > 1 else ("", "")
 
 
-def _defined(rows: Rows, value: Callable[[Mapping[str, Any]], float | None]) -> dict[int, float]:
+def _unit(metric: str) -> float:
+    """Return 100 for shares, which are counted in points, and 1 for what has a unit of its own (errors, losses)."""
+    return 100.0 if math.isfinite(metrics.bounds(metric)[1]) else 1.0
+
+
+def _defined(rows: Rows, value: Callable[[Mapping[str, Any]], float | None], unit: float = 100.0) -> dict[int, float]:
     points = {}
     for seed, row in rows.items():
         try:
             known = value(row)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, TypeError):  # not measured, or None in some group
             continue
         if known is not None:
-            points[seed] = 100 * float(known)
+            points[seed] = unit * float(known)
     return points

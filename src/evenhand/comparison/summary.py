@@ -16,8 +16,9 @@ from evenhand.comparison.executors import Failure
 from evenhand.comparison.run_cell import Task, seconds
 from evenhand.comparison.sweep import Chosen, Trial
 from evenhand.reporting.comparison_sections import NOTHING, Effort, Entry
-from evenhand.reporting.group_metrics import Estimate, across
+from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.intervals import over_seeds, privacy_cost
+from evenhand.reporting.metrics import bounds, differences
 from evenhand.runs.folder import write_durably
 from evenhand.runs.verify import verify
 from evenhand.training.config import Config
@@ -27,7 +28,6 @@ SETTINGS = (
     *("method", "model", "features", "epochs", "batch_size", "loss", "optimizer", "lr", "lr_schedule", "momentum"),
     *("weight_decay", "average", "augment", "views"),
 )
-_SHARES = ("accuracy", "balanced_accuracy", "roc_auc", "accuracy_group_min", "accuracy_group_max")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
       (0.5, 0.5, False)
     """
     metrics = {name: float(row[name]) for name in _PLAIN if row.get(name) is not None}
-    differ = across("accuracy", list(row.get("groups", {}).values()))
+    metrics |= {name: float(value) for name, value in row.get("metrics", {}).items() if value is not None}
+    differ = differences("accuracy", row.get("groups", {}).values())
     return metrics | {name: value for name, value in differ.items() if math.isfinite(value)}
 
 
@@ -195,11 +196,12 @@ def _with_costs(entry: Entry, rows: Mapping[int, Any], reference: Mapping[int, A
 
 
 def _value(row: Mapping[str, Any], group: str | None) -> float:
-    return float(row["accuracy"] if group is None else row["groups"][group])
+    share = row["accuracy"] if group is None else row["groups"][group]
+    return math.nan if share is None else float(share)
 
 
 def _range(name: str, values: Sequence[float]) -> Estimate:
-    low, high = (0.0, 1.0) if name in _SHARES else (-1.0, 1.0) if name == "mcc" else (0.0, float("inf"))
+    low, high = bounds(name)
     return over_seeds(values, low=low, high=high)
 
 
@@ -224,7 +226,7 @@ def read_trials(
     for trial, task in zip(trials, tasks, strict=True):
         failure = failed.get(task.path.name)
         rows = [] if failure is not None else task.folder.metrics()
-        value = metrics_of(rows[-1]).get(tuning.SCORES[score], math.nan) if rows else math.nan
+        value = tuning.value_of(rows[-1], score) if rows else math.nan
         outcomes.append(Tried(trial, value, seconds(task), None if failure is None else failure.reason))
     return outcomes
 

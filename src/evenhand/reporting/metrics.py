@@ -239,3 +239,15 @@ def disparities(group_metrics: Mapping[str, Mapping[str, float | None]]) -> dict
             ratios = [apart[rate][f"{rate}_ratio"] for rate in rates]
             values[f"{name}_ratio"] = min((ratio for ratio in ratios if math.isfinite(ratio)), default=math.nan)
     return values
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+    """Return the metrics of one line of metrics.jsonl over all records, in one sentence.
+
+    Examples:
+        >>> sentence({"records": 100, "metrics": {"mae": 0.5, "r2": None}})
+        'On 100 held-out records: mean absolute error 0.5.'
+    """
+    known_metrics = {name: number for name, number in row["metrics"].items() if name in METRICS and number is not None}
+    shown = ", ".join(f"{METRICS[name].words} {number:.4g}" for name, number in known_metrics.items())
+    return f"On {row['records']} held-out records: {shown}."

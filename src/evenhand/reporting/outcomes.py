@@ -61,9 +61,9 @@ class Outcomes:
         if self.kind == NUMBERS:
             return np.full(len(self), math.nan)
         if self.kind == TOKENS:
-            return self.guess / np.maximum(self.tokens, 1)
-        same = self.truth == self.guess
-        return (same.all(axis=1) if self.kind == LABELS else same).astype(float)
+            return np.asarray(self.guess / np.maximum(self.tokens, 1))
+        same: Array = np.asarray(self.truth == self.guess)
+        return np.asarray(same.all(axis=1) if self.kind == LABELS else same, dtype=float)
 
     @property
     def majority(self) -> float:

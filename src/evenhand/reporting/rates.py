@@ -105,3 +105,20 @@ def _largest(parts: Sequence[Estimate]) -> Estimate:
         high=max(part.high for part in parts),
         count=min(part.count for part in parts),
     )
+
+
+def columns(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the ends of all intervals by name: ``fpr_low[<group>]``, ``fpr_difference_low`` and so on.
+
+    Examples:
+        >>> ends = columns({"groups": {"a": 0.9, "b": 0.5}, "group_records": {"a": 400, "b": 400}})
+        >>> sorted(ends)[:2], round(ends["accuracy_difference_low"], 2)
+        (['accuracy_difference_high', 'accuracy_difference_low'], 0.34)
+    """
+    ends: dict[str, float] = {}
+    for name, gap in gaps(row).items():
+        ends |= {f"{name}_low": gap.low, f"{name}_high": gap.high}
+    for name, estimates in per_group(row).items():
+        for group, rate in estimates.items():
+            ends |= {f"{name}_low[{group}]": rate.low, f"{name}_high[{group}]": rate.high}
+    return ends

@@ -88,6 +88,22 @@ def scores_of(scores: Tensor, kind: str, model: nn.Module) -> Tensor:
     return scores
 
 
+def shares_right(scores: Tensor, targets: Tensor, kind: str, model: nn.Module) -> Tensor:
+    """Return the share of each record that is answered correctly, from the model's outputs; NaN for real numbers.
+
+    Examples:
+      >>> scores = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
+      >>> shares_right(scores, torch.tensor([1, 0]), "classes", nn.Linear(1, 1)).tolist()
+      [1.0, 0.0]
+    """
+    if kind == NUMBERS:
+        return torch.full((len(targets),), math.nan, dtype=torch.float64)
+    if kind == LABELS:
+        return ((scores_of(scores, kind, model) > 0) == (targets > 0)).all(1).double()
+    right = (scores_of(scores, kind, model).argmax(-1) == targets).double()
+    return right if right.dim() == 1 else right.flatten(1).mean(1)
+
+
 def _against_rest(scores: Tensor) -> Tensor:
     """Return the log odds of each class against all others together, from their log densities."""
     columns = [
@@ -112,7 +128,11 @@ def measure_model(model: nn.Module, data: Data) -> Outcomes:
     scores, true = compute_scores(model, data)
     scores = scores.double()
     if kind == NUMBERS:
-        return Outcomes(kind, true.double().numpy(), _shaped(scores, true).numpy())
+        truth, guess = true.double().numpy(), _shaped(scores, true).numpy()
+        bounds = None if data.declared is None else data.declared.target
+        if bounds is not None:
+            truth, guess = bounds.decode(truth), bounds.decode(guess)
+        return Outcomes(kind, truth, guess)
     if kind == LABELS:
         losses = functional.binary_cross_entropy_with_logits(_shaped(scores, true), true.double(), reduction="none")
         each = _shaped(scores, true).sigmoid().numpy()
@@ -141,7 +161,7 @@ def _tokens(model: nn.Module, data: Data) -> Outcomes:
 
     Places whose target is negative (padding) do not count.
     """
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, ...]] = []
     for scores, targets in _passes(model, data):
         if scores.shape[:-1] != targets.shape:
             raise UsageError(
@@ -150,8 +170,8 @@ def _tokens(model: nn.Module, data: Data) -> Outcomes:
             )
         counted = targets >= 0
         likely = scores.double().log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        right = (scores.argmax(-1) == targets) & counted
-        parts.append(tuple(part.flatten(1).sum(1) for part in (-likely * counted, right.double(), counted.double())))  # type: ignore[arg-type]
+        hits = (scores.argmax(-1) == targets) & counted
+        parts.append(tuple(part.flatten(1).sum(1) for part in (-likely * counted, hits.double(), counted.double())))
     losses, right, counts = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
     return Outcomes(TOKENS, np.empty(0), right, losses=losses, tokens=counts)
 
@@ -229,7 +249,7 @@ def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]
     return line if outcomes.kind == CLASSES else {**line, "targets": outcomes.kind}
 
 
-_PLAIN = ("balanced_accuracy", "mcc", "roc_auc", "log_loss")
+_PLAIN = ("balanced_accuracy", "mcc", "roc_auc", "log_loss", "rank_mae")
 """Metrics that also stand in the line itself, as in earlier versions."""
 
 
