@@ -126,7 +126,8 @@ def tune(table: Mapping[str, Any]) -> Tune:
 def _check_score(score: str) -> None:
     """Raise unless a score has a name: a short one, a metric, or a metric of a group."""
     if score not in SCORES:
-        metrics.known(score.rpartition(":")[2] if score.startswith("group:") else score)
+        name = score.rpartition(":")[2] if score.startswith("group:") else score
+        metrics.known(name, "score to tune by", SCORES)
 
 
 def value_of(row: Mapping[str, Any], score: str) -> float:

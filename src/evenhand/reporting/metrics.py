@@ -107,8 +107,10 @@ def base(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def known(name: str) -> str:
+def known(name: str, what: str = "metric", more: Iterable[str] = ()) -> str:
     """Return the name of a metric, of a difference or ratio between groups, or of one label's metric; refuse others.
+
+    The message calls it ``what``, and names ``more`` that would do too.
 
     Examples:
         >>> known("fpr_difference"), known("equalized_odds_ratio"), known("roc_auc[Edema]")
@@ -118,7 +120,8 @@ def known(name: str) -> str:
     if stem in DISPARITIES and across in ("difference", "ratio"):
         return name
     if stem not in METRICS:
-        _validate.known(name, (*METRICS, *(f"{one}_{part}" for one in DISPARITIES for part in ACROSS[:2])), "metric")
+        parities = (f"{one}_{part}" for one in DISPARITIES for part in ACROSS[:2])
+        _validate.known(name, (*more, *METRICS, *parities), what)
     return name
 
 

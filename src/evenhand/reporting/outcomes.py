@@ -23,7 +23,7 @@ _LEAST = 1e-300
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What a model said of each record, and what is true.
+    """Held-out records: the truth about each, and the answer of a model.
 
     Attributes:
         kind: of the targets: classes, ordinal, labels, numbers or tokens.

@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
+from evenhand._numbers import bare_percent, count
 from evenhand.reporting.group_metrics import Estimate, wilson
-from evenhand.reporting.metrics import by_group
+from evenhand.reporting.metrics import METRICS, by_group
+from evenhand.reporting.page import Bullets, Notes, Section, Table, Words
+from evenhand.reporting.uncertainty import FEWEST
 
 RATES = ("accuracy", "selection_rate", "tpr", "fpr", "tnr", "precision")
 _DISPARITIES = {
@@ -63,13 +66,13 @@ def difference(left: Estimate, right: Estimate) -> Estimate:
     return Estimate(apart, max(-1.0, apart - below), min(1.0, apart + above), min(left.count, right.count))
 
 
-def gaps(row: Mapping[str, Any], *, level: float = 0.95) -> dict[str, Estimate]:
+def gaps(row: Mapping[str, Any], *, level: float = 0.95, fewest: int = 1) -> dict[str, Estimate]:
     """Return how far apart groups are in each rate, and in parity and odds: largest minus smallest, with intervals.
 
     Guarantee:
         The true gap lies in the interval with probability of about ``level`` at least: each pair of groups has one
         at ``1 - (1 - level) / pairs``, and the gap is at least the largest lower end and at most the largest upper end.
-        Small groups make it wide; they are not left out.
+        Small groups make it wide; those whose rate counts fewer than ``fewest`` records are left out.
 
     Examples:
         >>> row = {"groups": {"a": 0.9, "b": 0.5}, "group_records": {"a": 400, "b": 400}}
@@ -81,7 +84,13 @@ def gaps(row: Mapping[str, Any], *, level: float = 0.95) -> dict[str, Estimate]:
     if groups < 2:
         return {}
     pairs = groups * (groups - 1) / 2
-    single, double = (per_group(row, level=1 - (1 - level) / (pairs * times)) for times in (1, 2))
+    single, double = (
+        {
+            name: {group: rate for group, rate in part.items() if rate.count >= fewest}
+            for name, part in per_group(row, level=1 - (1 - level) / (pairs * times)).items()
+        }
+        for times in (1, 2)
+    )
     wide = {f"{name}_difference": _widest(part) for name, part in single.items() if len(part) > 1}
     for name, rates in _DISPARITIES.items():
         known = [(double if len(rates) > 1 else single).get(rate, {}) for rate in rates]
@@ -122,3 +131,51 @@ def columns(row: Mapping[str, Any]) -> dict[str, float]:
         for group, rate in estimates.items():
             ends |= {f"{name}_low[{group}]": rate.low, f"{name}_high[{group}]": rate.high}
     return ends
+
+
+_SHOWN = ("selection_rate", "fpr", "tpr", "tnr", "precision")
+
+
+def section(row: Mapping[str, Any]) -> Section | None:
+    """Return the part of a page on errors of both kinds by group; None unless there are two classes and two groups.
+
+    Examples:
+        >>> row = {"group_records": {"a": 80, "b": 80}, "group_metrics": {
+        ...     "base_rate": {"a": 0.5, "b": 0.5}, "fpr": {"a": 0.5, "b": 0.1}}}
+        >>> section(row).blocks[1].lines[0].text
+        'False positive rate: groups are 40.0 points apart, 95 % interval 20.3 to 56.0.'
+    """
+    estimates = per_group(row)
+    if "base_rate" not in row.get("group_metrics", {}) or len(row.get("group_records", {})) < 2:
+        return None
+    head = ["group", *(METRICS[name].words.split(":")[0] + ", %" for name in _SHOWN)]
+    cells = [[group, *(_cell(estimates.get(name, {}).get(group)) for name in _SHOWN)] for group in row["group_records"]]
+    wide = {name: gap for name, gap in gaps(row, fewest=FEWEST).items() if name.removesuffix("_difference") in _SHOWN}
+    lines = [
+        Words(
+            f"{_title(name)}: groups are {bare_percent(gap.value)} points apart, 95 % interval "
+            f"{bare_percent(gap.low)} to {bare_percent(gap.high)}."
+        )
+        for name, gap in wide.items()
+    ]
+    remarks = [
+        f"In brackets: 95 % interval (Wilson), and the records that the rate is a share of; fewer than {FEWEST} are "
+        "too few to tell. Intervals of gaps (Newcombe) hold for all pairs of groups together, without such groups.",
+        "They hold the chance of the held-out records, which the privacy promise does not cover, not that of training.",
+    ]
+    intro = Words(
+        "Who is selected, and who is wrongly selected or wrongly left out: rates of the second class by group."
+    )
+    return Section("Errors per group", [intro, Bullets(lines), Table(head, cells, folded=False), Notes(remarks)])
+
+
+def _title(name: str) -> str:
+    words = METRICS[name.removesuffix("_difference")].words.split(":")[0]
+    return words[:1].upper() + words[1:]
+
+
+def _cell(rate: Estimate | None) -> str:
+    if rate is None or rate.count < FEWEST:
+        return "too few to tell"
+    ends = f"{bare_percent(rate.low)}\u2013{bare_percent(rate.high)}"
+    return f"{bare_percent(rate.value)} ({ends}, {count(rate.count)})"

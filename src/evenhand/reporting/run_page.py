@@ -22,6 +22,7 @@ from evenhand._numbers import (
     rounded_up,
     spent_range,
 )
+from evenhand.reporting import rates
 from evenhand.reporting.charts import LABELLED, bars, lines
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.page import (
@@ -319,7 +320,12 @@ def _statement(data: ReportData) -> Section:
     return Section("What is promised", [Words(paragraph) for paragraph in words])
 
 
-_SECTIONS = (_groups, _owners, _curves, _spending, _statement)
+def _rates(data: ReportData) -> Section | None:
+    """Return errors of both kinds by group, after the last evaluation."""
+    return rates.section(data.curves[-1]) if data.curves else None
+
+
+_SECTIONS = (_groups, _rates, _owners, _curves, _spending, _statement)
 """What the page consists of, in order; a section that has nothing to say is None."""
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenhand.data.dataset import Data
-from evenhand.density.torch_models import DensityModel
 from evenhand.errors import UsageError
 from evenhand.reporting.group_metrics import GroupFrame, Measures, estimate, measure_outcomes, natural
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
@@ -83,7 +82,7 @@ def scores_of(scores: Tensor, kind: str, model: nn.Module) -> Tensor:
     if kind in (CLASSES, ORDINAL) and (scores.dim() == 1 or scores.shape[-1] == 1):
         logit = scores.reshape(-1)
         return torch.stack([torch.zeros_like(logit), logit], dim=1)
-    if kind == LABELS and isinstance(model, DensityModel) and scores.shape[1] > 1:
+    if kind == LABELS and getattr(model, "log_densities", False) and scores.shape[1] > 1:
         return _against_rest(scores)
     return scores
 
