@@ -24,7 +24,8 @@ class Facts:
     """Public facts about a dataset: every number here may be printed, and the plan relies on it.
 
     ``owners`` are budget classes with their number of records; ``groups`` are the names that rules and reports use.
-    ``derived`` names the facts that nobody declared and that were read off the data.
+    ``derived`` names the facts that nobody declared and that were read off the data. ``ordered`` says that the labels
+    have an order, from the lowest to the highest.
     """
 
     records: int
@@ -33,6 +34,7 @@ class Facts:
     labels: tuple[str, ...] = ()
     inputs: str = ""
     derived: tuple[str, ...] = ()
+    ordered: bool = False
 
     @property
     def owner_names(self) -> tuple[str, ...]:

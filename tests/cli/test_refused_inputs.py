@@ -69,8 +69,8 @@ MODELS = {
         "from torch import nn\ndef net(): return nn.Sequential(nn.Linear(3, 2)).requires_grad_(False)",
         "no trainable parameter",
     ),
-    "too few outputs": (
-        "import torch\ndef net(facts): return torch.nn.Linear(3, 1)",
+    "too many outputs": (
+        "import torch\ndef net(facts): return torch.nn.Linear(3, 3)",
         "give one output per label",
     ),
     "wrong width": ("import torch\ndef net(facts): return torch.nn.Linear(99, 2)", "cannot take inputs of shape (3,)"),

@@ -60,9 +60,9 @@ def test_what_is_undefined_is_nan_and_said_so() -> None:
         warnings.simplefilter("error")
         found = measure([1, 1], [1, 0], groups=["a", "b"], probabilities=[[0.1, 0.9], [0.8, 0.2]])
     assert math.isnan(found.overall["roc_auc"])
-    assert found.undefined == {"roc_auc": "the records belong to one class only"}
+    assert found.undefined == dict.fromkeys(("roc_auc", "pr_auc"), "the records belong to one class only")
     alone = measure([0, 2], [0, 2], groups=["a", "a"])
-    assert set(alone.undefined) == {"roc_auc", "log_loss"}
+    assert set(alone.undefined) == {"roc_auc", "pr_auc", "brier", "calibration_error", "log_loss"}
     assert alone.across["accuracy_difference"] == 0
     with pytest.raises(DataError, match="differ in length"):
         measure([0], [0], groups=["a", "b"])

@@ -262,6 +262,7 @@ class Plan:
             labels=tuple(facts["labels"]),
             inputs=facts["inputs"],
             derived=tuple(facts.get("derived", ())),
+            ordered=facts.get("ordered") is True,
         )
         values["levels"] = _levels(data["levels"])
         values["earlier"] = tuple(
@@ -418,7 +419,10 @@ def delta_warnings(delta: float, records: int) -> list[str]:
 
 def _fields(part: Any) -> dict[str, Any]:
     """Return a dataclass as plain data, without the copies of ``asdict``: these cost time with many thousand owners."""
-    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    plain = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    if plain.get("ordered") is False:  # plans of earlier versions, and their digests, do not have it
+        del plain["ordered"]
+    return plain
 
 
 def _levels(rows: Iterable[Mapping[str, Any]]) -> tuple[PlannedLevel, ...]:

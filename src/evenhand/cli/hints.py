@@ -29,6 +29,7 @@ def after(plan: Plan, parameters: int, metrics: Sequence[Mapping[str, Any]]) -> 
       >>> after(dp_plan, 10_000, [{"accuracy": 0.5, "groups": {}, "group_records": {}}])[0].split(":")[0][-45:]
       'as long as the longest possible mean gradient'
     """
+    metrics = [line for line in metrics if line["accuracy"] is not None and line.get("targets") in (None, "ordinal")]
     if not metrics or not plan.facts.labels:
         return []
     curve = [float(line["accuracy"]) for line in metrics if line.get("accuracy") is not None]

@@ -28,6 +28,7 @@ class Answers:
 
     label: str | None = None
     labels: tuple[str, ...] = ()
+    ordered: bool = False
     groups: str | None = None
     owners: str | None = None
     numbers: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -40,9 +41,19 @@ class Answers:
 
 def run(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="CSV, Parquet, NPZ, or a folder of pictures.")],
-    label: Annotated[str | None, typer.Option("--label", help="The column to predict.")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            "--label", help="The column to predict (a real number: give its --number); several labels: a,b,c."
+        ),
+    ] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="Its values, e.g. no,yes.")] = None,
-    groups: Annotated[str | None, typer.Option("--groups", help="Column whose values are reported on.")] = None,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="The labels have an order, given from the lowest to the highest.")
+    ] = False,
+    groups: Annotated[
+        str | None, typer.Option("--groups", help="Column whose values are reported on; race,sex for intersections.")
+    ] = None,
     owners: Annotated[str | None, typer.Option("--owners", help="Column of budget classes.")] = None,
     budgets: Annotated[str | None, typer.Option("--budgets", help="Epsilon per owner, e.g. strict=1,open=8.")] = None,
     number: Annotated[
@@ -87,6 +98,7 @@ def run(
     answers = Answers(
         label=label,
         labels=_listed(labels),
+        ordered=ordered,
         groups=groups,
         owners=owners,
         numbers={name: _bounds(value) for name, value in _pairs(number, "--number", "age=0:120").items()},
@@ -143,7 +155,7 @@ def _asked(answers: Answers, columns: Sequence[str], only_declared: bool = False
     if answers.label is None:
         question = f"Columns: {', '.join(columns)}\nWhich one is to be predicted?"
         answers = replace(answers, label=_ask(question, column))
-    if not answers.labels and answers.label:
+    if not answers.labels and answers.label and answers.label not in answers.numbers:
         answers = replace(answers, labels=_ask(f"Values of {answers.label}, e.g. no,yes", _labels))
     if answers.groups is None:
         answers = replace(answers, groups=_ask("Column of groups to report on (empty: none)", column))
@@ -202,8 +214,14 @@ _ANSWERS = {"y": True, "yes": True, "n": False, "no": False, "": False}
 
 def _declared(answers: Answers) -> list[str]:
     """Return every column that was named."""
-    named = [answers.label, answers.groups, answers.owners, *answers.dropped, *answers.missing]
+    several = [*_columns(answers.label), *_columns(answers.groups)]
+    named = [*several, answers.owners, *answers.dropped, *answers.missing]
     return [name for name in [*named, *answers.numbers, *answers.categories] if name is not None]
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    """Return the columns that ``race,sex`` names."""
+    return _listed(text)
 
 
 def _check(answers: Answers, columns: Sequence[str], known: bool) -> None:
@@ -219,7 +237,8 @@ def _check(answers: Answers, columns: Sequence[str], known: bool) -> None:
 
 
 def _features(answers: Answers, columns: Sequence[str]) -> list[str]:
-    return [name for name in columns if name != answers.label and name not in answers.dropped]
+    labels = _columns(answers.label)
+    return [name for name in columns if name not in labels and name not in answers.dropped]
 
 
 def _known(answers: Answers, name: str) -> bool:
@@ -243,8 +262,9 @@ def _table(source: Path, target: Path, answers: Answers, columns: Sequence[str],
         "# category becomes a feature of 0 or 1. A column without a table is left out"
         + (f": {', '.join(answers.dropped)}." if answers.dropped else "."),
     ]
-    for name in _features(answers, columns):
-        lines += ["", *_column(answers, name)]
+    bounded = [answers.label] if answers.label in answers.numbers and not answers.labels else []
+    for name in [*bounded, *_features(answers, columns)]:
+        lines += ["", *_column(answers, str(name))]
     return "\n".join(lines) + "\n"
 
 
@@ -314,10 +334,22 @@ def _head(source: Path, target: Path, answers: Answers, delimiter: str) -> list[
         f"data = {literal(path)}   # relative to this file",
         *([f"delimiter = {literal(delimiter)}"] if delimiter != "," else []),
         f"label = {literal(answers.label)}" if answers.label else '# label = "..."           # the column to predict',
-        f"labels = {literal(answers.labels)}" if answers.labels else '# labels = ["no", "yes"]   # its values',
+        *_label_lines(answers),
         f"groups = {literal(answers.groups)}   # who is reported on" if answers.groups else '# groups = "..."',
         f"owners = {literal(answers.owners)}   # budget classes" if answers.owners else '# owners = "..."',
     ]
+
+
+def _label_lines(answers: Answers) -> list[str]:
+    """Return the lines on the values of the label; a real number has bounds instead."""
+    from evenhand.training.config import literal
+
+    if answers.labels:
+        lines = [f"labels = {literal(answers.labels)}"]
+        return [*lines, "ordered = true   # from the lowest to the highest"] if answers.ordered else lines
+    if answers.label in answers.numbers:
+        return ["# a real number: its public bounds stand in [columns] below"]
+    return ['# labels = ["no", "yes"]   # its values']
 
 
 def _training(model: str = "mlp") -> list[str]:

@@ -79,6 +79,12 @@ LrSchedule = Annotated[
         "--lr-schedule", help="linear (default: falls to 0), constant, cosine, one-cycle, step (a tenth per third)."
     ),
 ]
+MetricNames = Annotated[
+    str | None,
+    typer.Option(
+        "--metric", metavar="NAME,NAME", help="Printed first: balanced_accuracy, fpr, fpr_difference, brier, mae ..."
+    ),
+]
 Momentum = Annotated[float | None, typer.Option("--momentum", help="Of sgd (default 0.9) or rmsprop.")]
 WeightDecay = Annotated[float | None, typer.Option("--weight-decay", help="Default: that of the optimizer in torch.")]
 Average = Annotated[
@@ -123,6 +129,18 @@ def source(settings: list[str] | None) -> dict[str, Any]:
       {'records': 10000, 'owners': 'digits'}
     """
     return parsed(settings, "--source", "records=10000")
+
+
+def metrics(names: str | None) -> tuple[str, ...]:
+    """Return the metrics that ``--metric`` names; an unknown one is refused before anything is loaded.
+
+    Examples:
+      >>> metrics("fpr,brier"), metrics(None)
+      (('fpr', 'brier'), ())
+    """
+    from evenhand.reporting.metrics import listed
+
+    return () if names is None else listed(names)
 
 
 def given(**values: Any) -> dict[str, Any]:

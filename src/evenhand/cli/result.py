@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 MOST_LINES = 12
 
 
-def show(finished: Run, as_json: bool, *, tips: bool = False) -> None:
-    """Print how a run ended: at most twelve lines, or one JSON object; a person at the terminal sees both."""
-    figures = summary(finished)
+def show(finished: Run, as_json: bool, *, tips: bool = False, first: Sequence[str] = ()) -> None:
+    """Print how a run ended: at most twelve lines, or one JSON object; a person at the terminal sees both.
+
+    The metrics named in ``first`` come first.
+    """
+    figures = summary(finished, first)
     advice = _advice(finished) if tips and not is_quiet() else []
     full = finished.path / "private" / "report-full.html"
     page = f"not private, do not share: {full}" if full.exists() else f"report: {finished.path / 'report.html'}"
@@ -46,19 +49,27 @@ def lines(
     from evenhand.reporting.single_run import against_majority
 
     warning = against_majority(figures["accuracy"], figures["majority"], figures["records"])
-    head = [*([] if warning is None else [warning]), _accuracy(figures), *_worst(figures), _spent(statement)]
+    asked = [f"{name} {value:.4g}" for name in figures["first"] if (value := figures["metrics"][name]) is not None]
+    head = [
+        *([] if warning is None else [warning]),
+        *([", ".join(asked)] if asked else []),
+        _accuracy(figures),
+        *_worst(figures),
+        _spent(statement),
+    ]
     head += [f"WARNING: {text}" for text in statement["warnings"][:2]]
     tail = [f"statement: {words}", page]
     room = MOST_LINES - len(head) - len(tail)
     return [line.replace(NO_BREAK, " ") for line in (*head, *advice[:room], *tail)]
 
 
-def summary(finished: Run) -> dict[str, Any]:
+def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
     """Return the figures that ``--json`` prints; scripts rely on these keys.
 
     ``majority`` is the share of the largest class among held-out records; ``beats_majority`` is null if nothing was
     held out.
     """
+    from evenhand.reporting import metrics
     from evenhand.reporting.group_metrics import wilson
     from evenhand.reporting.single_run import worst_group
     from evenhand.runs import statement_files
@@ -76,7 +87,10 @@ def summary(finished: Run) -> dict[str, Any]:
         "majority": majority,
         "beats_majority": None if accuracy is None or majority is None else accuracy > majority,
         "records": last.get("records", 0),
-        "metrics": last.get("metrics") or {name: last[name] for name in _METRICS if name in last},
+        "metrics": {name: metrics.value(last, name) for name in first}
+        | (last.get("metrics") or {name: last[name] for name in _METRICS if name in last}),
+        "first": list(first),
+        "group_metrics": {name: metrics.by_group(last, name) for name in first},
         "groups": {
             name: {
                 **{metric: values.get(name) for metric, values in by_metric.items()},

@@ -85,10 +85,12 @@ def run(
     log: Annotated[
         list[str] | None, typer.Option("--log", help="Released values to: tensorboard (a folder in --out), mlflow.")
     ] = None,
+    metric: options.MetricNames = None,
     sign: options.Sign = None,
     json: options.Json = False,
 ) -> None:
     """Train privately and write model, statement and report into a run folder."""
+    first = options.metrics(metric)
     asked = options.given(
         data=data,
         data_dir=data_dir,
@@ -140,7 +142,7 @@ def run(
         finished = train(chosen, *chosen.load_data(), out, on_start=None if json else announce, loggers=told)
     if key is not None:
         signed(finished, key)
-    result.show(finished, json, tips=True)
+    result.show(finished, json, tips=True, first=first)
 
 
 def signed(finished: Run, key: Ed25519PrivateKey) -> None:

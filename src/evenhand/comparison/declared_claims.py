@@ -158,6 +158,8 @@ def difference(
 ) -> Estimate:
     """Return the mean of left - factor * right over the seeds that both have; ``count`` is their number.
 
+    Errors and losses, which are no shares, stay in their own unit.
+
     Args:
       left: a measure by seed, in points.
       right: the measure to compare with.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from evenhand.errors import UsageError
-from evenhand.reporting import replicas
+from evenhand.reporting import metrics, replicas
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.replicas import Rows
 from evenhand.reporting.uncertainty import LEVEL, Split, distinct, of_values
@@ -22,6 +22,8 @@ _PLAIN: dict[str, Callable[[Mapping[str, Any]], float]] = {
 }
 _TABLES = {"worst": "groups", "gap": "groups", "worst_owner": "owners"}
 _NAMED = {"group": "groups", "owner": "owners"}
+_SCORED = ("accuracy", "balanced", "auc", "mcc")
+"""Measures of all records whose variance by records is known."""
 MEASURES = (*_PLAIN, *_TABLES, "cost", "cost_gap", "group:NAME", "owner:NAME", "cost:NAME")
 
 
@@ -43,13 +45,17 @@ def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int,
     kind, colon, name = measure.partition(":")
     if kind.startswith("cost"):
         return _cost(kind, name, rows, reference or {})
+    if kind == "group" and _of_group(name):
+        group, _, metric = name.rpartition(":")
+        return _defined(rows, lambda row: metrics.value(row, metric, group), _unit(metric))
     if colon and kind in _NAMED:
         return _defined(rows, lambda row: row[_NAMED[kind]][name])
     if measure in _TABLES:
         table = _TABLES[measure]
         groups = compared(rows, table)
         inside = {
-            seed: [row[table][name] for name in groups if name in row.get(table, {})] for seed, row in rows.items()
+            seed: [row[table][name] for name in groups if row.get(table, {}).get(name) is not None]
+            for seed, row in rows.items()
         }
         spans = {
             seed: max(values) - min(values) if measure == "gap" else min(values)
@@ -57,15 +63,39 @@ def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int,
             if values
         }
         return {seed: 100 * float(value) for seed, value in spans.items()}
+    if measure not in _PLAIN and _is_metric(measure):
+        return _defined(rows, lambda row: metrics.value(row, measure), _unit(measure))
     if measure not in _PLAIN:
-        raise UsageError(f"There is no measure called {measure!r}. Choose one of: {', '.join(MEASURES)}.")
+        raise UsageError(
+            f"There is no measure called {measure!r}. Choose one of: {', '.join(MEASURES)}; or a metric: "
+            f"{', '.join(metrics.METRICS)}, with _difference or _ratio for how groups differ, or group:NAME:METRIC."
+        )
     return _defined(rows, _PLAIN[measure])
+
+
+def _is_metric(name: str) -> bool:
+    """Return whether a name is that of a metric."""
+    try:
+        return bool(metrics.known(name))
+    except UsageError:
+        return False
+
+
+def _of_group(name: str) -> bool:
+    """Return whether what follows ``group:`` is a group and a metric."""
+    group, _, metric = name.rpartition(":")
+    return bool(group) and _is_metric(metric)
+
+
+def _unit(metric: str) -> float:
+    """Return 100 for shares, which are counted in points, and 1 for what has a unit of its own (errors, losses)."""
+    return 100.0 if math.isfinite(metrics.bounds(metric)[1]) else 1.0
 
 
 def chance(measure: str, rows: Rows, split: Split, reference: Rows | None = None) -> float:
     """Return the variance in points squared that the held-out records alone give the mean of ``series``.
 
-    It is 0 where the number of records is not known. Of balanced accuracy and the area under the curve it is
+    It is 0 where the number of records is not known, and of metrics for which no formula is at hand. Of balanced accuracy and the area under the curve it is
     approximate: the smaller side is taken to hold all records that are not of the most common label.
 
     Examples:
@@ -80,6 +110,8 @@ def chance(measure: str, rows: Rows, split: Split, reference: Rows | None = None
     if kind == "cost":
         measure = f"group:{name}" if name else "accuracy"
         return chance(measure, rows, split) + chance(measure, reference or {}, split)
+    if measure not in _SCORED and (_is_metric(measure) or (kind == "group" and _of_group(name))):
+        return 0.0
     if colon and kind in _NAMED:
         return 1e4 * replicas.variance(rows, split, name, _NAMED[kind])
     if measure == "gap":
@@ -164,13 +196,13 @@ def _cost(kind: str, name: str, rows: Rows, reference: Rows) -> dict[int, float]
     return {seed: before[seed] - after[seed] for seed in after if seed in before}
 
 
-def _defined(rows: Rows, value: Callable[[Mapping[str, Any]], float | None]) -> dict[int, float]:
+def _defined(rows: Rows, value: Callable[[Mapping[str, Any]], float | None], unit: float = 100.0) -> dict[int, float]:
     points = {}
     for seed, row in rows.items():
         try:
             known = value(row)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, TypeError):  # not measured, or None in some group
             continue
         if known is not None:
-            points[seed] = 100 * float(known)
+            points[seed] = unit * float(known)
     return points

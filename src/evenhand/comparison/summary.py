@@ -18,7 +18,8 @@ from evenhand.comparison.run_cell import Task, seconds
 from evenhand.comparison.sweep import EACH_RUN, Chosen, Trial
 from evenhand.reporting import comparison_findings, replicas
 from evenhand.reporting.comparison_sections import Effort, Entry
-from evenhand.reporting.group_metrics import Estimate, across
+from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.metrics import bounds, differences
 from evenhand.reporting.replicas import Rows
 from evenhand.reporting.uncertainty import Split, of_values
 from evenhand.runs.folder import write_durably
@@ -31,7 +32,6 @@ SETTINGS = (
     *("weight_decay", "average", "augment", "views"),
 )
 _MEASURES = {"balanced_accuracy": "balanced", "roc_auc": "auc", "mcc": "mcc"}
-_SHARES = ("balanced_accuracy", "roc_auc", "accuracy_group_min", "accuracy_group_max", "accuracy_ratio")
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,10 @@ def metrics_of(row: Mapping[str, Any], groups: Sequence[str] | None = None) -> d
       (0.5, 0.5, False)
     """
     metrics = {name: float(row[name]) for name in _PLAIN if row.get(name) is not None}
+    metrics |= {name: float(value) for name, value in row.get("metrics", {}).items() if value is not None}
     shares = row.get("groups", {})
-    differ = across("accuracy", [value for name, value in shares.items() if groups is None or name in groups])
+    large = [value for name, value in shares.items() if groups is None or name in groups]
+    differ = differences("accuracy", [value for value in large if value is not None])
     return metrics | {name: value for name, value in differ.items() if math.isfinite(value)}
 
 
@@ -245,10 +247,9 @@ def estimates(rows: Rows, split: Split) -> dict[str, Estimate]:
         if name == "accuracy":
             means[name] = replicas.share(rows, split)
             continue
-        low, high = (0.0, 1.0) if name in _SHARES else (-1.0, 1.0) if name == "mcc" else (0.0, math.inf)
         values = [table[name] for table in tables if name in table]
         variance = _variance(name, rows, split, large)
-        means[name] = of_values(values, variance, replicas.size(rows), split, bounds=(low, high))
+        means[name] = of_values(values, variance, replicas.size(rows), split, bounds=bounds(name))
     return means
 
 
@@ -284,7 +285,7 @@ def read_trials(
     for trial, task in zip(trials, tasks, strict=True):
         failure = failed.get(task.path.name)
         rows = [] if failure is not None else task.folder.metrics()
-        value = metrics_of(rows[-1]).get(tuning.SCORES[score], math.nan) if rows else math.nan
+        value = tuning.value_of(rows[-1], score) if rows else math.nan
         outcomes.append(Tried(trial, value, seconds(task), None if failure is None else failure.reason))
     return outcomes
 

@@ -51,17 +51,18 @@ def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dic
     import torch
 
     from evenhand.gradients.engine import Engine
-    from evenhand.training.evaluate import move_to_device, outputs
+    from evenhand.training.evaluate import kind_of, move_to_device, outputs, shares_right
     from evenhand.training.fit import default_loss
 
     device = next(model.parameters()).device
     rows = torch.linspace(0, len(data) - 1, min(RECORDS, len(data))).round().long()
-    engine, norms, right = Engine(model.eval(), default_loss(data)), [], []
+    engine, norms, right = Engine(model.eval(), default_loss(data, model)), [], []
     for some in torch.split(rows, CHUNK):
         inputs, targets = (move_to_device(part, device) for part in data.fetch(some))
         norms.append(engine.run(inputs, targets).norm.cpu())
         with torch.no_grad():
-            right.append((outputs(model, inputs).argmax(-1) == targets).cpu())
+            scores = outputs(model, inputs)
+        right.append(shares_right(scores, targets, kind_of(data.facts, targets), model).cpu())
     norm, hit, group = torch.cat(norms), torch.cat(right), data.group[rows]
     return {
         name: _values(norm[group == index], hit[group == index], bound)
@@ -72,5 +73,9 @@ def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dic
 
 def _values(norm: Tensor, hit: Tensor, bound: float | None) -> dict[str, Any]:
     finite = norm[norm.isfinite()]
-    figures = {"accuracy": hit.double().mean().item(), "norm": finite.mean().item() if len(finite) else 0.0}
+    known = hit[hit.isfinite()]
+    figures = {
+        "accuracy": known.mean().item() if len(known) else None,
+        "norm": finite.mean().item() if len(finite) else 0.0,
+    }
     return figures if bound is None else {**figures, "clipped": (norm > bound).double().mean().item()}

@@ -16,6 +16,7 @@ from typing import Any
 from evenhand import _validate
 from evenhand.comparison.compared_methods import Line
 from evenhand.errors import UsageError
+from evenhand.reporting import metrics
 
 SCORES = {
     "accuracy": "accuracy",
@@ -23,7 +24,7 @@ SCORES = {
     "balanced": "balanced_accuracy",
     "auc": "roc_auc",
 }
-"""What trials may be chosen by, and the metric of that name."""
+"""Short names of what trials may be chosen by; any metric by its own name, and ``group:NAME:METRIC``, will do too."""
 KEYS = ("lr", "batch_size", "epochs", "momentum", "weight_decay", "average", "optimizer", "lr_schedule")
 FIRST_SEED = 10_000
 """Trials start from seeds of their own, far from those of the final runs."""
@@ -55,7 +56,8 @@ class Tune:
     Attributes:
       config: values to try per key of the config.
       settings: values to try per setting, for the methods that have it.
-      score: what the winner is best in: accuracy, worst, balanced or auc.
+      score: what the winner is best in: accuracy, worst, balanced, auc, any other metric (brier, fpr_difference, mae:
+        the lower the better), or a metric of one group, group:NAME:METRIC.
       share: part of the training records that trials are scored on.
       seeds: trainings per point of the grid.
       split_seed: decides which records those are; public.
@@ -112,13 +114,36 @@ def tune(table: Mapping[str, Any]) -> Tune:
     for key in values:
         _validate.known(key, KEYS, "key of [tune]")
     grid = Tune(_lists(values, ""), _lists(settings, "settings."), allow_uncharged_tuning=allowed, **options)
-    _validate.known(grid.score, SCORES, "score to tune by")
+    _check_score(grid.score)
     _validate.number(grid.share, "share", low=0, high=1)
     _validate.whole(grid.seeds, "seeds")
     _validate.whole(grid.split_seed, "split_seed", low=0)
     if not grid.config and not grid.settings:
         raise UsageError("[tune] declares nothing to try: give lists, for example lr = [0.1, 0.5].")
     return grid
+
+
+def _check_score(score: str) -> None:
+    """Raise unless a score has a name: a short one, a metric, or a metric of a group."""
+    if score not in SCORES:
+        name = score.rpartition(":")[2] if score.startswith("group:") else score
+        metrics.known(name, "score to tune by", SCORES)
+
+
+def value_of(row: Mapping[str, Any], score: str) -> float:
+    """Return the score of a trial from its last evaluation, the higher the better; NaN if it is not defined.
+
+    Examples:
+      >>> row = {"accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}, "metrics": {"brier": 0.25}}
+      >>> value_of(row, "worst"), value_of(row, "brier"), value_of(row, "group:b:accuracy")
+      (0.5, -0.25, 0.5)
+    """
+    group, _, name = score.removeprefix("group:").rpartition(":") if score.startswith("group:") else ("", "", score)
+    name = SCORES.get(name, name)
+    value = metrics.value(row, name, group or None)
+    if value is None:
+        return math.nan
+    return value if metrics.higher_is_better(name) else -value
 
 
 def best(scores: Mapping[int, Sequence[float]]) -> int | None:

@@ -71,6 +71,16 @@ class Number:
         flags = [absent.astype(np.float32)] if self.missing == "flag" else []
         return np.stack([scaled, *flags], axis=1)
 
+    def decode(self, scaled: NDArray[Any]) -> NDArray[Any]:
+        """Return numbers in the unit of the column, from values that are scaled as by ``encode``.
+
+        Examples:
+          >>> Number(0, 100).decode(np.array([-1.0, 0.5])).tolist()
+          [0.0, 75.0]
+        """
+        low, high = float(self.low), float(self.high)
+        return (scaled + 1.0) / 2.0 * (high - low) + low
+
 
 @dataclass(frozen=True)
 class Category:

@@ -99,22 +99,26 @@ def wrap(
     numbers: Mapping[str, Any] | None = None,
     categories: Mapping[str, Any] | None = None,
     missing_tokens: Sequence[str] = ("",),
+    ordered: bool = False,
 ) -> Data:
     """Make any map-style data usable: ``wrap(X, y)``, ``wrap(dataset)`` or ``wrap(frame, label="ill", ...)``.
 
     Args:
       data: array, tensor or DataFrame (with ``targets``), a pair (X, y), or a torch Dataset of (input, target);
         an input may be a tensor, a tuple (the model's arguments) or a dict (its keyword arguments).
-      targets: one target per row when ``data`` holds inputs only; or, for a Dataset that yields dicts, the key of
-        the target.
+      targets: one target per row when ``data`` holds inputs only: a class (whole numbers or names), a real number
+        (floats), one column of 0 and 1 per label where a record may have several, or tokens (other whole numbers in
+        several columns); or, for a Dataset that yields dicts, the key of the target.
       groups: one name per row: who is reported, and what group rules see.
       owners: one name per row: the budget class of the record. Default: one class called "all".
-      labels: the label values, declared public. Default: those in the data, which the plan then prints as a fact.
+      labels: the label values, declared public; with several labels per record, the names of the columns. Default:
+        those in the data, which the plan then prints as a fact.
       group_names: the group names, declared public. Default: those in the data, printed likewise.
       label: the column of a DataFrame (pandas or polars) to predict; then ``groups`` and ``owners`` name columns too.
       numbers: public bounds by column, ``{"age": (0, 120)}``; only declared columns are features.
       categories: public values by column, ``{"sex": ["f", "m"]}``.
       missing_tokens: cells of a DataFrame that mean "no value".
+      ordered: the labels have an order, from the lowest to the highest: errors are then measured in ranks too.
 
     Examples:
       >>> import numpy as np
@@ -138,6 +142,7 @@ def wrap(
         data, targets = data
     if targets is None or isinstance(targets, str):
         count, fetch, names, shape = _from_dataset(data, targets)
+        names = names if labels is None else tuple(map(str, labels))
     else:
         count, fetch, names, shape = _from_arrays(data, targets, labels)
     group, group_list = coded(groups, group_names, count, "groups")
@@ -151,6 +156,7 @@ def wrap(
         labels=names,
         inputs=shape,
         derived=tuple(name for name, undeclared in read_off.items() if undeclared),
+        ordered=ordered and bool(names),
     )
     return Data(facts=facts, group=group, owner=owner, fetch=fetch)
 
@@ -256,8 +262,16 @@ def _tensor(values: Any, name: str) -> Tensor:
 
 
 def _targets(targets: Any, labels: Sequence[Any] | None) -> tuple[Tensor, tuple[str, ...]]:
-    """Return class codes 0..K-1 and the class names; floats stay as they are (regression), without names."""
+    """Return class codes 0..K-1 and the class names; floats stay as they are (regression), without names.
+
+    Several columns of 0 and 1 are labels, of which a record may have any; other whole numbers in columns are tokens.
+    """
     values = targets.detach().cpu().numpy() if isinstance(targets, Tensor) else np.asarray(targets)
+    if values.ndim == 2 and values.dtype.kind in "fiub" and values.shape[1] > 1:
+        if labels is not None or bool(np.isin(values, (0, 1)).all()):
+            return _several(values, labels)
+        if values.dtype.kind != "f":
+            return torch.from_numpy(values.astype(np.int64)), ()
     if values.dtype.kind == "f":
         if labels is not None:
             raise DataError(
@@ -265,9 +279,22 @@ def _targets(targets: Any, labels: Sequence[Any] | None) -> tuple[Tensor, tuple[
             )
         return torch.from_numpy(values.astype(np.float32)), ()
     if values.ndim != 1:
-        raise DataError("Targets must be one column: one class per record.")
+        raise DataError("Targets must be one column (one class per record), or one column of 0 and 1 per label.")
     codes, names = coded(values.tolist(), labels, values.shape[0], "targets")
     return codes, names
+
+
+def _several(values: Any, labels: Sequence[Any] | None) -> tuple[Tensor, tuple[str, ...]]:
+    """Return one column of 0.0 and 1.0 per label, and the names of the labels."""
+    names = tuple(map(str, range(values.shape[1]) if labels is None else labels))
+    if len(names) != values.shape[1] or len(set(names)) != len(names):
+        raise DataError(
+            f"There are {values.shape[1]} columns of targets and {len(names)} labels: declare one name per column, all "
+            "different."
+        )
+    if not bool(np.isin(values, (0, 1)).all()):
+        raise DataError("Some targets are neither 0 nor 1: with several labels per record, 1 says that it has one.")
+    return torch.from_numpy(values.astype(np.float32)), names
 
 
 def coded(

@@ -47,7 +47,7 @@ class Roles:
         beside = {
             name: role
             for name, role in given.items()
-            if role is not None and role != label and role not in columns and read_files.is_path(role)
+            if role is not None and role != label and role not in columns and _is_file(role, columns)
         }
         return Roles(**{name: role for name, role in given.items() if name not in beside}), Roles(**beside)
 
@@ -64,6 +64,11 @@ class Roles:
             for name, role in named.items()
             if role is not None and role != LABEL and read_files.is_path(role)
         }
+
+
+def _is_file(role: str, columns: Container[str]) -> bool:
+    """Return whether a role names a file, not several columns (``race,sex``)."""
+    return read_files.is_path(role) and not any(part.strip() in columns for part in role.split(","))
 
 
 def by_record(data: Data, names: Any, owners: Any) -> Data:
@@ -162,6 +167,8 @@ def labels(data: Data) -> list[str]:
     if not data.facts.labels:
         raise DataError("These data have no named classes, so the label cannot say who owns a record: give a file.")
     parts: list[Tensor] = [data.fetch(rows)[1] for rows in torch.split(torch.arange(len(data)), 4096)]
+    if parts[0].is_floating_point():
+        raise DataError("A record may have several labels here, so they cannot say who owns it: give a file.")
     return [data.facts.labels[code] for code in torch.cat(parts).tolist()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evenhand import _validate
-from evenhand.data.columns import WHY, Category, Cells, Column, as_table, declared, names, text
+from evenhand.data.columns import WHY, Category, Cells, Column, Number, as_table, declared, names, text
 from evenhand.data.dataset import Data, wrap
 from evenhand.errors import DataError, UsageError
 
@@ -56,12 +57,15 @@ class Declaration:
 
     Attributes:
       columns: the features by column name; a column that is not named here is left out.
-      label: the column to predict.
-      labels: its values.
-      groups: the column whose values are reported on; the label, or a declared category.
+      label: the column to predict; several columns, separated by commas, where a record may have several labels.
+      labels: its values; of several columns the two values "no" and "yes" of each. None for a real number: the label is
+        then declared in ``columns``, with public bounds.
+      groups: the column whose values are reported on; the label, or a declared category. Several columns, separated by
+        commas, make intersections: "race = A, sex = f".
       owners: the column of budget classes, likewise.
       budgets: the column with each record's own epsilon, instead of owners; its values become public facts.
       missing_tokens: cells that mean "no value".
+      ordered: the labels have an order, from the lowest to the highest.
 
     Examples:
       >>> from evenhand.data.columns import Number
@@ -78,17 +82,12 @@ class Declaration:
     owners: str | None = None
     missing_tokens: Sequence[str] = field(default=("",))
     budgets: str | None = None
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", names(self.labels, "labels"))
         object.__setattr__(self, "missing_tokens", names(self.missing_tokens, "missing_tokens"))
-        if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels):
-            raise UsageError('Declare at least two different labels, for example labels = ["no", "yes"].')
-        if self.label in self.columns:
-            raise UsageError(
-                f"The label {self.label!r} is also declared in [columns]: delete that table, or the model would be "
-                "given the answer."
-            )
+        self._check_labels()
         if not self.features:
             raise UsageError("No column is declared as a feature: add [columns.NAME] tables, see `evenhand init`.")
         for role in ("groups", "owners"):
@@ -96,13 +95,48 @@ class Declaration:
         if self.owners is not None and self.budgets is not None:
             raise UsageError("Declare owners, or budgets by record: with both a record would have two budgets.")
 
+    def _check_labels(self) -> None:
+        """Raise unless the label is declared: by its values, or by the bounds of a real number."""
+        if not self.labels and isinstance(self.columns.get(self.label), Number):
+            if self.ordered:
+                raise UsageError("ordered is for labels with names; a real number has its order: leave it out.")
+            return
+        if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels):
+            raise UsageError(
+                'Declare at least two different labels, for example labels = ["no", "yes"]; or, if the label is a real '
+                f'number, its public bounds: [columns.{self.label}] kind = "number" low = 0 high = 100.'
+            )
+        several = self.several
+        if several and (len(self.labels) != 2 or self.ordered or len(set(several)) != len(several)):
+            raise UsageError(
+                "With several label columns, labels are the two values of each, without an order: for example "
+                'label = "edema,effusion" and labels = ["0", "1"], where the second says that a record has it.'
+            )
+        if any(name in self.columns for name in (self.label, *several)):
+            raise UsageError(
+                f"The label {self.label!r} is also declared in [columns]: delete that table, or the model would be "
+                "given the answer."
+            )
+
+    @property
+    def several(self) -> tuple[str, ...]:
+        """Return the label columns, where a record may have several labels; else nothing."""
+        parts = tuple(part.strip() for part in self.label.split(","))
+        return parts if len(parts) > 1 and all(parts) else ()
+
+    @property
+    def target(self) -> Number | None:
+        """Return the bounds of the label, where it is a real number."""
+        column = self.columns.get(self.label)
+        return column if not self.labels and isinstance(column, Number) else None
+
     @property
     def features(self) -> dict[str, Column]:
         """The columns that the model sees."""
         return {
             name: column
             for name, column in self.columns.items()
-            if not (isinstance(column, Category) and not column.feature)
+            if name != self.label and not (isinstance(column, Category) and not column.feature)
         }
 
     def inputs(self, table: Table) -> Tensor:
@@ -118,18 +152,34 @@ class Declaration:
     def data(self, table: Table) -> Data:
         """Return inputs, labels, groups and owners of every record."""
         inputs = self.inputs(table)
-        label = Category(self.labels).codes(self.label, table.cells(self.label, self._named), set(self.missing_tokens))
-        if len(set(label)) < 2:
-            raise DataError(f"All records have the same label in {self.label!r}: there is nothing to learn.")
+        targets, labels = self._targets(table)
         data = wrap(
             inputs,
-            [self.labels[code] for code in label],
-            labels=self.labels,
+            targets,
+            labels=labels,
+            ordered=self.ordered,
             groups=self._role(table, "groups", self.groups),
             group_names=self._names("groups", self.groups) or None,
             owners=self._budgets(table) or self._role(table, "owners", self.owners),
         )
         return replace(data, declared=self)
+
+    def _targets(self, table: Table) -> tuple[Any, Sequence[str] | None]:
+        """Return the targets of every record, and the labels: of one column, of several, or of a real number none."""
+        missing = set(self.missing_tokens)
+        if self.target is not None:
+            if self.target.missing != "refuse":
+                raise UsageError(f"The label {self.label!r} cannot be missing: leave missing out of its declaration.")
+            return self.target.encode(self.label, table.cells(self.label, self._named), missing)[:, 0], None
+        if self.several and self.label not in table.columns:
+            codes = [
+                Category(self.labels).codes(name, table.cells(name, self._named), missing) for name in self.several
+            ]
+            return np.array(codes, dtype=np.float32).T, self.several
+        label = Category(self.labels).codes(self.label, table.cells(self.label, self._named), missing)
+        if len(set(label)) < 2:
+            raise DataError(f"All records have the same label in {self.label!r}: there is nothing to learn.")
+        return [self.labels[code] for code in label], self.labels
 
     def to_json(self) -> dict[str, Any]:
         """Return the public description that a run stores to encode new records like the training records."""
@@ -142,6 +192,7 @@ class Declaration:
             "budgets": self.budgets,
             "missing_tokens": list(self.missing_tokens),
             "columns": {name: as_table(column) for name, column in self.columns.items()},
+            **({"ordered": True} if self.ordered else {}),
         }
 
     @classmethod
@@ -156,11 +207,20 @@ class Declaration:
     @property
     def _named(self) -> tuple[str, ...]:
         """All columns that are declared."""
-        return (self.label, *self.columns)
+        return (*(self.several or (self.label,)), *self.columns)
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        """Return the columns of a role, where it names several; else nothing."""
+        parts = tuple(dict.fromkeys(part.strip() for part in name.split(",") if part.strip()))
+        return parts if len(parts) > 1 and name != self.label and name not in self.columns else ()
 
     def _role(self, table: Table, role: str, name: str | None) -> list[str] | None:
         if name is None:
             return None
+        parts = self._parts(name)
+        if parts:
+            columns = [self._role(table, role, part) or [] for part in parts]
+            return [_joined(parts, cells) for cells in zip(*columns, strict=True)]
         known = self._names(role, name)
         if name == self.label:
             return [text(cell) for cell in table.cells(name)]
@@ -182,7 +242,11 @@ class Declaration:
     def _names(self, role: str, name: str | None) -> tuple[str, ...]:
         if name is None:
             return ()
-        if name == self.label:
+        parts = self._parts(name)
+        if parts:
+            combined = itertools.product(*(self._names(role, part) for part in parts))
+            return tuple(_joined(parts, cells) for cells in combined)
+        if name == self.label and self.labels and not self.several:
             return tuple(self.labels)
         column = self.columns.get(name)
         near = difflib.get_close_matches(name[: _validate.SHOWN], self._named, n=1) if column is None else []
@@ -195,6 +259,16 @@ class Declaration:
                 "not see it."
             )
         return column.names
+
+
+def _joined(columns: Sequence[str], cells: Sequence[str]) -> str:
+    """Return the name of an intersection of groups.
+
+    Examples:
+      >>> _joined(("race", "sex"), ("A", "f"))
+      'race = A, sex = f'
+    """
+    return ", ".join(f"{column} = {cell}" for column, cell in zip(columns, cells, strict=True))
 
 
 def from_frame(frame: Any) -> Table:

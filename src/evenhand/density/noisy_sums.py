@@ -226,7 +226,8 @@ def as_data(
         if len(known) != values.shape[1]:
             raise DataError(f"There are {values.shape[1]} label columns but {len(known)} classes: name each column.")
         data = wrap(inputs, values.astype(np.float32), owners=owners)
-    return replace(data, facts=replace(data.facts, labels=tuple(map(str, known)))), known
+    derived = tuple(fact for fact in data.facts.derived if fact != "labels")
+    return replace(data, facts=replace(data.facts, labels=tuple(map(str, known)), derived=derived)), known
 
 
 def as_rows(inputs: Any, width: int) -> Tensor:

@@ -24,6 +24,8 @@ def _fixed(value: Tensor) -> nn.Parameter:
 class DensityModel(nn.Module):
     """Base of all released densities: the embedding, and log scores in chunks."""
 
+    log_densities = True
+    """Its outputs are log densities of classes, up to a constant that they share: each is compared with the rest."""
     sketch: nn.Parameter | None
     mean: nn.Parameter | None
     matrix: nn.Parameter | None

@@ -53,7 +53,8 @@ def names() -> tuple[str, ...]:
 def build(name: str, facts: Facts) -> nn.Module:
     """Return the model called ``name``, or made by ``file.py:factory``, for data with these facts.
 
-    The last layer of a built-in model starts at zero; the others start as torch makes them.
+    There is an output per label, and a single one where the target is a real number. The last layer of a built-in model
+    starts at zero; the others start as torch makes them.
 
     Examples:
       >>> from evenhand.types import Facts
@@ -65,11 +66,12 @@ def build(name: str, facts: Facts) -> nn.Module:
         return load(name, facts)
     factory = _MODELS[_validate.known(name, _MODELS, "model")]
     shape = declared_shape(facts)
-    if shape is None or len(facts.labels) < 2:
+    if shape is None or len(facts.labels) == 1:
         raise UsageError(
-            "A built-in model needs numeric inputs of one shape and at least two classes: these data have not."
+            "A built-in model needs numeric inputs of one shape and at least two classes (or a real number as target): "
+            "these data have not."
         )
-    model = factory(shape, len(facts.labels))
+    model = factory(shape, len(facts.labels) or 1)
     whole = not declared_type(facts).is_floating_point
     if whole != (name in _TOKENS):
         raise UsageError(_wrong_type(name, whole))
@@ -123,7 +125,8 @@ def _try(model: nn.Module, facts: Facts, what: str) -> None:
         raise UsageError(f"{what} cannot take inputs of shape {shape}: {described(error)}") from error
     finally:
         model.train(was_training)
-    if facts.labels and isinstance(outputs, Tensor) and outputs.shape != (2, len(facts.labels)):
+    single = len(facts.labels) == 2 and isinstance(outputs, Tensor) and outputs.numel() == 2
+    if facts.labels and isinstance(outputs, Tensor) and outputs.shape != (2, len(facts.labels)) and not single:
         raise UsageError(
             f"{what} gives outputs of shape {tuple(outputs.shape[1:])} a record, but there are {len(facts.labels)} "
             "labels: give one output per label."

@@ -12,9 +12,14 @@ import re
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
 
 from evenhand.errors import DataError
+from evenhand.reporting.metrics import CLASSES, NUMBERS, TOKENS, disparities, higher_is_better
+
+if TYPE_CHECKING:
+    from evenhand.reporting.outcomes import Outcomes
 
 _Z = 1.959963984540054  # the normal quantile at 97.5 %
 
@@ -42,8 +47,8 @@ class GroupFrame:
     by_group: dict[str, Estimate]
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return the 95 % Wilson score interval of a share of ``count`` records; everything is possible without records.
+def wilson(share: float, count: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Return the Wilson score interval of a share of ``count`` records; everything is possible without records.
 
     Examples:
         >>> [round(end, 3) for end in wilson(0.75, 44)]
@@ -53,9 +58,10 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     """
     if count == 0:
         return 0.0, 1.0
-    shrink = 1 + _Z**2 / count
-    centre = (share + _Z**2 / (2 * count)) / shrink
-    half = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2)) / shrink
+    z = _Z if level == 0.95 else NormalDist().inv_cdf((1 + level) / 2)
+    shrink = 1 + z**2 / count
+    centre = (share + z**2 / (2 * count)) / shrink
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / shrink
     return max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share))
 
 
@@ -124,7 +130,7 @@ def accuracy_by_group(
         raise DataError(
             f"y_true has {len(truth)} records, y_pred {len(guess)} and groups {len(named)}: pass one entry per record."
         )
-    order = list(dict.fromkeys([str(name) for name in names] + sorted(set(named), key=_natural)))
+    order = list(dict.fromkeys([str(name) for name in names] + sorted(set(named), key=natural)))
     if not named:
         return GroupFrame(estimate(math.nan, 0), {name: estimate(math.nan, 0) for name in order})
 
@@ -151,13 +157,9 @@ def _plain(group: Any) -> Any:
     return group.item() if hasattr(group, "item") and getattr(group, "ndim", None) == 0 else group
 
 
-def _natural(name: str) -> list[tuple[int, int | str]]:
+def natural(name: str) -> list[tuple[int, int | str]]:
     """Return a sort key that counts: "class 2" before "class 10"."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d{1,18})", name)]
-
-
-PER_GROUP = ("accuracy", "recall", "log_loss")
-"""What is measured per group; recall of the second class when there are two, else the mean over classes present."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +167,14 @@ class Measures:
     """All metrics of one set of predictions.
 
     Attributes:
-        overall: accuracy, balanced_accuracy, recall, mcc, roc_auc and log_loss over all records, and the count.
-        by_group: metric -> group -> value, for ``PER_GROUP`` and the count.
+        overall: every metric of ``metrics.METRICS`` that these targets have, over all records, and the count.
+        by_group: metric -> group -> value, and the count. Rates are of the second class when there are two, else the
+            mean over the classes where they are defined.
         by_owner: metric -> owner -> value; empty if no owners were given.
-        across: how groups differ: ``<metric>_{difference,ratio,group_min,group_max,std}``.
-        worst_group: the group with the lowest accuracy; empty without groups.
+        across: how groups differ: ``<metric>_{difference,ratio,group_min,group_max,std}``, and demographic parity,
+            equalised odds and equal opportunity.
+        worst_group: the group with the lowest accuracy (largest error, where there is no accuracy); empty without
+            groups.
         undefined: metric -> why it is NaN.
     """
 
@@ -189,14 +194,14 @@ def measure(
     owners: Sequence[str] | None = None,
     probabilities: Any = None,
 ) -> Measures:
-    """Return every metric of these predictions.
+    """Return every metric of these predicted classes.
 
     Args:
         y_true: the class of each record, 0 to K-1.
         y_pred: the predicted class of each record.
         groups: the group of each record.
         owners: the owner of each record, if owners are to be compared too.
-        probabilities: one row per record and one column per class; without it ROC-AUC and log loss are undefined.
+        probabilities: one row per record and one column per class; without it the metrics of scores are undefined.
 
     Examples:
         >>> measures = measure([0, 1, 0, 1], [0, 1, 0, 0], groups=["a", "a", "b", "b"])
@@ -206,98 +211,101 @@ def measure(
         ('b', 'no class probabilities were given')
     """
     import numpy as np
-    from sklearn.metrics import matthews_corrcoef
+
+    from evenhand.reporting.outcomes import Outcomes, losses_of
 
     truth, guess = np.asarray(y_true), np.asarray(y_pred)
-    if not len(truth) == len(guess) == len(groups) or (owners is not None and len(owners) != len(truth)):
-        raise DataError("The columns differ in length: pass one label, prediction, group and owner per record.")
-    if not len(truth):
+    likely = np.empty((0, 0)) if probabilities is None else np.asarray(probabilities, dtype=float)
+    if len(truth) == len(guess) and (probabilities is None or len(likely) == len(truth)):
+        losses = np.full(len(truth), math.nan) if probabilities is None else losses_of(truth, likely)
+        every = Outcomes(CLASSES, truth, guess, likely, losses, classes=_width(truth, guess, likely))
+        return measure_outcomes(every, groups=groups, owners=owners)
+    raise DataError(_LENGTHS)
+
+
+def _width(truth: Any, guess: Any, likely: Any) -> int:
+    """Return the number of classes, at least two."""
+    if likely.size or not len(truth):
+        return likely.shape[1]  # type: ignore[no-any-return]
+    return max(2, int(max(truth.max(), guess.max())) + 1)
+
+
+_LENGTHS = "The columns differ in length: pass one label, prediction, group and owner per record."
+_SCORES = ("roc_auc", "pr_auc", "brier", "calibration_error", "log_loss")
+
+
+def measure_outcomes(outcomes: Outcomes, *, groups: Sequence[str], owners: Sequence[str] | None = None) -> Measures:
+    """Return every metric of held-out records, overall, by group and by owner, through fairlearn's MetricFrame."""
+    if len(outcomes) != len(groups) or (owners is not None and len(owners) != len(outcomes)):
+        raise DataError(_LENGTHS)
+    if not len(outcomes):
         raise DataError("There are no records to measure: pass at least one.")
-    losses = _losses(truth, probabilities)
-    frame = _frame(truth, guess, losses, groups)
-    area, why = roc_auc(truth, probabilities)
-    undefined = {} if why is None else {"roc_auc": why}
-    if probabilities is None:
-        undefined["log_loss"] = "no class probabilities were given"
-    overall = {name: float(frame.overall[name]) for name in (*PER_GROUP, "count")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        overall |= {"balanced_accuracy": _mean_recall(truth, guess), "mcc": float(matthews_corrcoef(truth, guess))}
+    frame = _frame(outcomes, groups)
+    overall = {str(name): float(number) for name, number in frame.overall.items()}
     by_group = _columns(frame)
-    accuracy = by_group["accuracy"]
+    leading = next(name for name in ("accuracy", "mae", "log_loss") if name in by_group)
+    ranked = sorted(by_group[leading], key=lambda name: by_group[leading][name])
     return Measures(
-        overall=overall | {"roc_auc": area},
+        overall=overall,
         by_group=by_group,
-        by_owner={} if owners is None else _columns(_frame(truth, guess, losses, owners)),
-        across=_across(frame) | _deviations(by_group),
-        worst_group=min(accuracy, key=lambda name: accuracy[name]),
-        undefined=undefined,
+        by_owner={} if owners is None else _columns(_frame(outcomes, owners)),
+        across=_across(frame) | _deviations(by_group) | disparities(by_group),
+        worst_group=ranked[0 if higher_is_better(leading) else -1],
+        undefined=_undefined(outcomes, overall),
     )
 
 
-def roc_auc(y_true: Any, probabilities: Any) -> tuple[float, str | None]:
-    """Return the area under the ROC curve and None; or NaN and why it is undefined.
-
-    Two classes: of the second one. More: each class against the rest, averaged over the classes that occur.
-
-    Examples:
-        >>> roc_auc([0, 1], [[0.9, 0.1], [0.2, 0.8]])
-        (1.0, None)
-        >>> roc_auc([1, 1], [[0.9, 0.1], [0.2, 0.8]])
-        (nan, 'the records belong to one class only')
-    """
-    if probabilities is None:
-        return math.nan, "no class probabilities were given"
-    import numpy as np
-    from sklearn.metrics import roc_auc_score
-
-    truth, scores = np.asarray(y_true), np.asarray(probabilities)
-    if not np.isfinite(scores).all():
-        return math.nan, "the model's outputs are not finite"
-    present = np.unique(truth)
-    if len(present) < 2:
-        return math.nan, "the records belong to one class only"
-    if scores.shape[1] == 2:
-        return float(roc_auc_score(truth, scores[:, 1])), None
-    one_against_rest = truth[:, None] == present[None, :]
-    return float(roc_auc_score(one_against_rest, scores[:, present], average="macro")), None
-
-
-def _losses(truth: Any, probabilities: Any) -> Any:
+def _undefined(outcomes: Outcomes, overall: Mapping[str, float]) -> dict[str, str]:
+    """Return why metrics over all records are NaN."""
     import numpy as np
 
-    if probabilities is None:
-        return np.full(len(truth), math.nan)
-    chosen = np.asarray(probabilities, dtype=float)[np.arange(len(truth)), truth]
-    return -np.log(np.clip(chosen, 1e-300, None))
+    absent = [name for name in _SCORES if math.isnan(overall.get(name, 0.0))]
+    if outcomes.kind in (NUMBERS, TOKENS) or not absent:
+        return {}
+    if not outcomes.probabilities.size:
+        return dict.fromkeys(absent, "no class probabilities were given")
+    if not np.isfinite(outcomes.probabilities).all():
+        return dict.fromkeys(absent, "the model's outputs are not finite")
+    return dict.fromkeys(absent, "the records belong to one class only")
 
 
-def _frame(truth: Any, guess: Any, losses: Any, names: Sequence[str]) -> Any:
-    """Return one MetricFrame over all metrics; groups are coded by number, so any text is a name."""
+def _frame(outcomes: Outcomes, names: Sequence[str]) -> Any:
+    """Return one MetricFrame over all metrics; the metrics of one group are computed together."""
     import numpy as np
     from fairlearn.metrics import MetricFrame, count
-    from sklearn.metrics import accuracy_score
 
-    two = len(np.unique(truth)) <= 2 and int(np.max(truth)) <= 1
+    from evenhand.reporting.outcomes import values
 
-    def recall(y_true: Any, y_pred: Any) -> float:
-        return _recall(y_true, y_pred, 1) if two else _mean_recall(y_true, y_pred)
+    computed: dict[bytes, dict[str, float]] = {}
 
-    def log_loss(y_true: Any, y_pred: Any, *, losses: Any) -> float:
-        return float(np.mean(losses))
+    def metric(name: str) -> Any:
+        def of_rows(y_true: Any, y_pred: Any, *, rows: Any) -> float:
+            key = np.asarray(rows).tobytes()
+            if key not in computed:
+                computed[key] = _with_recall(values(outcomes.take(np.asarray(rows))))
+            return computed[key].get(name, math.nan)
 
+        return of_rows
+
+    places = np.arange(len(outcomes))
+    functions = {name: metric(name) for name in _with_recall(values(outcomes))}
     return MetricFrame(
-        metrics={"accuracy": accuracy_score, "recall": recall, "log_loss": log_loss, "count": count},
-        y_true=truth,
-        y_pred=guess,
+        metrics={**functions, "count": count},
+        y_true=places,
+        y_pred=places,
         sensitive_features=np.asarray(names, dtype=object).astype(str),
-        sample_params={"log_loss": {"losses": losses}},
+        sample_params={name: {"rows": places} for name in functions},
     )
+
+
+def _with_recall(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics with ``recall``, the other name of the true positive rate."""
+    return {**metrics, "recall": metrics["tpr"]} if "tpr" in metrics else metrics
 
 
 def _columns(frame: Any) -> dict[str, dict[str, float]]:
     table = frame.by_group
-    return {name: {str(group): float(value) for group, value in table[name].items()} for name in (*PER_GROUP, "count")}
+    return {name: {str(group): float(value) for group, value in table[name].items()} for name in table.columns}
 
 
 def _across(frame: Any) -> dict[str, float]:
@@ -310,24 +318,16 @@ def _across(frame: Any) -> dict[str, float]:
             "group_min": frame.group_min(errors="coerce"),
             "group_max": frame.group_max(errors="coerce"),
         }
-    return {f"{name}_{kind}": float(values[name]) for kind, values in columns.items() for name in PER_GROUP}
+    return {
+        f"{name}_{kind}": float(numbers[name])
+        for kind, numbers in columns.items()
+        for name in frame.by_group.columns
+        if name != "count"
+    }
 
 
 def _deviations(by_group: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the standard deviation over groups, each counted once."""
     import numpy as np
 
-    return {f"{name}_std": float(np.std(list(by_group[name].values()))) for name in PER_GROUP}
-
-
-def _recall(truth: Any, guess: Any, wanted: int) -> float:
-    import numpy as np
-
-    mine = np.asarray(truth) == wanted
-    return float(np.mean(np.asarray(guess)[mine] == wanted)) if mine.any() else math.nan
-
-
-def _mean_recall(truth: Any, guess: Any) -> float:
-    import numpy as np
-
-    return float(np.mean([_recall(truth, guess, label) for label in np.unique(truth)]))
+    return {f"{name}_std": float(np.std(list(part.values()))) for name, part in by_group.items() if name != "count"}

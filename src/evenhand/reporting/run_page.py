@@ -22,6 +22,7 @@ from evenhand._numbers import (
     rounded_up,
     spent_range,
 )
+from evenhand.reporting import rates
 from evenhand.reporting.charts import LABELLED, bars, lines
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.page import (
@@ -271,7 +272,7 @@ def _owners(data: ReportData) -> Section | None:
 
 def _curves(data: ReportData) -> Section:
     """Return how each group learned: a curve per group, the longest initial drop shaded, the values as a table."""
-    heading, curves = "While training", data.curves
+    heading, curves = "While training", [row for row in data.curves if row["accuracy"] is not None]
     if not curves:
         return Section(heading, [Words("No evaluation was recorded during training, so there is no curve to draw.")])
     drops = initial_drops(curves)
@@ -279,7 +280,7 @@ def _curves(data: ReportData) -> Section:
     whole = next(key for key in ("overall", "all records", "all held-out records together") if key not in names)
     series = {whole: [(float(row["epoch"]), 100 * float(row["accuracy"])) for row in curves]}
     for name in names:
-        known = [row for row in curves if name in row.get("groups", {})]
+        known = [row for row in curves if row.get("groups", {}).get(name) is not None]
         series[name] = [(float(row["epoch"]), 100 * float(row["groups"][name])) for row in known]
     longest = drops[0] if drops else None
     chart = figure(
@@ -361,7 +362,12 @@ def _statement(data: ReportData) -> Section:
     return Section("What is promised", [Words(paragraph) for paragraph in words])
 
 
-_SECTIONS = (_groups, _metrics, _owners, _curves, _spending, _statement)
+def _rates(data: ReportData) -> Section | None:
+    """Return errors of both kinds by group, after the last evaluation."""
+    return rates.section(data.curves[-1]) if data.curves else None
+
+
+_SECTIONS = (_groups, _metrics, _rates, _owners, _curves, _spending, _statement)
 """What the page consists of, in order; a section that has nothing to say is None."""
 
 
@@ -413,7 +419,9 @@ def initial_drops(curves: Sequence[Mapping[str, Any]]) -> list[Drop]:
     """
     if len(curves) < 3:
         return []
-    drops = [_drop(name, curves) for name in curves[0].get("groups", {})]
+    if any(row["accuracy"] is None for row in curves):
+        return []
+    drops = [_drop(name, curves) for name, share in curves[0].get("groups", {}).items() if share is not None]
     return sorted((drop for drop in drops if drop is not None), key=lambda drop: -drop.length)
 
 

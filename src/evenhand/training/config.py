@@ -73,6 +73,7 @@ class Config:
     owners: str | None = None
     record_budgets: str | None = None
     missing_tokens: Sequence[str] = ("",)
+    ordered: bool = False
     test_data: str | None = None
     test_share: float = 0.2
     model: str = "mlp"
@@ -154,6 +155,7 @@ class Config:
             owners=roles.owners,
             missing_tokens=self.missing_tokens,
             budgets=roles.budgets,
+            ordered=self.ordered,
         )
 
     def load_data(self) -> tuple[Data, Data | None]:
@@ -181,7 +183,7 @@ class Config:
         return self.features
 
     def _records(self) -> tuple[Data, Data | None]:
-        """Return training and held-out records, without features; without classes nothing is held out."""
+        """Return training and held-out records, without features."""
         from evenhand.data import load, read
         from evenhand.data.owners_and_groups import assigned
         from evenhand.data.tables import split
@@ -189,7 +191,7 @@ class Config:
         beside = self.roles[1]
         if not self.own_data:
             train, test = load(self.data, data_dir=self.data_dir, options=self.source)
-            return assigned(train, test if train.facts.labels else None, beside)
+            return assigned(train, test, beside)
         if self.source:
             raise UsageError("[source] has options of built-in data; a file of your own has none: delete the table.")
         known = self.declaration()
@@ -316,7 +318,7 @@ def to_toml(config: Config) -> str:
 
 
 _OWN = (
-    *("delimiter", "labels", "missing_tokens", "test_share", "device"),
+    *("delimiter", "labels", "missing_tokens", "ordered", "test_share", "device"),
     *("optimizer", "lr_schedule", "lean", "precision"),
 )
 """Settings that are written only where they differ from the default."""

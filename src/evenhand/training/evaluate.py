@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from evenhand.data.dataset import Data
-from evenhand.errors import DataError, UsageError
-from evenhand.reporting.group_metrics import GroupFrame, Measures, accuracy_by_group, measure
+from evenhand.errors import UsageError
+from evenhand.reporting.group_metrics import GroupFrame, Measures, estimate, measure_outcomes, natural
+from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
+from evenhand.reporting.outcomes import Outcomes, by_group, values
+from evenhand.types import Facts
 
 CHUNK = 1024
 OWNERS = 1000
 """Up to so many owner classes are evaluated one by one; of more hardly any has enough held-out records to tell."""
+
+
+def kind_of(facts: Facts, targets: Tensor) -> str:
+    """Return the kind of these targets: classes, ordinal, labels (several), numbers or tokens.
+
+    Examples:
+      >>> kind_of(Facts(2, (("all", 2),), labels=("a", "b")), torch.tensor([[0.0, 1.0], [1.0, 1.0]]))
+      'labels'
+      >>> kind_of(Facts(2, (("all", 2),)), torch.tensor([0.5, 1.0]))
+      'numbers'
+    """
+    if targets.is_floating_point():
+        return LABELS if facts.labels and targets.dim() == 2 else NUMBERS
+    if targets.dim() > 1:
+        return TOKENS
+    return ORDINAL if facts.ordered else CLASSES
 
 
 def predict(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
@@ -27,23 +47,133 @@ def predict(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
 
 
 def compute_scores(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """Return the model's outputs and the true class of every row, in order. Its mode is put back afterwards."""
+    """Return the model's outputs and the targets of every row, in order. Its mode is put back afterwards.
+
+    Of classes there is one output each: where the model has a single one, it is taken as the logit of the second.
+    """
+    scores, true = (torch.cat(column) for column in zip(*_passes(model, data), strict=True))
+    return scores, true
+
+
+def _passes(model: nn.Module, data: Data) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield outputs and targets of all rows, some at a time."""
     device = next(model.parameters()).device
-    was_training, parts = model.training, []
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             for rows in torch.split(torch.arange(len(data)), CHUNK):
                 inputs, targets = data.fetch(rows)
-                parts.append((outputs(model, move_to_device(inputs, device)).cpu(), targets.cpu()))
+                scores, targets = outputs(model, move_to_device(inputs, device)).cpu(), targets.cpu()
+                yield scores_of(scores, kind_of(data.facts, targets), model), targets
     finally:
         model.train(was_training)
-    scores, true = (torch.cat(column) for column in zip(*parts, strict=True))
-    if true.is_floating_point():
-        raise DataError(
-            "Accuracy needs classes as targets; these are real numbers. Train without test= for regression."
+
+
+def scores_of(scores: Tensor, kind: str, model: nn.Module) -> Tensor:
+    """Return outputs in the form that the metrics of a kind of targets need.
+
+    A single output for two classes is the logit of the second. A density gives one score per class, each compared with
+    the rest where a record may have several labels.
+
+    Examples:
+      >>> scores_of(torch.tensor([[2.0]]), "classes", nn.Linear(1, 1))
+      tensor([[0., 2.]])
+    """
+    if kind in (CLASSES, ORDINAL) and (scores.dim() == 1 or scores.shape[-1] == 1):
+        logit = scores.reshape(-1)
+        return torch.stack([torch.zeros_like(logit), logit], dim=1)
+    if kind == LABELS and getattr(model, "log_densities", False) and scores.shape[1] > 1:
+        return _against_rest(scores)
+    return scores
+
+
+def shares_right(scores: Tensor, targets: Tensor, kind: str, model: nn.Module) -> Tensor:
+    """Return the share of each record that is answered correctly, from the model's outputs; NaN for real numbers.
+
+    Examples:
+      >>> scores = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
+      >>> shares_right(scores, torch.tensor([1, 0]), "classes", nn.Linear(1, 1)).tolist()
+      [1.0, 0.0]
+    """
+    if kind == NUMBERS:
+        return torch.full((len(targets),), math.nan, dtype=torch.float64)
+    if kind == LABELS:
+        return ((scores_of(scores, kind, model) > 0) == (targets > 0)).all(1).double()
+    right = (scores_of(scores, kind, model).argmax(-1) == targets).double()
+    return right if right.dim() == 1 else right.flatten(1).mean(1)
+
+
+def _against_rest(scores: Tensor) -> Tensor:
+    """Return the log odds of each class against all others together, from their log densities."""
+    columns = [
+        scores[:, place] - torch.cat([scores[:, :place], scores[:, place + 1 :]], dim=1).logsumexp(1)
+        for place in range(scores.shape[1])
+    ]
+    return torch.stack(columns, dim=1) + math.log(scores.shape[1] - 1)
+
+
+def measure_model(model: nn.Module, data: Data) -> Outcomes:
+    """Return what the model says of every held-out record, for the metrics of its kind of targets.
+
+    Examples:
+      >>> import evenhand as eh
+      >>> outcomes = measure_model(torch.nn.Linear(64, 10), eh.data.digits()[1])
+      >>> outcomes.kind, outcomes.probabilities.shape
+      ('classes', (450, 10))
+    """
+    kind = kind_of(data.facts, data.fetch(torch.arange(1))[1])
+    if kind == TOKENS:
+        return _tokens(model, data)
+    scores, true = compute_scores(model, data)
+    scores = scores.double()
+    if kind == NUMBERS:
+        truth, guess = true.double().numpy(), _shaped(scores, true).numpy()
+        bounds = None if data.declared is None else data.declared.target
+        if bounds is not None:
+            truth, guess = bounds.decode(truth), bounds.decode(guess)
+        return Outcomes(kind, truth, guess)
+    if kind == LABELS:
+        losses = functional.binary_cross_entropy_with_logits(_shaped(scores, true), true.double(), reduction="none")
+        each = _shaped(scores, true).sigmoid().numpy()
+        guess = (each > 0.5).astype(float)
+        names = data.facts.labels
+        return Outcomes(kind, true.double().numpy(), guess, each, losses.mean(1).numpy(), labels=names)
+    if scores.dim() != 2:
+        raise UsageError("The report needs one output per class, or a single one for two classes.")
+    losses = functional.nll_loss(scores.log_softmax(-1), true, reduction="none")
+    likely = scores.softmax(-1).numpy()
+    return Outcomes(kind, true.numpy(), scores.argmax(-1).numpy(), likely, losses.numpy(), classes=scores.shape[1])
+
+
+def _shaped(scores: Tensor, true: Tensor) -> Tensor:
+    """Return outputs in the shape of the targets; raise if there are more or fewer."""
+    if scores.numel() != true.numel():
+        raise UsageError(
+            f"The model gives outputs of shape {tuple(scores.shape[1:])} a record, and its targets have shape "
+            f"{tuple(true.shape[1:])}: give one output per target."
         )
-    return scores, true
+    return scores.reshape(true.shape)
+
+
+def _tokens(model: nn.Module, data: Data) -> Outcomes:
+    """Return losses and right answers per record of a language model, whose outputs are (record, place, word).
+
+    Places whose target is negative (padding) do not count.
+    """
+    parts: list[tuple[Tensor, ...]] = []
+    for scores, targets in _passes(model, data):
+        if scores.shape[:-1] != targets.shape:
+            raise UsageError(
+                f"The targets are tokens of shape {tuple(targets.shape[1:])} a record, and the model gives outputs of "
+                f"shape {tuple(scores.shape[1:])}: give one score per place and word, (record, place, word)."
+            )
+        counted = targets >= 0
+        likely = scores.double().log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        hits = (scores.argmax(-1) == targets) & counted
+        parts.append(tuple(part.flatten(1).sum(1) for part in (-likely * counted, hits.double(), counted.double())))
+    losses, right, counts = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
+    return Outcomes(TOKENS, np.empty(0), right, losses=losses, tokens=counts)
 
 
 def outputs(model: nn.Module, inputs: Any) -> Any:
@@ -63,9 +193,16 @@ def move_to_device(value: Any, device: torch.device) -> Any:
 
 
 def evaluate(model: nn.Module, data: Data) -> GroupFrame:
-    """Return accuracy overall and per group with 95 % intervals."""
-    predicted, true = predict(model, data)
-    return accuracy_by_group(true.tolist(), predicted.tolist(), data.group_names())
+    """Return accuracy overall and per group with 95 % intervals; not measured where targets are real numbers."""
+    outcomes = measure_model(model, data)
+    if outcomes.kind == NUMBERS:
+        nothing = estimate(math.nan, 0)
+        return GroupFrame(nothing, dict.fromkeys(dict.fromkeys(data.group_names()), nothing))
+    shares, counts = _means(data.group, torch.from_numpy(outcomes.right), data.facts.groups)
+    return GroupFrame(
+        estimate(float(outcomes.right.mean()), len(data)),
+        {name: estimate(shares[name], counts[name]) for name in sorted(shares, key=natural)},
+    )
 
 
 def measures(model: nn.Module, data: Data) -> Measures:
@@ -77,46 +214,47 @@ def measures(model: nn.Module, data: Data) -> Measures:
       >>> sorted(metrics.by_group["accuracy"])[8], 0 <= metrics.across["accuracy_difference"] <= 1
       ('class 8', True)
     """
-    scores, true = compute_scores(model, data)
     names = data.facts.owner_names
     owners = [names[index] for index in data.owner.tolist()] if 1 < len(names) <= OWNERS else None
-    return measure(
-        true.numpy(),
-        scores.argmax(-1).numpy(),
-        groups=data.group_names(),
-        owners=owners,
-        probabilities=scores.double().softmax(-1).numpy(),
-    )
+    return measure_outcomes(measure_model(model, data), groups=data.group_names(), owners=owners)
 
 
 def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]:
-    """Return one line of metrics.jsonl: most values of ``measures``, cheap enough for every epoch.
+    """Return one line of metrics.jsonl: all metrics of ``measures`` but those across groups, for every evaluation.
 
-    An undefined value is None, since plain JSON has no NaN.
+    ``targets`` names the kind of targets where they are not classes. An undefined value is None, since plain JSON has
+    no NaN: accuracy too, where targets are real numbers.
     """
-    scores, true = compute_scores(model, data)
-    likely = scores.double().log_softmax(-1)
-    predicted = scores.argmax(-1)
-    right = (predicted == true).to(torch.float64)
-    losses = torch.nn.functional.nll_loss(likely, true, reduction="none")
-    facts = data.facts
+    outcomes, facts = measure_model(model, data), data.facts
+    overall = values(outcomes)
+    groups = by_group(outcomes, data.group.numpy(), facts.groups)
+    right = torch.from_numpy(outcomes.right)
     shares, records = _means(data.group, right, facts.groups)
-    line = {
+    line: dict[str, Any] = {
         "step": step,
         "epoch": round(epoch, 4),
-        "accuracy": right.mean().item(),
-        "balanced_accuracy": _balanced(true, right),
-        "mcc": _mcc(true, predicted),
-        "roc_auc": _roc_auc(true, likely),
-        "log_loss": losses.mean().item(),
+        "accuracy": _finite(float(right.mean())),
         "records": len(data),
-        "groups": shares,
+        "majority": _finite(outcomes.majority),
+        **{name: _finite(overall[name]) for name in _PLAIN if name in overall},
+        "groups": _plain(shares),
         "group_records": records,
-        "group_log_loss": {name: _finite(value) for name, value in _means(data.group, losses, facts.groups)[0].items()},
     }
+    if "log_loss" in groups:
+        line["group_log_loss"] = _plain(groups["log_loss"])
     if 1 < len(facts.owners) <= OWNERS:
-        line["owners"], line["owner_records"] = _means(data.owner, right, facts.owner_names)
-    return {key: _finite(value) if isinstance(value, float) else value for key, value in line.items()}
+        owned, line["owner_records"] = _means(data.owner, right, facts.owner_names)
+        line["owners"] = _plain(owned)
+    line |= {"metrics": _plain(overall), "group_metrics": {name: _plain(part) for name, part in groups.items()}}
+    return line if outcomes.kind == CLASSES else {**line, "targets": outcomes.kind}
+
+
+_PLAIN = ("balanced_accuracy", "mcc", "roc_auc", "log_loss", "rank_mae")
+"""Metrics that also stand in the line itself, as in earlier versions."""
+
+
+def _plain(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _finite(number) for name, number in numbers.items()}
 
 
 def _means(code: Tensor, values: Tensor, names: tuple[str, ...]) -> tuple[dict[str, float], dict[str, int]]:
@@ -128,39 +266,6 @@ def _means(code: Tensor, values: Tensor, names: tuple[str, ...]) -> tuple[dict[s
         {names[index]: sums[index] / counts[index] for index in present},
         {names[index]: counts[index] for index in present},
     )
-
-
-def _balanced(true: Tensor, right: Tensor) -> float:
-    """Return the mean recall over the classes that occur."""
-    counts = torch.bincount(true)
-    recalls = torch.bincount(true, weights=right)[counts > 0] / counts[counts > 0]
-    return recalls.mean().item()
-
-
-def _mcc(true: Tensor, predicted: Tensor) -> float:
-    """Return Matthews correlation coefficient; zero if either column is constant, as in scikit-learn."""
-    width = int(max(true.max(), predicted.max())) + 1
-    table = torch.bincount(true * width + predicted, minlength=width * width).view(width, width).double()
-    rows, columns, total = table.sum(1), table.sum(0), table.sum()
-    covariance = table.trace() * total - rows @ columns
-    scale = (total**2 - rows @ rows) * (total**2 - columns @ columns)
-    return 0.0 if scale <= 0 else (covariance / scale.sqrt()).item()
-
-
-def _roc_auc(true: Tensor, scores: Tensor) -> float:
-    """Return ``group_metrics.roc_auc`` computed by ranks (Mann-Whitney, ties halved): a hundred times faster."""
-    present = torch.unique(true)
-    if len(present) < 2 or not torch.isfinite(scores).all():
-        return math.nan
-    wanted = torch.tensor([1]) if scores.shape[1] == 2 else present
-    areas: list[float] = []
-    for label in wanted.tolist():
-        _, place, counts = torch.unique(scores[:, label], return_inverse=True, return_counts=True)
-        ranks = (counts.cumsum(0) - (counts.double() - 1) / 2)[place]
-        mine = true == label
-        hits, misses = int(mine.sum()), int((~mine).sum())
-        areas.append((ranks[mine].sum().item() - hits * (hits + 1) / 2) / (hits * misses))
-    return sum(areas) / len(areas)
 
 
 def _finite(value: float) -> float | None:

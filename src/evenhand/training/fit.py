@@ -23,6 +23,7 @@ from evenhand.mechanism.make_plan import Plan
 from evenhand.mechanism.make_plan import plan as make_plan
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
+from evenhand.reporting.metrics import CLASSES, NUMBERS, ORDINAL
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.runs.os_errors import boundary
 from evenhand.training import density_runs, evaluate, losses, trusted_code, weight_average
@@ -150,11 +151,11 @@ def fit(
         chosen, promise, data=data.facts, epochs=epochs, batch_size=batch_size, allow_unproven=allow_unproven
     )
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
-    used, several = default_loss(data) if loss is None else losses.named(loss), views_of(augment, views)
+    used, several = default_loss(data, model) if loss is None else losses.named(loss), views_of(augment, views)
     ema, computing = weight_average.named(average), compute or Compute()
     with threads.suited(model, data.facts.inputs, plan.expected_batch):
         if held_out is not None:
-            _check_outputs(model, held_out)
+            _check_outputs(model, held_out, used)
         torch_optimizer, schedule = descent.build(model, plan.steps)
         folder = Folder.create(Path(out) if out is not None else new_folder(plan), plan)
         run_config = config or Config(
@@ -251,7 +252,7 @@ def resume(
             *(
                 model,
                 torch_optimizer,
-                default_loss(data) if chosen_loss is None else losses.named(chosen_loss),
+                default_loss(data, model) if chosen_loss is None else losses.named(chosen_loss),
                 plan,
                 folder,
             ),
@@ -290,13 +291,20 @@ def _descent(
     return Descent(optimizer or "sgd", lr, momentum, weight_decay, scheduler or usual)
 
 
-def _check_outputs(model: nn.Module, held_out: Data) -> None:
-    """Raise unless the model has an output per class: accuracy, which counts the largest one, would be wrong."""
-    scores, _ = evaluate.compute_scores(model, held_out.take(torch.arange(1)))
-    if scores.dim() != 2 or scores.shape[1] < 2:
+def _check_outputs(model: nn.Module, held_out: Data, loss: Loss) -> None:
+    """Raise unless the model's outputs can be measured: one per class, label or number, or one for two classes."""
+    first = held_out.take(torch.arange(1))
+    outcomes = evaluate.measure_model(model, first)
+    labels = len(held_out.facts.labels)
+    if outcomes.kind in (CLASSES, ORDINAL) and labels and outcomes.classes < labels:
         raise UsageError(
-            "The report needs one output per class, and this model has a single one: give it two, or train without "
-            "test= and measure with your own threshold."
+            f"The report needs one output per class, and this model has fewer than {labels}: give it {labels}, or a "
+            "single one where there are two classes."
+        )
+    if outcomes.kind == NUMBERS and isinstance(loss, losses.Binary):
+        raise UsageError(
+            "The loss is binary, and the targets are real numbers, so they would be measured as such: pass whole "
+            "numbers or names as targets (one column), or labels= with a column of 0 and 1 for each."
         )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 
 from evenhand import _validate
 from evenhand.errors import UsageError
@@ -43,7 +44,8 @@ class CrossEntropy:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return one value per record."""
-        return _within(functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.smoothing))
+        words = by_word(outputs, targets)
+        return _within(functional.cross_entropy(words, targets, reduction="none", label_smoothing=self.smoothing))
 
     @property
     def as_torch(self) -> nn.CrossEntropyLoss:
@@ -71,7 +73,7 @@ class Focal:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return one value per record."""
-        unlikely = functional.cross_entropy(outputs, targets, reduction="none")
+        unlikely = functional.cross_entropy(by_word(outputs, targets), targets, reduction="none")
         # 1 - p as -expm1(log p) keeps its digits where p is close to 1; the floor keeps the power differentiable there.
         rest = (-torch.expm1(-unlikely)).clamp(min=torch.finfo(unlikely.dtype).tiny)
         return _within(self.alpha * rest**self.gamma * unlikely)
@@ -177,16 +179,58 @@ def named(loss: str | Loss) -> Loss:
     return kind(**settings)
 
 
-def default_loss(data: Data) -> Loss:
-    """Return cross-entropy for classes, mean squared error for real numbers.
+def by_word(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return outputs with the classes in the second place, as torch wants them.
+
+    A language model gives (record, place, word). Where that cannot be told from torch's (record, word, place), because
+    there are as many places as words, it is taken as torch takes it.
+
+    Examples:
+      >>> by_word(torch.zeros(2, 5, 9), torch.zeros(2, 5, dtype=torch.long)).shape
+      torch.Size([2, 9, 5])
+    """
+    if outputs.dim() == 3 and targets.dim() == 2 and outputs.shape[1] == targets.shape[1] != outputs.shape[2]:
+        return outputs.transpose(1, 2)
+    return outputs
+
+
+def default_loss(data: Data, model: nn.Module | None = None) -> Loss:
+    """Return cross-entropy for classes, binary cross-entropy for several labels, squared error for real numbers.
+
+    A ``model`` with a single output for two classes gets binary cross-entropy.
 
     Examples:
       >>> import evenhand as eh
       >>> default_loss(eh.data.digits()[0])
       CrossEntropy(smoothing=0.0)
     """
-    _, targets = data.fetch(torch.arange(1))
-    return MeanSquared() if targets.is_floating_point() else CrossEntropy()
+    inputs, targets = data.fetch(torch.arange(1))
+    if targets.is_floating_point():
+        return Binary() if targets.dim() == 2 and data.facts.labels else MeanSquared()
+    if model is not None and targets.dim() == 1 and _single(model, inputs):
+        return Binary()
+    return CrossEntropy()
+
+
+def _single(model: nn.Module, inputs: Any) -> bool:
+    """Return whether the model has one output per record; False if it cannot take the inputs, which others tell."""
+    device, was_training = next((p.device for p in model.parameters()), torch.device("cpu")), model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            given = tree_map_only(Tensor, lambda part: part.to(device), inputs)
+            outputs = (
+                model(**given)
+                if isinstance(given, dict)
+                else model(*given)
+                if isinstance(given, tuple)
+                else model(given)
+            )
+        return isinstance(outputs, Tensor) and outputs.numel() == 1
+    except Exception:  # whatever a user's model raises: the probe names it with its own words
+        return False
+    finally:
+        model.train(was_training)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.reporting import group_metrics, model_card, run_page, single_run
+from evenhand.reporting import group_metrics, model_card, rates, run_page, single_run
+from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, differences, disparities, sentence
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
@@ -111,8 +113,11 @@ class Run:
     def metrics(self) -> pandas.DataFrame:
         """Return a DataFrame with a row per evaluation and a column per metric and group; an undefined value is NaN.
 
-        Columns are named as by fairlearn: ``accuracy``, ``balanced_accuracy``, ``mcc``, ``roc_auc``, ``log_loss``,
-        ``accuracy_{difference,ratio,group_min,group_max,std}``, and ``accuracy[<group>]`` and so on per group.
+        Columns are named as by fairlearn: every name of ``reporting.metrics.METRICS`` that the targets have,
+        ``fpr_{difference,ratio,group_min,group_max,std}`` and so on, ``demographic_parity_difference``, and per group
+        ``fpr[<group>]``. Rates per group have 95 % intervals (``fpr_low[<group>]``, ``fpr_high[<group>]``), and so has
+        the gap between groups (``fpr_difference_low``, ``fpr_difference_high``, over all pairs together). They hold the
+        chance of the held-out records, not that of another training.
         """
         import pandas
 
@@ -167,7 +172,7 @@ class Run:
                 warnings=statement["warnings"],
                 overall=frame.overall,
                 groups=frame.by_group,
-                metrics={name: last[name] for name in _FURTHER if name in last},
+                metrics=_further(last),
                 labels=plan.facts.labels,
                 not_covered=statement["does_not_cover"],
                 software=statement["software"],
@@ -214,7 +219,14 @@ class Run:
 
 _WHICH = ("segment", "weights")
 """What of an evaluation is no metric: it says which weights were measured."""
-_FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss")
+_FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss", "rank_mae")
+
+
+def _further(last: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the metrics beside accuracy that a card gives: a few of classes, all of other targets."""
+    if last.get("targets") in (None, ORDINAL):
+        return {name: last[name] for name in _FURTHER if name in last}
+    return {name: value for name, value in last["metrics"].items() if name != "accuracy"}
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,10 +239,15 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     columns: dict[str, Any] = {
         key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
     }
-    columns |= group_metrics.across("accuracy", list(row.get("groups", {}).values()))
+    columns |= row.get("metrics", {})
+    parts = {"accuracy": row.get("groups", {}), "log_loss": row.get("group_log_loss", {})}
+    parts = {name: part for name, part in parts.items() if part} | row.get("group_metrics", {})
+    for name, part in parts.items():
+        columns |= differences(name, part.values())
+        columns |= {f"{name}[{group}]": value for group, value in part.items()}
+    columns |= disparities(parts)
+    columns |= rates.columns(row)
     for key, name in (
-        ("groups", "accuracy"),
-        ("group_log_loss", "log_loss"),
         ("group_records", "records"),
         ("owners", "owner_accuracy"),
         ("owner_records", "owner_records"),
@@ -242,18 +259,25 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 def _recorded(last: Mapping[str, Any]) -> group_metrics.GroupFrame:
     last = last or {"accuracy": 0.0, "records": 0, "groups": {}, "group_records": {}}
     return group_metrics.GroupFrame(
-        overall=group_metrics.estimate(last["accuracy"], last["records"]),
-        by_group={
-            name: group_metrics.estimate(value, last["group_records"][name]) for name, value in last["groups"].items()
-        },
+        overall=_share(last["accuracy"], last["records"]),
+        by_group={name: _share(value, last["group_records"][name]) for name, value in last["groups"].items()},
     )
 
 
+def _share(value: float | None, records: int) -> group_metrics.Estimate:
+    """Return an accuracy with its interval; not measured where targets are real numbers."""
+    return group_metrics.estimate(math.nan, 0) if value is None else group_metrics.estimate(value, records)
+
+
+def _headline(last: Mapping[str, Any], frame: group_metrics.GroupFrame) -> str:
+    """Return the finding in plain sentences; where there is no accuracy, the metrics of these targets."""
+    if frame.overall.measured or not last.get("metrics"):
+        return run_page.headline(frame.overall, frame.by_group)
+    return sentence(last)
+
+
 def _owners(last: Mapping[str, Any]) -> dict[str, group_metrics.Estimate]:
-    return {
-        name: group_metrics.estimate(share, last["owner_records"][name])
-        for name, share in last.get("owners", {}).items()
-    }
+    return {name: _share(share, last["owner_records"][name]) for name, share in last.get("owners", {}).items()}
 
 
 def _report(
@@ -273,7 +297,7 @@ def _report(
     by_metric = {name: single_run.with_column(of, column) for name, of in last.get("group_metrics", {}).items()}
     return run_page.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
-        headline=run_page.headline(frame.overall, frame.by_group),
+        headline=_headline(last, frame),
         overall=frame.overall,
         groups=frame.by_group,
         curves=metrics,
@@ -438,11 +462,23 @@ def predict(
         inputs = extract(config.features_named, inputs)
     trained = load(path, model=model).model.eval()
     device = next(trained.parameters()).device
+    from evenhand.training.evaluate import scores_of
+
+    kind = NUMBERS if known.target is not None else LABELS if known.several else CLASSES
     with torch.no_grad():
-        parts = [trained(rows.to(device)).double().softmax(-1).cpu() for rows in torch.split(inputs, 1024)]
-    scores = torch.cat(parts)
-    if scores.ndim != 2 or scores.shape[1] != len(known.labels):
+        parts = [trained(rows.to(device)).double().cpu() for rows in torch.split(inputs, 1024)]
+    scores = scores_of(torch.cat(parts), kind, trained)
+    if known.target is not None:
+        numbers = known.target.decode(scores.reshape(len(inputs)).numpy())
+        return Predictions((), [f"{number:.6g}" for number in numbers], [[] for _ in numbers])
+    names = known.several or known.labels
+    if scores.ndim != 2 or scores.shape[1] != len(names):
         raise UsageError("The model does not give one output per label: pass the architecture that was trained.")
+    if known.several:
+        likely = scores.sigmoid().tolist()
+        chosen = ["; ".join(name for name, share in zip(names, row, strict=True) if share > 0.5) for row in likely]
+        return Predictions(tuple(names), chosen, likely)
+    scores = scores.softmax(-1)
     return Predictions(
         labels=tuple(known.labels),
         predicted=[known.labels[place] for place in scores.argmax(1).tolist()],

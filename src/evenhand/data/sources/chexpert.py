@@ -26,9 +26,9 @@ SEXES = ("Female", "Male", "Unknown")
 def chexpert(place: Place, size: int = 64, findings: Sequence[str] = FIVE, uncertain: str = "zeros") -> Loaded:
     """Read frontal pictures, (1, size, size), grey from -1 to 1, with a 0 or 1 per finding; groups are the sexes.
 
-    Targets are real numbers, so train with the loss "binary" and a model of your own (--model file.py:factory). With
-    one finding it is a class instead, absent or present, and everything works as with other data. Pictures are opened
-    when they are needed. A patient may have several pictures; the unit of privacy is one picture.
+    A picture may have several findings: each is a label of its own, and ROC-AUC and average precision are reported for
+    each. With one finding it is a class instead, absent or present. Pictures are opened when they are needed. A patient
+    may have several pictures; the unit of privacy is one picture.
 
     Preprocessing, picture by picture: grey, resized to a square (bilinear), bytes scaled by the range 0-255.
 
@@ -59,7 +59,7 @@ def _part(place: Place, part: str, declared: Image, findings: tuple[str, ...], o
     data = wrap(
         torch.zeros(len(rows), 1),
         ["present" if target[0] else "absent" for target in targets] if single else targets,
-        labels=("absent", "present") if single else None,
+        labels=("absent", "present") if single else findings,
         groups=sexes,
         group_names=SEXES,
     )

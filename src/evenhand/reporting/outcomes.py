@@ -1,0 +1,275 @@
+"""Computes every metric of held-out records from what a model said of each, for all kinds of targets.
+
+Each function equals the one of scikit-learn or fairlearn that its docstring names (the tests compare them), without
+their checks of every call: metrics per group are computed at every evaluation. NaN stands for what is not defined.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
+
+Array = NDArray[Any]
+BINS = 15
+"""Of equal width, for the calibration error."""
+_LEAST = 1e-300
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Held-out records: the truth about each, and the answer of a model.
+
+    Attributes:
+        kind: of the targets: classes, ordinal, labels, numbers or tokens.
+        truth: class numbers; 0 and 1 per label; real numbers; of tokens nothing.
+        guess: predictions in the same form; of tokens how many of each record are right.
+        probabilities: one column per class or label; of numbers and tokens nothing.
+        losses: -log probability of the truth, one per record (of labels their mean, of tokens their sum).
+        tokens: how many tokens each record has.
+        labels: the names of the labels, where a record may have several.
+        classes: how many classes there are.
+    """
+
+    kind: str
+    truth: Array
+    guess: Array
+    probabilities: Array = field(default_factory=lambda: np.empty((0, 0)))
+    losses: Array = field(default_factory=lambda: np.empty(0))
+    tokens: Array = field(default_factory=lambda: np.empty(0))
+    labels: tuple[str, ...] = ()
+    classes: int = 2
+
+    def __len__(self) -> int:
+        return len(self.guess)
+
+    def take(self, rows: Array) -> Outcomes:
+        """Return these records only."""
+        names = ("truth", "guess", "probabilities", "losses", "tokens")
+        return replace(
+            self, **{name: part[rows] if len(part := getattr(self, name)) == len(self) else part for name in names}
+        )
+
+    @property
+    def right(self) -> Array:
+        """Return the share of each record that is answered correctly; NaN for real numbers."""
+        if self.kind == NUMBERS:
+            return np.full(len(self), math.nan)
+        if self.kind == TOKENS:
+            return np.asarray(self.guess / np.maximum(self.tokens, 1))
+        same: Array = np.asarray(self.truth == self.guess)
+        return np.asarray(same.all(axis=1) if self.kind == LABELS else same, dtype=float)
+
+    @property
+    def majority(self) -> float:
+        """Return the share of the most frequent class (set of labels); NaN where there is none."""
+        if self.kind in (NUMBERS, TOKENS) or not len(self):
+            return math.nan
+        return float(np.unique(self.truth, axis=0, return_counts=True)[1].max() / len(self))
+
+
+def values(outcomes: Outcomes) -> dict[str, float]:
+    """Return every metric of these records by name.
+
+    Examples:
+        >>> truth, guess = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
+        >>> metrics = values(Outcomes("classes", truth, guess, np.eye(2)[guess] * 0.6 + 0.2, classes=2))
+        >>> metrics["accuracy"], metrics["tpr"], metrics["fpr"]
+        (0.75, 0.5, 0.0)
+    """
+    if outcomes.kind == NUMBERS:
+        return _numbers(outcomes.truth, outcomes.guess)
+    if outcomes.kind == TOKENS:
+        return _tokens(outcomes)
+    return _labels(outcomes) if outcomes.kind == LABELS else _classes(outcomes)
+
+
+def by_group(outcomes: Outcomes, code: Array, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """Return every metric by group: metric -> group -> value, for the groups that occur.
+
+    Args:
+        outcomes: all records.
+        code: the number of each record's group.
+        names: the groups.
+
+    Examples:
+        >>> every = Outcomes("numbers", np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 3.0]))
+        >>> by_group(every, np.array([0, 1, 1]), ("a", "b"))["mae"]
+        {'a': 0.0, 'b': 0.5}
+    """
+    parts = {name: values(outcomes.take(code == place)) for place, name in enumerate(names) if (code == place).any()}
+    metrics = dict.fromkeys(metric for part in parts.values() for metric in part)
+    return {metric: {name: part[metric] for name, part in parts.items() if metric in part} for metric in metrics}
+
+
+def _classes(outcomes: Outcomes) -> dict[str, float]:
+    truth, guess, likely = outcomes.truth, outcomes.guess, outcomes.probabilities
+    width = outcomes.classes
+    table = np.bincount(truth * width + guess, minlength=width * width).reshape(width, width).astype(float)
+    finite = likely.size > 0 and bool(np.isfinite(likely).all())
+    metrics = {
+        "accuracy": float(np.mean(truth == guess)),
+        "balanced_accuracy": _mean(_over(np.diag(table), table.sum(1))),
+        "mcc": _mcc(table),
+        "roc_auc": _one_against_rest(truth, likely, _areas) if finite else math.nan,
+        "pr_auc": _one_against_rest(truth, likely, _precisions) if finite else math.nan,
+        "brier": _brier(truth, likely) if finite else math.nan,
+        "calibration_error": calibration_error(truth == guess, likely.max(1)) if finite else math.nan,
+        "log_loss": float(np.mean(outcomes.losses)) if len(outcomes.losses) else math.nan,
+        **_rates(table),
+    }
+    if outcomes.kind == ORDINAL:
+        metrics["rank_mae"] = float(np.mean(np.abs(truth - guess)))
+    return metrics
+
+
+def _rates(table: Array) -> dict[str, float]:
+    """Return rates of the second of two classes; of more, their means over the classes where they are defined."""
+    total, true, said, hits = table.sum(), table.sum(1), table.sum(0), np.diag(table)
+    recall, alarms = _over(hits, true), _over(said - hits, total - true)
+    exact = _over(hits, said)
+    if len(table) == 2:
+        return {
+            "base_rate": float(true[1] / total),
+            "selection_rate": float(said[1] / total),
+            "tpr": float(recall[1]),
+            "fpr": float(alarms[1]),
+            "tnr": float(1 - alarms[1]),
+            "precision": float(exact[1]),
+        }
+    return {"tpr": _mean(recall), "fpr": _mean(alarms), "tnr": _mean(1 - alarms), "precision": _mean(exact)}
+
+
+def _mcc(table: Array) -> float:
+    """Return Matthews correlation coefficient; zero if either column is constant, as in scikit-learn."""
+    rows, columns, total = table.sum(1), table.sum(0), table.sum()
+    scale = (total**2 - rows @ rows) * (total**2 - columns @ columns)
+    return 0.0 if scale <= 0 else float((np.trace(table) * total - rows @ columns) / math.sqrt(scale))
+
+
+def _brier(truth: Array, likely: Array) -> float:
+    """Return scikit-learn's ``brier_score_loss``: of the second of two classes, of more the sum over all of them."""
+    wrong = (likely - np.eye(likely.shape[1])[truth]) ** 2
+    return float(np.mean(wrong[:, 1] if likely.shape[1] == 2 else wrong.sum(1)))
+
+
+def calibration_error(right: Array, confidence: Array, bins: int = BINS) -> float:
+    """Return the expected calibration error: mean distance of confidence and share of right answers, over bins.
+
+    Examples:
+        >>> calibration_error(np.array([True, False]), np.array([0.75, 0.75]))
+        0.25
+    """
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    apart = np.bincount(place, weights=right.astype(float) - confidence, minlength=bins)
+    return float(np.abs(apart).sum() / len(right))
+
+
+def _one_against_rest(truth: Array, likely: Array, area: Any) -> float:
+    """Return the area of the second of two classes; of more, its mean over the classes that occur."""
+    present = np.unique(truth)
+    if len(present) < 2:
+        return math.nan
+    if likely.shape[1] == 2:
+        return float(area(truth[:, None] == 1, likely[:, 1:])[0])
+    return _mean(area(truth[:, None] == present[None, :], likely[:, present]))
+
+
+def _areas(mine: Array, scores: Array) -> Array:
+    """Return scikit-learn's ``roc_auc_score`` of each column by ranks (Mann-Whitney, ties halved)."""
+    from scipy.stats import rankdata
+
+    hits = mine.sum(0).astype(float)
+    ranks = (rankdata(scores, axis=0) * mine).sum(0)
+    return _over(ranks - hits * (hits + 1) / 2, hits * (len(mine) - hits))
+
+
+def _precisions(mine: Array, scores: Array) -> Array:
+    """Return scikit-learn's ``average_precision_score`` of each column: equal scores are answered together."""
+    order = np.argsort(-scores, axis=0, kind="stable")
+    hit, score = (np.take_along_axis(part, order, axis=0) for part in (mine.astype(float), scores))
+    caught = hit.cumsum(0)
+    last = np.vstack([score[1:] != score[:-1], np.ones((1, score.shape[1]), dtype=bool)])
+    precision = caught / np.arange(1, len(mine) + 1)[:, None]
+    areas = []
+    for column in range(scores.shape[1]):
+        ends = last[:, column]
+        gained = np.diff(caught[ends, column], prepend=0.0)
+        areas.append(float((gained * precision[ends, column]).sum()))
+    return _over(np.array(areas), mine.sum(0).astype(float))
+
+
+def _labels(outcomes: Outcomes) -> dict[str, float]:
+    truth, guess, likely = outcomes.truth, outcomes.guess, outcomes.probabilities
+    finite = bool(np.isfinite(likely).all())
+    blank = np.full(truth.shape[1], math.nan)
+    mixed = np.ptp(truth, axis=0) > 0 if finite else np.zeros(truth.shape[1], dtype=bool)
+    areas, precisions = (
+        np.where(mixed, area(truth > 0, likely), math.nan) if finite else blank for area in (_areas, _precisions)
+    )
+    metrics = {
+        "accuracy": float(np.mean((truth == guess).all(axis=1))),
+        "label_accuracy": float(np.mean(truth == guess)),
+        "roc_auc": _mean(areas),
+        "pr_auc": _mean(precisions),
+        "brier": float(np.mean((likely - truth) ** 2)) if finite else math.nan,
+        "calibration_error": calibration_error((truth > 0).ravel(), likely.ravel()) if finite else math.nan,
+        "log_loss": float(np.mean(outcomes.losses)),
+    }
+    for place, name in enumerate(outcomes.labels):
+        metrics |= {f"roc_auc[{name}]": float(areas[place]), f"pr_auc[{name}]": float(precisions[place])}
+    return metrics
+
+
+def _numbers(truth: Array, guess: Array) -> dict[str, float]:
+    """Return mean absolute error, root mean squared error, R2 (of several columns: their mean) and bias."""
+    wrong = (guess - truth).reshape(len(truth), -1)
+    spread = ((truth - truth.mean(0)) ** 2).reshape(len(truth), -1).sum(0)
+    explained = np.where(spread > 0, 1 - _over((wrong**2).sum(0), spread), math.nan)
+    return {
+        "mae": float(np.mean(np.abs(wrong))),
+        "rmse": float(np.mean(np.sqrt(np.mean(wrong**2, axis=0)))),
+        "r2": _mean(explained),
+        "bias": float(np.mean(wrong)),
+    }
+
+
+def _tokens(outcomes: Outcomes) -> dict[str, float]:
+    total = float(outcomes.tokens.sum())
+    if not total:
+        return dict.fromkeys(("log_loss", "perplexity", "token_accuracy"), math.nan)
+    loss = float(outcomes.losses.sum() / total)
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    return {"log_loss": loss, "perplexity": perplexity, "token_accuracy": float(outcomes.guess.sum() / total)}
+
+
+def _over(parts: Array, whole: Array) -> Array:
+    """Return a quotient, NaN where nothing is counted."""
+    share: Array = np.full(np.shape(whole), math.nan)
+    np.divide(parts, whole, out=share, where=np.asarray(whole) > 0)
+    return share
+
+
+def _mean(numbers: Array) -> float:
+    """Return the mean of what is defined; NaN if nothing is."""
+    defined = numbers[~np.isnan(numbers)]
+    return float(defined.mean()) if len(defined) else math.nan
+
+
+def losses_of(truth: Array, likely: Array) -> Array:
+    """Return ``-log`` of the probability of each record's class.
+
+    Examples:
+        >>> losses_of(np.array([1]), np.array([[0.5, 0.5]])).round(3)
+        array([0.693])
+    """
+    chosen: Array = np.clip(likely[np.arange(len(truth)), truth], _LEAST, None)
+    return np.asarray(-np.log(chosen))
+
+
+__all__ = ["CLASSES", "Outcomes", "by_group", "calibration_error", "losses_of", "values"]

@@ -1,0 +1,181 @@
+"""Computes intervals of rates per group (false positives among the negatives, and so on) and of gaps between groups.
+
+A rate of one model on held-out records is a share of a countable number of them, so its interval is Wilson's and that
+of a difference is Newcombe's (1998, method 10). They hold the chance of the held-out records, not that of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from evenhand._numbers import bare_percent, count
+from evenhand.reporting.group_metrics import Estimate, wilson
+from evenhand.reporting.metrics import METRICS, by_group
+from evenhand.reporting.page import Bullets, Notes, Section, Table, Words
+from evenhand.reporting.uncertainty import FEWEST
+
+RATES = ("accuracy", "selection_rate", "tpr", "fpr", "tnr", "precision")
+_DISPARITIES = {
+    "demographic_parity": ("selection_rate",),
+    "equalized_odds": ("tpr", "fpr"),
+    "equal_opportunity": ("tpr",),
+}
+
+
+def per_group(row: Mapping[str, Any], *, level: float = 0.95) -> dict[str, dict[str, Estimate]]:
+    """Return the rates of one line of metrics.jsonl with their intervals: rate -> group -> estimate.
+
+    ``count`` is the number of records that the rate is a share of. Rates other than accuracy are shares of records only
+    where there are two classes; of more classes they are means, and left out here.
+
+    Examples:
+        >>> row = {"groups": {"a": 0.5}, "group_records": {"a": 40},
+        ...        "group_metrics": {"fpr": {"a": 0.25}, "base_rate": {"a": 0.5}}}
+        >>> per_group(row)["fpr"]["a"].count, round(per_group(row)["fpr"]["a"].high, 3)
+        (20, 0.469)
+    """
+    records = row.get("group_records", {})
+    positive, selected = by_group(row, "base_rate"), by_group(row, "selection_rate")
+    rates: dict[str, dict[str, Estimate]] = {}
+    for name in RATES if positive else RATES[:1]:
+        rates[name] = {}
+        for group, share in by_group(row, name).items():
+            whole = {"tpr": positive, "precision": selected}.get(name, {}).get(group, 1.0)
+            whole = 1 - positive[group] if name in ("fpr", "tnr") else whole
+            counted = round(records.get(group, 0) * whole)
+            if counted:
+                rates[name][group] = Estimate(share, *wilson(share, counted, level=level), counted)
+    return rates
+
+
+def difference(left: Estimate, right: Estimate) -> Estimate:
+    """Return ``left - right`` of two rates with intervals, by Newcombe's method.
+
+    Examples:
+        >>> rates = [Estimate(share, *wilson(share, count), count) for share, count in ((56 / 70, 70), (48 / 80, 80))]
+        >>> apart = difference(*rates)
+        >>> round(apart.value, 4), round(apart.low, 4), round(apart.high, 4)  # Newcombe 1998: 0.0524 to 0.3339
+        (0.2, 0.0524, 0.3339)
+    """
+    apart = left.value - right.value
+    below = math.hypot(left.value - left.low, right.high - right.value)
+    above = math.hypot(left.high - left.value, right.value - right.low)
+    return Estimate(apart, max(-1.0, apart - below), min(1.0, apart + above), min(left.count, right.count))
+
+
+def gaps(row: Mapping[str, Any], *, level: float = 0.95, fewest: int = 1) -> dict[str, Estimate]:
+    """Return how far apart groups are in each rate, and in parity and odds: largest minus smallest, with intervals.
+
+    Guarantee:
+        The true gap lies in the interval with probability of about ``level`` at least: each pair of groups has one
+        at ``1 - (1 - level) / pairs``, and the gap is at least the largest lower end and at most the largest upper end.
+        Small groups make it wide; those whose rate counts fewer than ``fewest`` records are left out.
+
+    Examples:
+        >>> row = {"groups": {"a": 0.9, "b": 0.5}, "group_records": {"a": 400, "b": 400}}
+        >>> gap = gaps(row)["accuracy_difference"]
+        >>> round(gap.low, 2), round(gap.high, 2)
+        (0.34, 0.46)
+    """
+    groups = len(row.get("group_records", {}))
+    if groups < 2:
+        return {}
+    pairs = groups * (groups - 1) / 2
+    single, double = (
+        {
+            name: {group: rate for group, rate in part.items() if rate.count >= fewest}
+            for name, part in per_group(row, level=1 - (1 - level) / (pairs * times)).items()
+        }
+        for times in (1, 2)
+    )
+    wide = {f"{name}_difference": _widest(part) for name, part in single.items() if len(part) > 1}
+    for name, rates in _DISPARITIES.items():
+        known = [(double if len(rates) > 1 else single).get(rate, {}) for rate in rates]
+        if all(len(part) > 1 for part in known):
+            parts = [_widest(part) for part in known]
+            wide[f"{name}_difference"] = _largest(parts)
+    return wide
+
+
+def _widest(rates: Mapping[str, Estimate]) -> Estimate:
+    """Return largest minus smallest rate, with an interval from those of all pairs."""
+    every = [difference(rates[one], rates[other]) for one, other in permutations(rates, 2)]
+    return _largest([*every, Estimate(0.0, 0.0, 0.0, every[0].count)])
+
+
+def _largest(parts: Sequence[Estimate]) -> Estimate:
+    """Return the largest of several values, and of each end."""
+    return Estimate(
+        value=max(part.value for part in parts),
+        low=max(part.low for part in parts),
+        high=max(part.high for part in parts),
+        count=min(part.count for part in parts),
+    )
+
+
+def columns(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the ends of all intervals by name: ``fpr_low[<group>]``, ``fpr_difference_low`` and so on.
+
+    Examples:
+        >>> ends = columns({"groups": {"a": 0.9, "b": 0.5}, "group_records": {"a": 400, "b": 400}})
+        >>> sorted(ends)[:2], round(ends["accuracy_difference_low"], 2)
+        (['accuracy_difference_high', 'accuracy_difference_low'], 0.34)
+    """
+    ends: dict[str, float] = {}
+    for name, gap in gaps(row).items():
+        ends |= {f"{name}_low": gap.low, f"{name}_high": gap.high}
+    for name, estimates in per_group(row).items():
+        for group, rate in estimates.items():
+            ends |= {f"{name}_low[{group}]": rate.low, f"{name}_high[{group}]": rate.high}
+    return ends
+
+
+_SHOWN = ("selection_rate", "fpr", "tpr", "tnr", "precision")
+
+
+def section(row: Mapping[str, Any]) -> Section | None:
+    """Return the part of a page on errors of both kinds by group; None unless there are two classes and two groups.
+
+    Examples:
+        >>> row = {"group_records": {"a": 80, "b": 80}, "group_metrics": {
+        ...     "base_rate": {"a": 0.5, "b": 0.5}, "fpr": {"a": 0.5, "b": 0.1}}}
+        >>> section(row).blocks[1].lines[0].text
+        'False positive rate: groups are 40.0 points apart, 95 % interval 20.3 to 56.0.'
+    """
+    estimates = per_group(row)
+    if "base_rate" not in row.get("group_metrics", {}) or len(row.get("group_records", {})) < 2:
+        return None
+    head = ["group", *(METRICS[name].words.split(":")[0] + ", %" for name in _SHOWN)]
+    cells = [[group, *(_cell(estimates.get(name, {}).get(group)) for name in _SHOWN)] for group in row["group_records"]]
+    wide = {name: gap for name, gap in gaps(row, fewest=FEWEST).items() if name.removesuffix("_difference") in _SHOWN}
+    lines = [
+        Words(
+            f"{_title(name)}: groups are {bare_percent(gap.value)} points apart, 95 % interval "
+            f"{bare_percent(gap.low)} to {bare_percent(gap.high)}."
+        )
+        for name, gap in wide.items()
+    ]
+    remarks = [
+        f"In brackets: 95 % interval (Wilson), and the records that the rate is a share of; fewer than {FEWEST} are "
+        "too few to tell. Intervals of gaps (Newcombe) hold for all pairs of groups together, without such groups.",
+        "They hold the chance of the held-out records, which the privacy promise does not cover, not that of training.",
+    ]
+    intro = Words(
+        "Who is selected, and who is wrongly selected or wrongly left out: rates of the second class by group."
+    )
+    return Section("Errors per group", [intro, Bullets(lines), Table(head, cells, folded=False), Notes(remarks)])
+
+
+def _title(name: str) -> str:
+    words = METRICS[name.removesuffix("_difference")].words.split(":")[0]
+    return words[:1].upper() + words[1:]
+
+
+def _cell(rate: Estimate | None) -> str:
+    if rate is None or rate.count < FEWEST:
+        return "too few to tell"
+    ends = f"{bare_percent(rate.low)}\u2013{bare_percent(rate.high)}"
+    return f"{bare_percent(rate.value)} ({ends}, {count(rate.count)})"
