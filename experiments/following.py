@@ -11,6 +11,7 @@ from typing import Any
 
 import plotting
 import torch
+from seed_intervals import over_seeds
 from torch import nn
 
 import evenhand as eh
@@ -18,7 +19,6 @@ from evenhand.accounting.plan import Plan
 from evenhand.data import Data
 from evenhand.reporting.charts import lines
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.reporting.intervals import over_seeds
 from evenhand.reporting.text import unmarked
 from evenhand.training.optimizers import Schedule
 from evenhand.training.private import Private

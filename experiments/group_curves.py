@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from following import DIGITS, command, curve, drawn, followed, table, words
+from seed_intervals import over_seeds
 from torch import Tensor, nn
 
 import evenhand as eh
@@ -29,7 +30,6 @@ from evenhand.gradients import per_sample
 from evenhand.methods import catalogue, registry
 from evenhand.methods.rules import GroupClip
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.reporting.intervals import over_seeds
 from evenhand.training.private import Private
 from evenhand.types import Facts, State
 

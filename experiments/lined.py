@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evenhand.reporting.intervals import over_seeds
+from seed_intervals import over_seeds
 
 Row = dict[str, Any]
 

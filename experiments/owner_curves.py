@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from following import DIGITS, RESULTS, Curve, command, curve, drawn, followed, table, words
+from seed_intervals import over_seeds
 from torch import nn
 
 from evenhand.comparison import declared_claims, sweep, tuning
 from evenhand.data import Data
 from evenhand.errors import UsageError
-from evenhand.reporting.intervals import over_seeds
 from evenhand.training import evaluate
 from evenhand.training.config import Config
 from evenhand.training.from_config import planned, read_budgets

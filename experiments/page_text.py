@@ -213,8 +213,9 @@ def _failures(table: Mapping[str, Any]) -> list[str]:
 
 
 def _worst_owner(entry: Mapping[str, Any]) -> dict[str, float | None] | None:
+    from seed_intervals import over_seeds
+
     from evenhand.comparison import declared_claims
-    from evenhand.reporting.intervals import over_seeds
 
     found = over_seeds(list(declared_claims.series("worst_owner", judging.rows(entry)).values()), low=0, high=100)
     if not found.measured:

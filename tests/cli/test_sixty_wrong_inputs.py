@@ -64,7 +64,7 @@ changed("model file missing", "--model", "nets.py:small", "There is no model fil
 changed("factory missing", "--model", "own.py:small", "has no function 'small'")
 changed("model without factory", "--model", "own.py", "file.py:factory")
 changed("unknown model", "--model", "mpl", "Did you mean 'mlp'")
-changed("too few outputs", "--model", "own.py:one_output", "one output per label")
+changed("too many outputs", "--model", "own.py:three_outputs", "output")
 changed("wrong input width", "--model", "own.py:wide", "inputs of shape (3,)")
 changed("model for pictures", "--model", "cnn", "picture")
 changed("device not there", "--device", "cuda", "--device cpu")
@@ -135,7 +135,7 @@ def project(tmp_path: Path, finished: Path) -> Path:
     (tmp_path / "broken.toml").write_text("epochs = = 3\n")
     (tmp_path / "key.toml").write_text(TOML.replace("epochs", "epoch"))
     (tmp_path / "own.py").write_text(
-        "import torch\ndef one_output(facts): return torch.nn.Linear(3, 1)\n"
+        "import torch\ndef three_outputs(facts): return torch.nn.Linear(3, 3)\n"
         "def wide(facts): return torch.nn.Linear(99, 2)\n"
     )
     return tmp_path
@@ -195,7 +195,7 @@ CALLS |= {
     "ragged features": (lambda out: fitted(out, ([[1.0], [1.0, 2.0]] * 30, Y)), "rows of different length"),
     "no records": (lambda out: fitted(out, (X[:0], Y[:0])), "no records"),
     "wrong input width": (lambda out: fitted(out, (X, Y), net(inputs=7)), "inputs of shape (4,)"),
-    "one output": (lambda out: fitted(out, (X, Y), net(outputs=1)), "output"),
+    "one output": (lambda out: fitted(out, (X, np.arange(60) % 3), net(outputs=1)), "output"),
     "too few outputs": (lambda out: fitted(out, (X, np.arange(60) % 5), net(outputs=3)), "output"),
     "three dimensions": (lambda out: fitted(out, (X.reshape(60, 2, 2), Y)), "inputs of shape (2, 2)"),
     "a DataLoader": (

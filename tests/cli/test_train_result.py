@@ -24,7 +24,7 @@ STATEMENT = {
 
 def figures(accuracy: float | None = 0.8, majority: float | None = 0.5, **groups: tuple[float, int]) -> dict[str, Any]:
     from evenhand.reporting.group_metrics import wilson
-    from evenhand.reporting.single_run import worst_group
+    from evenhand.reporting.run_findings import worst_group
 
     return {
         "accuracy": accuracy,

@@ -18,7 +18,7 @@ from sklearn import metrics as sk
 
 import evenhand as eh
 from commands import result
-from evenhand.reporting import rates
+from evenhand.reporting import run_findings
 from evenhand.reporting.group_metrics import measure
 from evenhand.training import evaluate
 from evenhand.training.config import from_toml
@@ -124,9 +124,9 @@ def test_the_false_positive_gap_of_compas_is_measured_with_intervals(tmp_path: P
     black, white = "African-American", "Caucasian"
     assert last[f"fpr[{black}]"] > 1.5 * last[f"fpr[{white}]"]
     assert last[f"fpr_low[{black}]"] > last[f"fpr_high[{white}]"]
-    estimates = rates.per_group(run.evaluations[-1])["fpr"]
+    estimates = run_findings.per_group(run.evaluations[-1])["fpr"]
     assert estimates[black].count == ((groups == black) & (truth == 0)).sum()
-    assert rates.difference(estimates[black], estimates[white]).low > 0
+    assert run_findings.difference(estimates[black], estimates[white]).low > 0
     assert last["fpr_difference_low"] > 0
     assert list(figures["metrics"])[:2] == ["fpr", "fpr_difference"]
     assert figures["group_metrics"]["fpr"][black] == pytest.approx(last[f"fpr[{black}]"])

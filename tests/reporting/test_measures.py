@@ -16,7 +16,6 @@ import evenhand as eh
 from evenhand.data import Data
 from evenhand.errors import DataError
 from evenhand.reporting.group_metrics import across, measure
-from evenhand.reporting.intervals import bootstrap, over_seeds, privacy_cost
 from evenhand.reporting.run_page import initial_drops
 from evenhand.runs.folder import Folder
 from evenhand.training import evaluate
@@ -86,33 +85,6 @@ def test_a_constant_or_broken_model_gives_plain_json(tiny: Data) -> None:
     assert row["log_loss"] is None
     assert row["mcc"] == 0.0
     assert set(row["owners"]) == {"x", "y"}
-
-
-def test_bootstrap_is_seeded_fast_and_covers() -> None:
-    rng = np.random.default_rng(0)
-    groups = ["a"] * 200 + ["b"] * 40
-    rates = np.where(np.array(groups) == "a", 0.9, 0.6)
-    inside = dict.fromkeys(("accuracy", "accuracy[b]", "accuracy_difference"), 0)
-    for trial in range(200):
-        truth = rng.integers(0, 3, 240)
-        guess = np.where(rng.random(240) < rates, truth, (truth + 1) % 3)
-        found = bootstrap(truth, guess, groups, seed=trial, resamples=500)
-        for name, value in (("accuracy", 0.85), ("accuracy[b]", 0.6), ("accuracy_difference", 0.3)):
-            inside[name] += found[name].low <= value <= found[name].high
-    assert min(inside.values()) >= 178, inside
-    assert bootstrap(truth, guess, groups, seed=3) == bootstrap(truth, guess, groups, seed=3)
-    assert found["accuracy[b]"].count == 40
-
-
-def test_intervals_over_seeds() -> None:
-    found = over_seeds([0.1, 0.2, 0.3, math.nan])
-    assert (found.count, found.value) == (3, pytest.approx(0.2))
-    assert found.high - found.value == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-5)
-    assert over_seeds([]).count == 0
-    assert over_seeds([0.0, 1.0], low=0, high=1).low == 0
-    cost = privacy_cost({0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.5, 1: 0.4})
-    assert (cost.value, cost.count) == (pytest.approx(40), 2)
-    assert cost.high - cost.low == pytest.approx(0, abs=1e-9)
 
 
 def curves(overall: list[float], **groups: list[float]) -> list[dict]:

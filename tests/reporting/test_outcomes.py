@@ -11,7 +11,7 @@ from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 
 from evenhand.errors import EvenhandError
-from evenhand.reporting import metrics, rates
+from evenhand.reporting import metrics, run_findings
 from evenhand.reporting.group_metrics import measure, measure_outcomes
 from evenhand.reporting.outcomes import BINS, Outcomes, by_group, losses_of, values
 
@@ -139,7 +139,7 @@ def test_the_interval_of_a_gap_covers() -> None:
     for _ in range(400):
         shares = rng.binomial(sizes, true) / sizes
         row = {"groups": dict(zip("abcd", shares, strict=True)), "group_records": dict(zip("abcd", sizes, strict=True))}
-        gap = rates.gaps(row)["accuracy_difference"]
+        gap = run_findings.gaps(row)["accuracy_difference"]
         inside += gap.low <= 0.3 <= gap.high
         lower += gap.low > 0
     assert inside >= 372  # 95 % of 400, less 2.3 standard deviations

@@ -46,10 +46,12 @@ def lines(
       words: the file with the statement in words.
       page: where the report is.
     """
-    from evenhand.reporting.single_run import against_majority
+    from evenhand.reporting.run_findings import against_majority
 
     warning = against_majority(figures["accuracy"], figures["majority"], figures["records"])
-    asked = [f"{name} {value:.4g}" for name in figures["first"] if (value := figures["metrics"][name]) is not None]
+    asked = [
+        f"{name} {value:.4g}" for name in figures.get("first", ()) if (value := figures["metrics"][name]) is not None
+    ]
     head = [
         *([] if warning is None else [warning]),
         *([", ".join(asked)] if asked else []),
@@ -71,7 +73,7 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
     """
     from evenhand.reporting import metrics
     from evenhand.reporting.group_metrics import wilson
-    from evenhand.reporting.single_run import worst_group
+    from evenhand.reporting.run_findings import worst_group
     from evenhand.runs import statement_files
 
     last = finished.folder.last_evaluation() or {}
@@ -139,7 +141,7 @@ def _accuracy(figures: Mapping[str, Any]) -> str:
 
 def _worst(figures: Mapping[str, Any]) -> list[str]:
     """Return the group served worst with its records and interval, if it may be named."""
-    from evenhand.reporting.single_run import NO_WORST, named
+    from evenhand.reporting.run_findings import NO_WORST, named
 
     groups, name = figures["groups"], figures["worst_group"]
     measured = [group["accuracy"] for group in groups.values() if group["accuracy"] is not None]

@@ -95,8 +95,9 @@ def _unit(metric: str) -> float:
 def chance(measure: str, rows: Rows, split: Split, reference: Rows | None = None) -> float:
     """Return the variance in points squared that the held-out records alone give the mean of ``series``.
 
-    It is 0 where the number of records is not known, and of metrics for which no formula is at hand. Of balanced accuracy and the area under the curve it is
-    approximate: the smaller side is taken to hold all records that are not of the most common label.
+    It is 0 where the number of records is not known, and of metrics for which no formula is at hand. Of balanced
+    accuracy and the area under the curve it is approximate: the smaller side is taken to hold all records that are not
+    of the most common label.
 
     Examples:
       >>> rows = {seed: {"accuracy": 0.8, "records": 100} for seed in range(3)}

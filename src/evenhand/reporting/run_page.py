@@ -22,7 +22,7 @@ from evenhand._numbers import (
     rounded_up,
     spent_range,
 )
-from evenhand.reporting import rates
+from evenhand.reporting import run_findings
 from evenhand.reporting.charts import LABELLED, bars, lines
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.page import (
@@ -37,7 +37,7 @@ from evenhand.reporting.page import (
     facts_and_commands,
     figure,
 )
-from evenhand.reporting.single_run import against_majority, worst_group
+from evenhand.reporting.run_findings import against_majority, worst_group
 from evenhand.reporting.text import label, listed
 
 _OWNERS = 60  # owners that are drawn, lowest first
@@ -239,20 +239,7 @@ def _groups(data: ReportData) -> Section:
 
 def _metrics(data: ReportData) -> Section | None:
     """Return every further metric of every group as one table."""
-    columns = {name: values for name, values in data.metrics.items() if any(v is not None for v in values.values())}
-    if not columns or not data.groups:
-        return None
-    cells = [
-        [name, count(data.groups[name].count), *(_figure(values.get(name)) for values in columns.values())]
-        for name in data.ranked
-    ]
-    head = ["group", "records", *(name.replace("_", " ") for name in columns)]
-    note = "Measured on held-out records; a cell is empty where the metric is undefined for the group."
-    return Section("Every metric per group", [Table(head, cells, note, folded=False)])
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None or not math.isfinite(value) else f"{value:.3f}"
+    return run_findings.metrics_section(data.metrics, data.groups, data.ranked)
 
 
 def _owners(data: ReportData) -> Section | None:
@@ -364,7 +351,7 @@ def _statement(data: ReportData) -> Section:
 
 def _rates(data: ReportData) -> Section | None:
     """Return errors of both kinds by group, after the last evaluation."""
-    return rates.section(data.curves[-1]) if data.curves else None
+    return run_findings.section(data.curves[-1]) if data.curves else None
 
 
 _SECTIONS = (_groups, _metrics, _rates, _owners, _curves, _spending, _statement)

@@ -66,7 +66,7 @@ def over_replicas(
         >>> round(many.low, 3), round(many.high, 3)
         (0.733, 0.865)
     """
-    known = [float(value) for value in values if math.isfinite(value)]
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
     if not known or records < 1:
         return Estimate(math.nan, math.nan, math.nan, 0)
     spread = _spread(known, share_variance(_mean(known), records), split)
@@ -102,7 +102,7 @@ def of_values(
         >>> cost.value, round(cost.low, 1), round(cost.high, 1)
         (5.0, 2.6, 7.4)
     """
-    known = [float(value) for value in values if math.isfinite(value)]
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
     if not known:
         return Estimate(math.nan, math.nan, math.nan, 0)
     spread = _spread(known, chance, split)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from evenhand.reporting.group_metrics import GroupFrame, Measures, estimate, mea
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
 from evenhand.reporting.outcomes import Outcomes, by_group, values
 from evenhand.types import Facts
+
+if TYPE_CHECKING:
+    from evenhand.data import Declaration
 
 CHUNK = 1024
 OWNERS = 1000
@@ -311,3 +314,25 @@ def _numeric(inputs: Any) -> Any:
     if array.dtype.kind not in "fiub" or array.ndim < 2:
         raise UsageError("Pass one row of numbers per record: a rectangular array, or the columns that were declared.")
     return array.astype(np.float32) if array.dtype.kind in "fb" else array
+
+
+def name_scores(outputs: Tensor, declared: Declaration, model: nn.Module) -> Predictions:
+    """Return the predictions that a model's outputs stand for, in the words of the declared target.
+
+    Raises:
+      UsageError: the model has another number of outputs than there are labels.
+    """
+    kind = NUMBERS if declared.target is not None else LABELS if declared.several else CLASSES
+    scores = scores_of(outputs, kind, model)
+    if declared.target is not None:
+        numbers = declared.target.decode(scores.reshape(len(outputs)).numpy())
+        return Predictions((), [f"{number:.6g}" for number in numbers], [[] for _ in numbers])
+    names = tuple(declared.several or declared.labels)
+    if scores.ndim != 2 or scores.shape[1] != len(names):
+        raise UsageError("The model does not give one output per label: pass the architecture that was trained.")
+    if declared.several:
+        likely = scores.sigmoid().tolist()
+        chosen = ["; ".join(name for name, share in zip(names, row, strict=True) if share > 0.5) for row in likely]
+        return Predictions(names, chosen, likely)
+    shares = scores.softmax(-1)
+    return Predictions(names, [names[place] for place in shares.argmax(1).tolist()], shares.tolist())

@@ -13,8 +13,8 @@ from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.reporting import group_metrics, model_card, rates, run_page, single_run
-from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, differences, disparities, sentence
+from evenhand.reporting import group_metrics, model_card, run_findings, run_page
+from evenhand.reporting.metrics import ORDINAL, differences, disparities, sentence
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
@@ -246,7 +246,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
         columns |= differences(name, part.values())
         columns |= {f"{name}[{group}]": value for group, value in part.items()}
     columns |= disparities(parts)
-    columns |= rates.columns(row)
+    columns |= run_findings.columns(row)
     for key, name in (
         ("group_records", "records"),
         ("owners", "owner_accuracy"),
@@ -292,9 +292,9 @@ def _report(
     counted, owners = statement["mechanism"]["steps_counted"], statement["owners"]
     shown = owner_classes.chosen_few([row["epsilon"] for row in owners])
     column = folder.group_column()
-    frame = group_metrics.GroupFrame(frame.overall, single_run.with_column(frame.by_group, column))
-    metrics = [{**row, "groups": single_run.with_column(row.get("groups", {}), column)} for row in metrics]
-    by_metric = {name: single_run.with_column(of, column) for name, of in last.get("group_metrics", {}).items()}
+    frame = group_metrics.GroupFrame(frame.overall, run_findings.with_column(frame.by_group, column))
+    metrics = [{**row, "groups": run_findings.with_column(row.get("groups", {}), column)} for row in metrics]
+    by_metric = {name: run_findings.with_column(of, column) for name, of in last.get("group_metrics", {}).items()}
     return run_page.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
         headline=_headline(last, frame),
@@ -453,7 +453,7 @@ def predict(
 
     from evenhand.data import Table, from_frame
     from evenhand.models.features import extract
-    from evenhand.training.evaluate import Predictions
+    from evenhand.training.evaluate import name_scores
 
     known = preprocessing(path)
     inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
@@ -462,25 +462,6 @@ def predict(
         inputs = extract(config.features_named, inputs)
     trained = load(path, model=model).model.eval()
     device = next(trained.parameters()).device
-    from evenhand.training.evaluate import scores_of
-
-    kind = NUMBERS if known.target is not None else LABELS if known.several else CLASSES
     with torch.no_grad():
         parts = [trained(rows.to(device)).double().cpu() for rows in torch.split(inputs, 1024)]
-    scores = scores_of(torch.cat(parts), kind, trained)
-    if known.target is not None:
-        numbers = known.target.decode(scores.reshape(len(inputs)).numpy())
-        return Predictions((), [f"{number:.6g}" for number in numbers], [[] for _ in numbers])
-    names = known.several or known.labels
-    if scores.ndim != 2 or scores.shape[1] != len(names):
-        raise UsageError("The model does not give one output per label: pass the architecture that was trained.")
-    if known.several:
-        likely = scores.sigmoid().tolist()
-        chosen = ["; ".join(name for name, share in zip(names, row, strict=True) if share > 0.5) for row in likely]
-        return Predictions(tuple(names), chosen, likely)
-    scores = scores.softmax(-1)
-    return Predictions(
-        labels=tuple(known.labels),
-        predicted=[known.labels[place] for place in scores.argmax(1).tolist()],
-        probabilities=scores.tolist(),
-    )
+    return name_scores(torch.cat(parts), known, trained)
