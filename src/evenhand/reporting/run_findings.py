@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from evenhand._numbers import bare_percent, count, percent
 from evenhand.reporting.group_metrics import Estimate, wilson
-from evenhand.reporting.metrics import METRICS, by_group
+from evenhand.reporting.metrics import METRICS, by_group, differences, disparities
 from evenhand.reporting.page import Bullets, Notes, Section, Table, Words
 from evenhand.reporting.uncertainty import FEWEST, Split, named_group
 
@@ -262,3 +262,34 @@ def metrics_section(
 
 def _figure(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+_WHICH = ("segment", "weights")
+"""What of an evaluation is no metric: it says which weights were measured."""
+
+
+def flatten_evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one evaluation as a flat dict, with differences between groups added.
+
+    Examples:
+      >>> flatten_evaluation({"step": 1, "accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}})["accuracy[b]"]
+      0.5
+    """
+    flat: dict[str, Any] = {
+        key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
+    }
+    flat |= row.get("metrics", {})
+    parts = {"accuracy": row.get("groups", {}), "log_loss": row.get("group_log_loss", {})}
+    parts = {name: part for name, part in parts.items() if part} | row.get("group_metrics", {})
+    for name, part in parts.items():
+        flat |= differences(name, part.values())
+        flat |= {f"{name}[{group}]": value for group, value in part.items()}
+    flat |= disparities(parts)
+    flat |= columns(row)
+    for key, name in (
+        ("group_records", "records"),
+        ("owners", "owner_accuracy"),
+        ("owner_records", "owner_records"),
+    ):
+        flat |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
+    return flat

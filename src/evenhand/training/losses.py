@@ -208,6 +208,8 @@ def default_loss(data: Data, model: nn.Module | None = None) -> Loss:
     if targets.is_floating_point():
         return Binary() if targets.dim() == 2 and data.facts.labels else MeanSquared()
     if model is not None and targets.dim() == 1 and _single(model, inputs):
+        if (labels := len(data.facts.labels)) > 2:
+            raise UsageError(f"The model has one output, and there are {labels} labels: give it one output per label.")
         return Binary()
     return CrossEntropy()
 

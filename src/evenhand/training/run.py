@@ -14,7 +14,7 @@ from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.reporting import group_metrics, model_card, run_findings, run_page
-from evenhand.reporting.metrics import ORDINAL, differences, disparities, sentence
+from evenhand.reporting.metrics import ORDINAL, sentence
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
@@ -121,7 +121,7 @@ class Run:
         """
         import pandas
 
-        rows = [flat(row) for row in self.evaluations]
+        rows = [run_findings.flatten_evaluation(row) for row in self.evaluations]
         return pandas.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)) or ["step"])
 
     @property
@@ -217,8 +217,6 @@ class Run:
             )
 
 
-_WHICH = ("segment", "weights")
-"""What of an evaluation is no metric: it says which weights were measured."""
 _FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss", "rank_mae")
 
 
@@ -227,33 +225,6 @@ def _further(last: Mapping[str, Any]) -> dict[str, float | None]:
     if last.get("targets") in (None, ORDINAL):
         return {name: last[name] for name in _FURTHER if name in last}
     return {name: value for name, value in last["metrics"].items() if name != "accuracy"}
-
-
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one evaluation as a flat dict, with differences between groups added.
-
-    Examples:
-      >>> flat({"step": 1, "accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}})["accuracy[b]"]
-      0.5
-    """
-    columns: dict[str, Any] = {
-        key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
-    }
-    columns |= row.get("metrics", {})
-    parts = {"accuracy": row.get("groups", {}), "log_loss": row.get("group_log_loss", {})}
-    parts = {name: part for name, part in parts.items() if part} | row.get("group_metrics", {})
-    for name, part in parts.items():
-        columns |= differences(name, part.values())
-        columns |= {f"{name}[{group}]": value for group, value in part.items()}
-    columns |= disparities(parts)
-    columns |= run_findings.columns(row)
-    for key, name in (
-        ("group_records", "records"),
-        ("owners", "owner_accuracy"),
-        ("owner_records", "owner_records"),
-    ):
-        columns |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
-    return columns
 
 
 def _recorded(last: Mapping[str, Any]) -> group_metrics.GroupFrame:
