@@ -154,3 +154,14 @@ def test_names_of_metrics() -> None:
         metrics.listed(" , ")
     assert not metrics.higher_is_better("brier")
     assert metrics.higher_is_better("demographic_parity_ratio")
+
+
+def test_metrics_of_several_classes_are_undefined_where_a_group_has_one() -> None:
+    truth = np.arange(60) % 3
+    likely = np.full((60, 3), 1 / 3)
+    outcomes = Outcomes("classes", truth, (truth + (np.arange(60) < 6)) % 3, likely, classes=3)
+    of_classes = by_group(outcomes, truth, ("a", "b", "c"))
+    assert all(math.isnan(value) for name in ("mcc", "precision", "fpr") for value in of_classes[name].values())
+    assert of_classes["accuracy"] == {"a": 0.9, "b": 0.9, "c": 0.9}
+    mixed = by_group(outcomes, np.arange(60) // 30, ("first", "second"))
+    assert mixed["precision"]["second"] == 1.0

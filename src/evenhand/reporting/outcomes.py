@@ -20,6 +20,9 @@ BINS = 15
 """Of equal width, for the calibration error."""
 _LEAST = 1e-300
 
+_OF_SEVERAL = ("balanced_accuracy", "mcc", "selection_rate", "tpr", "fpr", "tnr", "precision")
+"""Metrics that say nothing of records of a single class among more than two."""
+
 
 @dataclass(frozen=True)
 class Outcomes:
@@ -92,6 +95,8 @@ def values(outcomes: Outcomes) -> dict[str, float]:
 def by_group(outcomes: Outcomes, code: Array, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """Return every metric by group: metric -> group -> value, for the groups that occur.
 
+    Where a group has one class only, as if groups are the classes, metrics that compare several classes are NaN.
+
     Args:
         outcomes: all records.
         code: the number of each record's group.
@@ -102,9 +107,17 @@ def by_group(outcomes: Outcomes, code: Array, names: tuple[str, ...]) -> dict[st
         >>> by_group(every, np.array([0, 1, 1]), ("a", "b"))["mae"]
         {'a': 0.0, 'b': 0.5}
     """
-    parts = {name: values(outcomes.take(code == place)) for place, name in enumerate(names) if (code == place).any()}
+    parts = {name: _part(outcomes.take(code == place)) for place, name in enumerate(names) if (code == place).any()}
     metrics = dict.fromkeys(metric for part in parts.values() for metric in part)
     return {metric: {name: part[metric] for name, part in parts.items() if metric in part} for metric in metrics}
+
+
+def _part(outcomes: Outcomes) -> dict[str, float]:
+    """Return the metrics of one group's records; NaN for those that one class among several leaves undefined."""
+    metrics = values(outcomes)
+    if outcomes.kind == CLASSES and outcomes.classes > 2 and len(np.unique(outcomes.truth)) == 1:
+        metrics |= {name: math.nan for name in _OF_SEVERAL if name in metrics}
+    return metrics
 
 
 def _classes(outcomes: Outcomes) -> dict[str, float]:
