@@ -235,7 +235,10 @@ def plain(words: str) -> str:
 
 
 WHOLE = Estimate(0.96, 0.94, 0.97, 450)
-TOLD = "of held-out records are answered correctly; no group can be told apart as worst: groups range from"
+TOLD = (
+    "of held-out records are answered correctly; no group can be told apart as worst: groups of 20 records or more "
+    "range from"
+)
 WHY = "correct."
 
 

@@ -141,15 +141,14 @@ def _accuracy(figures: Mapping[str, Any]) -> str:
 
 def _worst(figures: Mapping[str, Any]) -> list[str]:
     """Return the group served worst with its records and interval, if it may be named."""
-    from evenhand.reporting.run_findings import NO_WORST, named
+    from evenhand.reporting.run_findings import NO_WORST, named, span_of_large
 
     groups, name = figures["groups"], figures["worst_group"]
-    measured = [group["accuracy"] for group in groups.values() if group["accuracy"] is not None]
+    measured = [(group["accuracy"], group["n"]) for group in groups.values() if group["accuracy"] is not None]
     if len(measured) < 2:
         return []
     if name is None:
-        span = f"{percent(min(measured))} to {percent(max(measured))}"
-        return [f"{NO_WORST}: {len(measured)} groups, accuracy {span}; each with its interval in the report"]
+        return [f"{NO_WORST}{span_of_large(measured)}; each of the {len(measured)} is in the report with its interval"]
     group = groups[name]
     low, high = group["interval"]
     return [

@@ -293,3 +293,19 @@ def flatten_evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
     ):
         flat |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
     return flat
+
+
+def span_of_large(groups: Sequence[tuple[float, int]]) -> str:
+    """Return from what to what the groups with enough records range, as the end of a sentence; "" of fewer than two.
+
+    Args:
+        groups: share and number of records of each group.
+
+    Examples:
+        >>> span_of_large([(0.5, 100), (0.75, 40), (1.0, 1)]).replace(chr(160), " ")
+        ': groups of 20 records or more range from 50 % to 75 % correct'
+    """
+    large = [share for share, records in groups if records >= FEWEST]
+    if len(large) < 2:
+        return ""
+    return f": groups of {FEWEST} records or more range from {percent(min(large))} to {percent(max(large))} correct"

@@ -37,7 +37,7 @@ from evenhand.reporting.page import (
     facts_and_commands,
     figure,
 )
-from evenhand.reporting.run_findings import against_majority, worst_group
+from evenhand.reporting.run_findings import against_majority, span_of_large, worst_group
 from evenhand.reporting.text import label, listed
 
 _OWNERS = 60  # owners that are drawn, lowest first
@@ -157,11 +157,8 @@ def headline(overall: Estimate, groups: Mapping[str, Estimate]) -> str:
     elif len({group.value for group in measured.values()}) == 1:
         words = f"All {len(measured)} groups score the same: {whole} correct."
     elif named_worst is None:
-        low, high = (percent(end(group.value for group in measured.values())) for end in (min, max))
-        words = (
-            f"{whole} of held-out records are answered correctly; no group can be told apart as worst: groups range "
-            f"from {low} to {high} correct."
-        )
+        words = f"{whole} of held-out records are answered correctly; no group can be told apart as worst"
+        words += f"{span_of_large([(group.value, group.count) for group in measured.values()])}."
     else:
         group, subject = measured[named_worst], label(named_worst)
         words = (
