@@ -6,6 +6,7 @@ is opened, only the settings file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,5 +130,5 @@ def _exists(path: Path) -> bool:
 
 def _folder(out: Path | None) -> None:
     """Refuse a run folder that is a file."""
-    if out is not None and out.is_file():
+    if out is not None and os.path.isfile(out):
         raise UsageError(f"--out {_validate.shown(out)} is a file: name a folder that is new or empty.")

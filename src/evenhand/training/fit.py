@@ -151,9 +151,9 @@ def fit(
         chosen, promise, data=data.facts, epochs=epochs, batch_size=batch_size, allow_unproven=allow_unproven
     )
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
-    used, several = default_loss(data, model) if loss is None else losses.named(loss), views_of(augment, views)
-    ema, computing = weight_average.named(average), compute or Compute()
+    several, ema, computing = views_of(augment, views), weight_average.named(average), compute or Compute()
     with threads.suited(model, data.facts.inputs, plan.expected_batch):
+        used = default_loss(data, model) if loss is None else losses.named(loss)
         if held_out is not None:
             _check_outputs(model, held_out, used)
         torch_optimizer, schedule = descent.build(model, plan.steps)

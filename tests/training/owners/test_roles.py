@@ -31,7 +31,7 @@ def test_the_label_as_owner(labelled: tuple[dict, Path]) -> None:
     for digit, row in found["owners"].items():
         assert row["budget"] == 1 + int(digit) % 3
         assert 0.99 * row["budget"] < row["epsilon"] <= row["budget"]
-        assert row["recall"] == pytest.approx(found["groups"][digit])
+        assert row["recall"] == pytest.approx(found["group_accuracy"][digit])
     assert sum(row["records"] for row in found["owners"].values()) == 1265
     assert found["owners"]["8"]["records"] == 40
     assert json.loads((out / "plan.json").read_text())["levels"][0]["bound"] == 0.5
