@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Guarantee: TypeAlias = Literal["by construction", "proved and tested", "not established", "not private"]
 Event: TypeAlias = tuple[float, float, int]
 """(sampling rate, noise multiplier, count): ``count`` Poisson-subsampled Gaussians, add/remove one record."""
+PriorKind: TypeAlias = Literal["labels", "labels by group", "each label"]
+"""What counts are of: one of several labels per record; that for each group; several labels per record, each present or
+absent."""
+PRIOR_KINDS: tuple[PriorKind, ...] = ("labels", "labels by group", "each label")
 
 
 @dataclass(frozen=True)
@@ -153,3 +157,17 @@ class Commit:
     sensitivity: tuple[float, ...]
     std: float
     queries: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class PriorRow:
+    """The noisy counts of labels that a run released once, as a row of the ledger names them.
+
+    ``sensitivity`` is how far one record can move the table (L2), rounding included, and ``std`` the standard deviation
+    of the noise in every count. ``counts`` has one row for all records, or one per group.
+    """
+
+    kind: PriorKind
+    sensitivity: float
+    std: float
+    counts: tuple[tuple[float, ...], ...]

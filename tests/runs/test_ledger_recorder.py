@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenhand.runs.ledger import Recorder
+from evenhand.runs.recorder import Recorder
 from evenhand.types import Commit
 
 

@@ -19,7 +19,8 @@ from evenhand.data import Data
 from evenhand.errors import BatchReuseError, DataError, LedgerError, UnsupportedModelError, UsageError
 from evenhand.mechanism.make_plan import Plan
 from evenhand.runs.folder import as_json
-from evenhand.runs.ledger import TIMED, read
+from evenhand.runs.ledger import read
+from evenhand.runs.recorder import TIMED
 from evenhand.runs.statement import digest, markdown
 from evenhand.runs.verify import verify
 from evenhand.training.attach import Private

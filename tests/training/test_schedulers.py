@@ -17,7 +17,7 @@ import evenhand as eh
 from commands import evenhand, result
 from evenhand.data import Data
 from evenhand.errors import UsageError
-from evenhand.runs import ledger
+from evenhand.runs import recorder
 from evenhand.training.config import from_toml
 from evenhand.training.optimizers import OPTIMIZERS, SCHEDULES, Descent
 from evenhand.training.private import Private
@@ -157,7 +157,7 @@ def crashed(data: Data, out: Path, monkeypatch: pytest.MonkeyPatch, **options: o
 
     with monkeypatch.context() as patch:
         patch.setattr(Private, "step", before_the_step)
-        patch.setattr(ledger, "BLOCK_SECONDS", 1e-9)  # one step is charged at a time
+        patch.setattr(recorder, "BLOCK_SECONDS", 1e-9)  # one step is charged at a time
         patch.setattr("evenhand.training.loop.CHECKPOINT_SECONDS", 1e9)
         patch.setattr("evenhand.training.loop.LOST", 1e-9)  # the number of steps asks for no checkpoint either
         with pytest.raises(ZeroDivisionError):

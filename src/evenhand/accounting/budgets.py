@@ -14,7 +14,7 @@ from evenhand.errors import UsageError
 class Privacy:
     """One promise for all records alike: (epsilon, delta), adjacency add/remove one record.
 
-    ``delta=None`` takes the default 10^-ceil(log10 N), which the plan prints.
+    ``delta=None`` takes ``default_delta`` of the number of records, which the plan prints.
 
     Examples:
       >>> Privacy(3.0, 1e-5)
@@ -116,3 +116,31 @@ Promise = Privacy | Budgets | FixedNoise
 
 def _shown(delta: float | None) -> str:
     return "the default for so many records" if delta is None else f"{delta:g}"
+
+
+def default_delta(records: int) -> float:
+    """Return the largest power of ten that is at most 1/(10 N).
+
+    Examples:
+      >>> default_delta(1000), default_delta(1001), default_delta(9900)
+      (0.0001, 1e-05, 1e-05)
+    """
+    return float(f"1e-{len(str(10 * records - 1))}")
+
+
+def delta_warnings(delta: float, records: int) -> list[str]:
+    """Return what a delta above 1/(10 N) allows, and which one to take; nothing up to there.
+
+    Examples:
+      >>> delta_warnings(1e-4, 1000)
+      []
+      >>> delta_warnings(1e-3, 1000)[0][:42]
+      'delta 0.001 is above 1/(10 N) and not belo'
+    """
+    if delta <= (1 + 1e-9) / (10 * records):
+        return []
+    far = " and not below 1/N" if delta >= 1 / records else ""
+    return [
+        f"delta {delta:g} is above 1/(10 N){far}: a mechanism that publishes every record in full with that chance, "
+        f"{delta * records:.2g} of the {records} on average, would pass. Take at most delta {default_delta(records):g}."
+    ]

@@ -68,6 +68,7 @@ def calibrate(
     delta: float,
     *,
     query_noise: float = math.inf,
+    fixed: Sequence[Event] = (),
     relation: Relation = "add_remove",
 ) -> float:
     """Return the scale such that the events with noise ``scale * relative noise`` spend at most ``epsilon``.
@@ -79,6 +80,7 @@ def calibrate(
         epsilon: what may be spent, positive.
         delta: strictly between 0 and 1.
         query_noise: fixed noise multiplier of side queries on the same samples (several: ``merged_noise`` of them).
+        fixed: further releases whose noise does not scale, such as counts before the first step.
         relation: neighbouring relation.
 
     Raises:
@@ -91,8 +93,8 @@ def calibrate(
     """
     target, delta = _check_target(epsilon, delta)
     shape = _check_shape(events)
-    if query_noise < math.inf:
-        least = Composition([(q, query_noise, n) for q, _, n in shape], relation).epsilon(delta)
+    if query_noise < math.inf or fixed:
+        least = Composition([*((q, query_noise, n) for q, _, n in shape), *fixed], relation).epsilon(delta)
         if least >= target:
             raise CalibrationError(
                 f"The side queries alone (noise {query_noise:g}) spend epsilon {least:.4g}, so {target:g} is out of "
@@ -101,7 +103,7 @@ def calibrate(
 
     def spend(x: float, rel: float, near: float) -> float:
         scaled = [(q, merged_noise(math.exp(x) * s, [query_noise]), n) for q, s, n in shape]
-        return Composition(scaled, relation, rel=rel).epsilon(delta, near=near if rel < COARSE else None)
+        return Composition([*scaled, *fixed], relation, rel=rel).epsilon(delta, near=near if rel < COARSE else None)
 
     return math.exp(find_point(spend, target, -math.log(min(s for _, s, _ in shape))))
 
@@ -126,6 +128,7 @@ def owner_bounds(
     delta: float,
     *,
     query_noise: float = math.inf,
+    fixed: Sequence[Event] = (),
 ) -> tuple[float, list[float]]:
     """Compute one noise and a clip bound per owner (IDP Scale), so that every owner spends its own epsilon.
 
@@ -141,6 +144,7 @@ def owner_bounds(
         relative_levels: (relative noise, count): the shape of the schedule.
         delta: the same for all.
         query_noise: fixed noise multiplier of side queries on the same samples, the same for all owners.
+        fixed: further releases, the same for all owners, whose noise does not scale.
 
     Returns:
         The scale and the relative bounds ``c_k``, in the order given.
@@ -156,12 +160,13 @@ def owner_bounds(
     unique, index = np.unique(budget, return_inverse=True)
 
     def events(x: float) -> list[Event]:
-        return [(rate, merged_noise(math.exp(x) * s, [query_noise]), n) for _, s, n in shape]
+        return [*((rate, merged_noise(math.exp(x) * s, [query_noise]), n) for _, s, n in shape), *fixed]
 
     def spend(x: float, rel: float, near: float) -> float:
         return Composition(events(x), rel=rel).epsilon(delta, near=near if rel < COARSE else None)
 
-    start = math.log(calibrate([(rate, s, n) for _, s, n in shape], float(unique[0]), delta, query_noise=query_noise))
+    alone = [(rate, s, n) for _, s, n in shape]
+    start = math.log(calibrate(alone, float(unique[0]), delta, query_noise=query_noise, fixed=fixed))
     noises = np.exp(_certified_points(spend, events, unique, delta, start, by_rate=False))[index]
     scale = float(count.sum() / np.sum(count / noises))
     return scale, (scale / noises).tolist()
@@ -175,6 +180,7 @@ def owner_rates(
     delta: float,
     *,
     query_noise: float = math.inf,
+    fixed: Sequence[Event] = (),
 ) -> tuple[float, list[float]]:
     """Compute one noise and a sampling rate per owner (IDP Sample), so that every owner spends its own epsilon.
 
@@ -188,6 +194,7 @@ def owner_rates(
         relative_levels: (relative noise, count): the shape of the schedule.
         delta: the same for all.
         query_noise: fixed noise multiplier of side queries on the same samples.
+        fixed: further releases, the same for all owners, whose noise does not scale.
 
     Returns:
         The scale of the noise and the rates, in the order given.
@@ -209,7 +216,7 @@ def owner_rates(
 
     def rates_at(scale: float, fine: bool, certified: bool = False) -> Array:
         def events(x: float) -> list[Event]:
-            return [(math.exp(-x), merged_noise(scale * s, [query_noise]), n) for _, s, n in shape]
+            return [*((math.exp(-x), merged_noise(scale * s, [query_noise]), n) for _, s, n in shape), *fixed]
 
         def spend(x: float, rel: float, near: float) -> float:
             return Composition(events(x), rel=rel).epsilon(delta, near=near if rel < COARSE else None)
@@ -224,7 +231,7 @@ def owner_rates(
 
     full = [(1.0, s, n) for _, s, n in shape]
     try:
-        top = calibrate(full, float(unique[-1]), delta, query_noise=query_noise)
+        top = calibrate(full, float(unique[-1]), delta, query_noise=query_noise, fixed=fixed)
     except CalibrationError:  # the queries alone keep every rate below 1, so the noise has no upper end
         top = math.inf
     most = float(records @ rates_at(top, False)) if unique.size > 1 or top == math.inf else float(count.sum())

@@ -22,9 +22,10 @@ from evenhand import _notebook, untrusted
 from evenhand._numbers import promised, rounded_up
 from evenhand.accounting import accountant
 from evenhand.accounting.accountant import merged_noise
+from evenhand.accounting.budgets import delta_warnings
 from evenhand.accounting.many_owners import FEW, owner_epsilons
 from evenhand.errors import UsageError
-from evenhand.types import Event, Facts, Guarantee
+from evenhand.types import PRIOR_KINDS, Event, Facts, Guarantee, PriorKind
 
 _ONE_BY_ONE = 64  # distinct owner classes whose spend is computed one by one where no single number orders them
 SCHEMA = 1
@@ -53,6 +54,9 @@ _SHAPE: untrusted.Shape = {
     "adjacency": str,
 }
 """Keys of plan.json and the kinds of their values; see ``untrusted.fits``."""
+_PRIOR: untrusted.Shape = {"kind": str, "noise": _NUMBER}
+_OPTIONAL = {"earlier", "prior"}
+"""Keys that are left out of plan.json where there is nothing to say."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,25 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class PlannedPrior:
+    """Counts of labels over all records, released once beside the steps: what is counted, and the noise multiplier."""
+
+    kind: PriorKind
+    noise: float
+
+    def stage(self, owners: int) -> Stage:
+        """Return the release as a stage: every record of each of the classes is in it, with sensitivity 1."""
+        return Stage((1.0,) * owners, (1.0,) * owners, (PlannedLevel(1, self.noise, 1.0),))
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that will be done, and its cost. Columns follow ``facts.owners``: one entry per budget class.
 
     ``scales`` multiplies the clip bound per class; ``budgets`` is what was promised (None: nothing was), ``epsilons``
     what the whole plan spends (None: no finite epsilon is established). ``rates``, ``scales`` and ``levels`` hold for
-    the steps after those of ``earlier``: what was charged before budgets changed.
+    the steps after those of ``earlier``: what was charged before budgets changed. ``prior`` is charged from the first
+    row of the ledger on, whether or not it is released.
     """
 
     method: str
@@ -121,6 +138,7 @@ class Plan:
     unit: str = "one record"
     adjacency: str = "add/remove"
     earlier: tuple[Stage, ...] = ()
+    prior: PlannedPrior | None = None
 
     @property
     def certified(self) -> bool:
@@ -136,7 +154,7 @@ class Plan:
         """Return the steps after the last change of budgets alone, as a plan of their own."""
         if not self.earlier:
             return self
-        alone = dataclasses.replace(self, earlier=(), steps=sum(level.count for level in self.levels))
+        alone = dataclasses.replace(self, earlier=(), prior=None, steps=sum(level.count for level in self.levels))
         return dataclasses.replace(alone, epsilons=alone.spent_by_owner())
 
     def level_at(self, position: int) -> PlannedLevel:
@@ -169,10 +187,14 @@ class Plan:
         """Return the noise multiplier of a whole step for a record of this class, side queries merged in (law 6)."""
         return merged_noise(level.noise / self.scales[owner], level.queries)
 
+    def exposures(self, steps: int | None = None) -> tuple[Stage, ...]:
+        """Return the release of the prior, if there is one, and the first ``steps`` steps (all of them by default)."""
+        parts = self._stages if steps is None else _first_steps(self._stages, steps)
+        return parts if self.prior is None else (self.prior.stage(len(self.rates)), *parts)
+
     def events(self, owner: int = 0, steps: int | None = None) -> list[Event]:
         """Return what a record of this class is exposed to in the first ``steps`` steps (all of them by default)."""
-        parts = self._stages if steps is None else _first_steps(self._stages, steps)
-        return [event for part in parts for event in part.events(part.rates[owner], part.scales[owner])]
+        return [event for part in self.exposures(steps) for event in part.events(part.rates[owner], part.scales[owner])]
 
     def spent(self, steps: int, owner: int = 0) -> float | None:
         """Return epsilon after ``steps`` steps for a record of this class; None if none is established."""
@@ -182,12 +204,14 @@ class Plan:
         """Return ``spent`` of every class: exact for a few distinct ones, certified upper bounds for many thousands."""
         if not self.certified:
             return (None,) * len(self.rates)
-        parts = _first_steps(self._stages, self.steps if steps is None else steps)
+        parts = self.exposures(self.steps if steps is None else steps)
         return _epsilon_by_class(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
 
     def spending(self, owner: int = 0, points: int = 64) -> list[tuple[int, float]]:
         """Return (steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""
-        return accountant.curve(self.events(owner), self.delta, points=points) if self.certified else []
+        curve = accountant.curve(self.events(owner), self.delta, points=points) if self.certified else []
+        before = 0 if self.prior is None else 1
+        return [(releases - before, epsilon) for releases, epsilon in curve if releases > before]
 
     def warnings(self) -> list[str]:
         """Return what a privacy engineer should look at before signing."""
@@ -237,7 +261,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return plain data for plan.json. Meanings never change; a new meaning gets a new key and schema number."""
         plain = json.loads(json.dumps(self, default=_fields))
-        return {"schema": SCHEMA, **{key: value for key, value in plain.items() if key != "earlier" or value}}
+        return {"schema": SCHEMA, **{key: value for key, value in plain.items() if key not in _OPTIONAL or value}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -247,7 +271,7 @@ class Plan:
             UsageError: on unknown or missing keys, or on a value that no plan can have.
         """
         fields = {f.name for f in dataclasses.fields(cls)}
-        if data.get("schema") != SCHEMA or set(data) | {"earlier"} != fields | {"schema"}:
+        if data.get("schema") != SCHEMA or set(data) | _OPTIONAL != fields | {"schema"}:
             raise UsageError("plan.json was not written by this version of evenhand, or was edited.")
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in fields
@@ -269,6 +293,10 @@ class Plan:
             Stage(tuple(stage["rates"]), tuple(stage["scales"]), _levels(stage["levels"]), str(stage["plan"]))
             for stage in data.get("earlier", ())
         )
+        if prior := data.get("prior"):
+            if not untrusted.fits(prior, _PRIOR) or prior["kind"] not in PRIOR_KINDS:
+                raise UsageError("plan.json holds something of another kind than a prior: it was damaged or edited.")
+            values["prior"] = PlannedPrior(prior["kind"], prior["noise"])
         plan = cls(**values)
         if not plan._possible():
             raise UsageError("plan.json holds a number that no plan can have: it was damaged or edited.")
@@ -292,6 +320,7 @@ class Plan:
             and all(0 <= level.count < _LARGE for level in self._levels)
             and all(0 <= noise < _LARGE for level in self._levels for noise in (level.noise, *level.queries))
             and all(value is None or value >= 0 for value in (*self.budgets, *self.epsilons))
+            and (self.prior is None or 0 <= self.prior.noise < _LARGE)
         )
 
     def __str__(self) -> str:
@@ -387,34 +416,6 @@ def _epsilon_by_class(stages: tuple[Stage, ...], delta: float, budgets: tuple[fl
 def _row_at(point: float, along: np.ndarray, rows: np.ndarray) -> list[float]:
     """Return the class at a point of the order: between two classes the mixture of both in every stage."""
     return [float(np.interp(point, along, column)) for column in rows.T] if rows.shape[1] > 1 else [point]
-
-
-def default_delta(records: int) -> float:
-    """Return the largest power of ten that is at most 1/(10 N).
-
-    Examples:
-      >>> default_delta(1000), default_delta(1001), default_delta(9900)
-      (0.0001, 1e-05, 1e-05)
-    """
-    return float(f"1e-{len(str(10 * records - 1))}")
-
-
-def delta_warnings(delta: float, records: int) -> list[str]:
-    """Return what a delta above 1/(10 N) allows, and which one to take; nothing up to there.
-
-    Examples:
-      >>> delta_warnings(1e-4, 1000)
-      []
-      >>> delta_warnings(1e-3, 1000)[0][:42]
-      'delta 0.001 is above 1/(10 N) and not belo'
-    """
-    if delta <= (1 + 1e-9) / (10 * records):
-        return []
-    far = " and not below 1/N" if delta >= 1 / records else ""
-    return [
-        f"delta {delta:g} is above 1/(10 N){far}: a mechanism that publishes every record in full with that chance, "
-        f"{delta * records:.2g} of the {records} on average, would pass. Take at most delta {default_delta(records):g}."
-    ]
 
 
 def _fields(part: Any) -> dict[str, Any]:

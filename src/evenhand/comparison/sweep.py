@@ -311,7 +311,9 @@ def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> S
     for key, value in options.items():
         if not isinstance(value, _OWN[key]) or (_OWN[key] is int and isinstance(value, bool)):
             raise UsageError(f"The setting {key} takes {_words(key)}.")
-    base = absolute(merged(Config(), {key: value for key, value in values.items() if key not in _OWN}), folder)
+    base = absolute(
+        merged(Config(prior=False), {key: value for key, value in values.items() if key not in _OWN}), folder
+    )
     if base.budgets and ("epsilons" in options or base.epsilon is not None):
         raise UsageError("Give epsilons, which hold for every record, or budgets per owner: not both.")
     chosen: dict[str, Any] = {"methods": (base.method,), "epsilons": (base.epsilon or 3.0,)}

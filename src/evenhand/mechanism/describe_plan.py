@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand._numbers import promised, rounded_up
-from evenhand.accounting import owner_classes
+from evenhand.accounting import accountant, owner_classes
 from evenhand.methods.catalogue import DENSITIES
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def describe(plan: Plan) -> str:
         before = sum(stage.steps for stage in plan.earlier)
         lines.append(f"  {before} of them were charged under earlier budgets and stay charged; for the rest:")
     lines += _owners(plan)
-    lines += _levels(plan)
+    lines += _levels(plan) + _prior(plan)
     facts = plan.facts
     lines.append(
         f"  relies on these public facts: {facts.records} records; owners {len(facts.owners)}; groups "
@@ -57,6 +58,22 @@ def _levels(plan: Plan) -> list[str]:
     if len(plan.levels) > 6:
         lines.append(f"  ... and {len(plan.levels) - 6} more levels")
     return lines
+
+
+def _prior(plan: Plan) -> list[str]:
+    """Return a line on the counts that are released beside the steps, and on what they cost."""
+    if plan.prior is None:
+        return []
+    what = {"each label": "records with each label"}.get(plan.prior.kind, plan.prior.kind)
+    if not plan.certified:
+        return [f"  counts of {what}, once, without noise"]
+    dearest = max(range(len(plan.epsilons)), key=lambda owner: plan.epsilons[owner] or 0.0)
+    alone = accountant.epsilon(dataclasses.replace(plan, prior=None).events(dearest), plan.delta)
+    spends = f"{rounded_up(alone)} of {rounded_up(plan.epsilons[dearest] or 0.0)} (delta {plan.delta:g})"
+    return [
+        f"  counts of {what}, released once with noise multiplier {plan.prior.noise:.4g}, part of the same promise: "
+        f"the steps alone would spend epsilon {spends}"
+    ]
 
 
 def _owners(plan: Plan) -> list[str]:

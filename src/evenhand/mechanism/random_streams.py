@@ -22,7 +22,7 @@ from torch import Tensor
 from evenhand.mechanism import noise_native
 from evenhand.mechanism.noise_native import BLOCK
 
-Domain = Literal["sampling", "gradient", "queries", "layers", "fetching", "blocks", "checks"]
+Domain = Literal["sampling", "gradient", "queries", "layers", "fetching", "blocks", "checks", "prior"]
 Cipher: TypeAlias = Callable[[memoryview, memoryview], object]
 """Gets zeros and where their ciphertext goes."""
 _DOMAINS: dict[Domain, int] = {
@@ -33,6 +33,7 @@ _DOMAINS: dict[Domain, int] = {
     "fetching": 5,
     "blocks": 6,
     "checks": 7,
+    "prior": 8,
 }
 SECRET = 5040
 """Bytes of a secret seed: what `generators.seed` takes, 315 cipher blocks."""

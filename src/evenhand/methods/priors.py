@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from evenhand import _validate
 from evenhand.errors import UsageError
+from evenhand.types import PRIOR_KINDS, PriorKind
 
-Kind: TypeAlias = Literal["labels", "labels by group", "each label"]
-KINDS: tuple[Kind, ...] = ("labels", "labels by group", "each label")
-"""One of several labels per record; that for each group; several labels per record, each present or absent."""
 FLOOR = 2.0
 """Standard deviations of the noise that a count is taken for at least: a label that looks empty gets no huge offset."""
 _LEAST = 0.5
@@ -39,11 +37,11 @@ class Prior:
 
     counts: tuple[tuple[float, ...], ...]
     noise: float = 0.0
-    kind: Kind = "labels"
+    kind: PriorKind = "labels"
     records: int = 0
 
     def __post_init__(self) -> None:
-        _validate.known(self.kind, KINDS, "kind of prior")
+        _validate.known(self.kind, PRIOR_KINDS, "kind of prior")
         widths = {len(row) for row in self.counts}
         if len(widths) != 1 or not all(math.isfinite(count) for row in self.counts for count in row):
             raise UsageError("A prior needs one finite count per label, in rows of equal length.")

@@ -197,8 +197,7 @@ def _events(plan: Plan, name: str) -> list[Event]:
     names = plan.facts.owner_names
     if name in names and name != ANYONE:
         return plan.events(names.index(name))
-    stages = (*plan.earlier, Stage(plan.rates, plan.scales, plan.levels))
-    return [event for stage in stages for event in _dearest(stage)]
+    return [event for stage in plan.exposures() for event in _dearest(stage)]
 
 
 def _dearest(stage: Stage) -> list[Event]:

@@ -13,6 +13,7 @@ from evenhand import durable, untrusted
 from evenhand._versions import software
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
+from evenhand.methods.priors import Prior
 from evenhand.runs import ledger as ledgers
 from evenhand.runs import released_weights, statement_files
 from evenhand.runs import statement as statements
@@ -231,6 +232,13 @@ class Folder:
     def ledger(self) -> ledgers.Reading:
         """Return the ledger, read and checked from its first byte to its last."""
         return ledgers.read(self.ledger_file)
+
+    def prior(self) -> Prior | None:
+        """Return the prior from the noisy counts that the run released; None if it released none."""
+        row = self.ledger().prior if self.begun else None
+        if row is None:
+            return None
+        return Prior(row.counts, row.std, row.kind, self.plan().facts.records if row.kind == "each label" else 0)
 
     def finished(self) -> bool:
         """Return whether nothing is left to do: all steps are charged, then model and statement were written."""

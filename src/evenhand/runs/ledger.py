@@ -9,6 +9,8 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
 * ``reserve``  steps ``first .. first + count - 1`` of the plan are charged. On disk (fsync) before any of them runs;
 * ``commit``   what those steps used: sensitivity per owner class (with many classes one number, to be multiplied by
   the class's scale in the plan) and the noise's absolute standard deviation;
+* ``prior``    the counts of labels that the plan names, with noise: what was counted, sensitivity, standard deviation
+  and the noisy ``counts``. On disk before they are used. One row at most: a second would be a second release;
 * ``replan``   budgets changed: another plan holds from step ``from`` on, up to ``steps`` in all;
 * ``fork``     budgets were lowered: the rows before are those of another run, which is left here, after its first
   ``from`` steps; its ``head`` by then, how many steps it had ``charged``, and the ``keys`` it used after that;
@@ -36,12 +38,9 @@ A meaning never changes; a new meaning gets a new row type.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -52,7 +51,7 @@ from evenhand import durable, untrusted
 from evenhand._versions import software
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
 from evenhand.runs.ledger_rows import BLOCK, FORMAT, GENESIS, Reading, encode_row, lacks_first_row, parse, read
-from evenhand.types import Commit
+from evenhand.types import Commit, PriorRow
 
 __all__ = [
     "BLOCK",
@@ -95,6 +94,7 @@ class Ledger:
         self.block = reading.block if reading else BLOCK
         self.segment = len(reading.keys) if reading else 0
         self.files = reading.files() if reading else {}
+        self.counts, self.counts_lost = (reading.prior, reading.prior_lost) if reading else (None, False)
         self._name = (os.getpid(), str(path.resolve()))
         _WRITERS[self._name] = self
 
@@ -237,6 +237,19 @@ class Ledger:
                 row["queries"] = [list(pair) for pair in entry.queries]
             self._append(row)
         self._file.flush()
+
+    def prior(self, row: PriorRow) -> None:
+        """Record the noisy counts of labels, before anybody uses them; durable on return.
+
+        Raises:
+          LedgerError: counts were released before, or a crash cut their row short: they may have been seen.
+        """
+        if self.counts is not None or self.counts_lost:
+            raise LedgerError("The counts of labels were released before: a second release is not in the plan.")
+        fields = {"sensitivity": row.sensitivity, "std": row.std, "counts": [list(part) for part in row.counts]}
+        self._append({"type": "prior", "kind": row.kind, **fields})
+        self.sync()
+        self.counts = row
 
     def release(self, model: str) -> None:
         """Record that a model file with this hash was released; durable on return."""
@@ -400,51 +413,3 @@ def acquire_lock(path: Path) -> FileLock:
             f"Another process is training into {path.parent}: wait for it, or choose another --out."
         ) from None
     return lock
-
-
-TIMED = 7
-BLOCK_SECONDS = 0.3
-"""Reserved blocks cover about this much work: an interrupt waits for the block, a crash loses at most this."""
-LOST = 10
-"""A crash loses at most one part in so many of the plan's steps; a block is at most half of that, or one step."""
-
-
-class Recorder:
-    """Charge blocks of steps before they run, and record what equal steps used as one row."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self._times: list[float] = []
-        self._commits: list[Commit] = []
-        self._counts: list[int] = []
-        self._used: tuple[Any, ...] = ()
-
-    def charge(self, remaining: int) -> None:
-        """Charge the next block, durable on return: one step at first, then one power of two for the whole segment.
-
-        A block that followed the pace closely would tell in a shareable file how long single batches took. Three of the
-        first seven steps also compare the engine with autograd, so that their median is a usual step.
-        """
-        block, most = 1, max(1, self.ledger.steps // (2 * LOST))
-        if len(self._times) == TIMED:
-            block = 2 ** max(0, round(math.log2(BLOCK_SECONDS / max(statistics.median(self._times), 1e-6))))
-        self.ledger.reserve(max(1, min(BLOCK, block, 2 ** int(math.log2(most)), remaining)))
-
-    def add(self, commit: Commit, seconds: float) -> None:
-        """Note what a step used and how long it took; in memory until ``flush``."""
-        if len(self._times) < TIMED:
-            self._times.append(seconds)
-        used = commit.sensitivity, commit.std, commit.queries
-        if used == self._used and self._commits:
-            self._counts[-1] += commit.count
-        else:
-            self._used = used
-            self._commits.append(commit)
-            self._counts.append(commit.count)
-
-    def flush(self) -> None:
-        """Write what was noted to the ledger as ``commit`` rows; not synced."""
-        if self._commits:
-            noted = zip(self._commits, self._counts, strict=True)
-            self.ledger.commit([replace(commit, count=count) for commit, count in noted])
-            self._commits, self._counts = [], []

@@ -14,7 +14,7 @@ from typing import Any
 
 from evenhand import untrusted
 from evenhand.errors import LedgerError, VerificationError
-from evenhand.types import Commit
+from evenhand.types import PRIOR_KINDS, Commit, PriorRow
 
 BLOCK = 64
 """Largest number of steps that one reserve row may charge; a torn line is charged as this many."""
@@ -34,6 +34,7 @@ _FIELDS: Mapping[str, Any] = {
     "segment": {"segment": int, "key": str, "insecure": bool},
     "reserve": {"first": int, "count": int},
     "commit": {"first": int, "count": int, "sensitivity": [_NUMBER], "std": _NUMBER},
+    "prior": {"kind": str, "sensitivity": _NUMBER, "std": _NUMBER, "counts": [[_NUMBER]]},
     "replan": {"plan": str, "steps": int, "from": int},
     "fork": {"head": str, "from": int, "charged": int, "keys": [str]},
     "withdrawn": {"from": int, "fork": str},
@@ -97,6 +98,9 @@ class Reading:
     covering: bool
     charged_head: str
     """Hash of the last row that is not about a file: a statement names it, and the rows of its own files follow."""
+    prior: PriorRow | None
+    prior_lost: bool
+    """Whether a crash cut the row of the counts short: they may have been seen, and cannot be released again."""
 
     def files(self, place: int | None = None) -> dict[str, str]:
         """Return the digest of every recorded file by name, the latest row counts; up to row ``place`` if given."""
@@ -182,7 +186,7 @@ def parse(data: bytes) -> Reading:
 
 
 def _read(lines: Iterable[bytes]) -> Reading:
-    rows, hashes, cut = _chain(lines)
+    rows, hashes, cut, torn = _chain(lines)
     if not rows or rows[0]["type"] != "open":
         raise LedgerError("The ledger does not begin with an open row: it is damaged and cannot be trusted.")
     number, block = _format(rows[0]), _block(rows)
@@ -246,6 +250,8 @@ def _read(lines: Iterable[bytes]) -> Reading:
         covering="file" in kinds and ("reserve" not in kinds or kinds.index("file") < kinds.index("reserve")),
         charged_head=next(digest for kind, digest in zip(kinds[::-1], hashes[::-1], strict=False) if kind != "file"),
         blocked=tuple(row for row in rows if row["type"] == "blocked"),
+        prior=_prior(rows),
+        prior_lost=any(line.startswith(b'{"type":"prior"') for line in torn),
     )
 
 
@@ -298,8 +304,22 @@ def torn_charge(lines: Sequence[bytes], block: int) -> int:
     return sum(block for line in lines if charges(line))
 
 
-def _chain(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[str], list[bytes]]:
-    """Return rows and hashes in order, and the lines at the end that a crash cut short.
+def _prior(rows: Sequence[Mapping[str, Any]]) -> PriorRow | None:
+    """Return the one row about counts of labels; raise if there are more, or if it holds what no counts can be."""
+    priors = [row for row in rows if row["type"] == "prior"]
+    if not priors:
+        return None
+    row = priors[0]
+    counts = tuple(tuple(float(count) for count in part) for part in row["counts"])
+    if len(priors) > 1 or row["kind"] not in PRIOR_KINDS or not counts or len({len(part) for part in counts}) != 1:
+        raise LedgerError("Rows of the ledger about counts of labels cannot be: it was damaged or edited.")
+    if not all(abs(count) <= sys.float_info.max for part in counts for count in part):
+        raise LedgerError(_DAMAGED)
+    return PriorRow(row["kind"], _real(row["sensitivity"]), _real(row["std"]), counts)
+
+
+def _chain(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[str], list[bytes], list[bytes]]:
+    """Return rows and hashes in order, the lines at the end that a crash cut short, and all that any crash did.
 
     A crash can leave one cut line at the end, and a crash while that one is sealed a second behind it; a ``torn`` row
     must follow them. A complete last line that does not match is damage, not a crash.
@@ -307,12 +327,14 @@ def _chain(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[str], lis
     rows: list[dict[str, Any]] = []
     hashes = [GENESIS]
     cut: list[bytes] = []
+    torn: list[bytes] = []
     ended = True
     for line in lines:
         ended = line.endswith(b"\n")
         row = _parse(line.removesuffix(b"\n"), hashes[-1])
         if row is None and len(cut) < 2:
             cut.append(line.removesuffix(b"\n"))
+            torn.append(cut[-1])
             continue
         if row is None or (cut and not _seals(row, cut, _block(rows))):
             raise LedgerError(_DAMAGED)
@@ -323,7 +345,7 @@ def _chain(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[str], lis
         hashes.append(str(row["hash"]))
     if cut and ended:
         raise LedgerError(_DAMAGED)
-    return rows, hashes, cut
+    return rows, hashes, cut, torn
 
 
 def _seals(row: Mapping[str, Any], cut: Sequence[bytes], block: int) -> bool:

@@ -108,6 +108,7 @@ def build(
             "noise": "Gaussian, AES-256-CTR keystream and Box-Muller in float64, on a power-of-two grid",
             "randomness": _randomness(ledger),
             "hardened": "sums and noise are rounded to a grid: hardened against float attacks, not immune",
+            **_prior(plan),
         },
         "accounting": {"accountant": plan.accountant, **_composed(composition)},
         "covers": list(COVERS) if plan.certified and ledger.withdrawn is None and not ledger.blocked else [],
@@ -155,7 +156,7 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
         f"{mechanism['steps_planned']} planned steps are charged, about {mechanism['expected_batch']:g} records each, "
         f"{drawn}. Randomness: {mechanism['randomness']}."
     )
-    texts += stop_words(mechanism)
+    texts += stop_words(mechanism) + prior_words(mechanism)
     texts.append(runs_words(statement["accounting"], guarantee["delta"]))
     texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
     texts += files
@@ -188,6 +189,28 @@ def stop_words(mechanism: Mapping[str, Any]) -> list[str]:
       ([], 'Declared by the trainer: the run')
     """
     return {UNDECLARED: [_WHOLE_PLAN], DECLARED: [_DECLARED]}.get(mechanism.get("stop") or "", [])
+
+
+def prior_words(mechanism: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the counts that the run released beside its steps; nothing for a run without them.
+
+    Examples:
+      >>> prior_words({}), prior_words({"prior": {"counts_of": "labels", "noise_multiplier": 28.9}})[0][:49]
+      ([], 'Counts of labels over all records were released o')
+    """
+    if (prior := mechanism.get("prior")) is None:
+        return []
+    return [
+        f"Counts of {prior['counts_of']} over all records were released once, with noise multiplier "
+        f"{prior['noise_multiplier']:.4g}; they are in the ledger, and the figures above contain what they cost."
+    ]
+
+
+def _prior(plan: Plan) -> dict[str, Any]:
+    """Return the entry on released counts; without them there is none, and neither had earlier statements."""
+    if plan.prior is None:
+        return {}
+    return {"prior": {"counts_of": plan.prior.kind, "noise_multiplier": plan.prior.noise}}
 
 
 def _stop(ledger: Reading) -> str | None:

@@ -75,6 +75,12 @@ def _further(owners: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*sentences, "; ".join(in_words(summary(owners))) + "."] if sentences else []
 
 
+def _counts(mechanism: Mapping[str, Any]) -> str:
+    """Return a clause on the counts of labels that were released once; nothing without them."""
+    prior = mechanism.get("prior")
+    return "" if prior is None else f", {prior['noise_multiplier']:.4g} on counts of {prior['counts_of']}"
+
+
 def _made(statement: Mapping[str, Any]) -> list[Section]:
     """Return how the model was made, from which public inputs, and whom one must trust."""
     mechanism, inputs = statement["mechanism"], statement["public_inputs"]
@@ -89,7 +95,7 @@ def _made(statement: Mapping[str, Any]) -> list[Section]:
     if established:
         facts |= {
             "Noise": f"{setting(*mechanism['noise_multiplier'])} times the clip bound "
-            f"{setting(*mechanism['clip_bound'])}. {mechanism['noise']}",
+            f"{setting(*mechanism['clip_bound'])}{_counts(mechanism)}. {mechanism['noise']}",
             "Randomness": mechanism["randomness"],
             "Floats": mechanism["hardened"],
             "Accountant": statement["accounting"]["accountant"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,7 @@ def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> tuple[
     """Return what follows from plan and ledger, and as problems what in the folder differs from it."""
     if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
         return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it."), None
-    problems = _plan_problems(folder, plan) + _noise_problems(plan, reading)
+    problems = _plan_problems(folder, plan) + _noise_problems(plan, reading) + _prior_problems(plan, reading)
     epsilons, charged = plan.spent_by_owner(reading.counted), plan.spent_by_owner(reading.reserved)
     for owner, (name, epsilon, budget) in enumerate(zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True)):
         if epsilon is not None and budget is not None and not _holds(plan, owner, reading.counted, budget, epsilon):
@@ -228,6 +229,22 @@ def _noise_problems(plan: Plan, reading: Reading) -> list[str]:
             ]
             if not all(gradient + side):
                 return [f"step {position} used less noise than planned."]
+    return []
+
+
+def _prior_problems(plan: Plan, reading: Reading) -> list[str]:
+    """Check that released counts of labels are those of the plan, with at least its noise."""
+    row, planned = reading.prior, plan.prior
+    if row is None:
+        return []
+    if planned is None:
+        return ["counts of labels were released that the plan does not charge."]
+    labels, groups = len(plan.facts.labels), len(plan.facts.groups) if planned.kind == "labels by group" else 1
+    if row.kind != planned.kind or [len(part) for part in row.counts] != [labels] * groups:
+        return ["the counts of labels in the ledger are not those that the plan names."]
+    moved = math.sqrt(labels) if planned.kind == "each label" else 1.0
+    if row.sensitivity < moved or row.std < planned.noise * row.sensitivity * (1 - 1e-12):
+        return ["the counts of labels were released with less noise than planned."]
     return []
 
 

@@ -137,16 +137,20 @@ def start(
     stream = Stream.fresh() if insecure_seed is None else Stream.insecure(insecure_seed, segment)
     queries = tuple(registry.build("query", **query) for query in plan.queries)
     mechanism = Mechanism(plan, rule, queries, stream, lean=compute is not None and compute.lean)
-    watch = model_guards.Watch(model, loss, len(plan.facts.labels), compute=compute, views=views)
-    computing = compute or Compute()
-    coupling = Coupling(
-        watch.company,
-        stream,
-        expected=plan.expected_batch,
-        steps=plan.steps,
-        limit=computing.micro_batch,
-        full=computing.precision == "float32",
-    )
+
+    def guards(used: Loss) -> tuple[model_guards.Watch, Coupling]:
+        watch = model_guards.Watch(model, used, len(plan.facts.labels), compute=compute, views=views)
+        computing = compute or Compute()
+        coupling = Coupling(
+            watch.company,
+            stream,
+            expected=plan.expected_batch,
+            steps=plan.steps,
+            limit=computing.micro_batch,
+            full=computing.precision == "float32",
+        )
+        return watch, coupling
+
     rehearse(mechanism)
     ledger = Ledger.open(
         folder.ledger_file,
@@ -166,8 +170,8 @@ def start(
             model,
             optimizer,
             mechanism=mechanism,
-            watch=watch,
-            coupling=coupling,
+            loss=loss,
+            guards=guards,
             folder=folder,
             ledger=ledger,
             memory=memory,

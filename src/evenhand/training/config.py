@@ -56,7 +56,8 @@ class Config:
     their place. ``owners`` and ``groups`` are "label", a column, or a file with one name per record; ``budgets`` has an
     epsilon per owner, ``record_budgets`` is a column or file with an epsilon per record. From ``loss`` to ``precision``
     nothing private depends on a setting. With ``training_records`` held-out data may hold training records, and figures
-    stay private; ``allow_not_finite`` trains although many records are not finite.
+    stay private; ``allow_not_finite`` trains although many records are not finite. ``prior`` releases noisy counts of
+    the labels, paid from the same promise.
 
     Examples:
       >>> Config(epsilon=3.0).method
@@ -102,6 +103,7 @@ class Config:
     compose: bool = True
     training_records: bool = False
     allow_not_finite: bool = False
+    prior: bool = True
     source: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, Any] = field(default_factory=dict)

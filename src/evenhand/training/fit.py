@@ -39,6 +39,7 @@ from evenhand.training.progress import seconds as estimated_seconds
 from evenhand.training.rebudget import refuse_waiting
 from evenhand.training.run import Run
 from evenhand.training.weight_average import EMA, Average
+from evenhand.types import PriorKind
 
 __all__ = ["default_loss", "fit", "resume"]
 
@@ -78,6 +79,7 @@ def fit(
     compose: bool = True,
     training_records: bool = False,
     allow_not_finite: bool = False,
+    prior: bool | PriorKind = True,
     config: Config | None = None,
     on_start: OnStart | None = None,
     loggers: Sequence[Logger] = (),
@@ -122,6 +124,9 @@ def fit(
       training_records: ``test`` holds training records on purpose: their figures are not private, and everything that
         is measured on it goes into the run's ``private`` folder. Else such data are refused, see ``data.overlap``.
       allow_not_finite: train although more than one record in a hundred holds values that are not finite.
+      prior: release noisy counts of the labels once, before the first step: they cost at most a hundredth of the
+        promise, and decisions can then be moved towards small classes afterwards. "labels by group" counts them for
+        each group. False leaves them out; targets that are no labels have none.
       config: what the command line was asked, kept in the folder for ``resume``.
       on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
       loggers: given released values (held-out accuracy, epsilon of the plan and so far) at each evaluation, see
@@ -148,7 +153,12 @@ def fit(
     chosen = find_method(method, settings)
     promise = choose_promise(epsilon, delta, noise, privacy)
     plan = make_plan(
-        chosen, promise, data=data.facts, epochs=epochs, batch_size=batch_size, allow_unproven=allow_unproven
+        *(chosen, promise),
+        data=data.facts,
+        epochs=epochs,
+        batch_size=batch_size,
+        allow_unproven=allow_unproven,
+        prior=countable(data, prior),
     )
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
     several, ema, computing = views_of(augment, views), weight_average.named(average), compute or Compute()
@@ -162,7 +172,10 @@ def fit(
             data=PYTHON, model=PYTHON, method=plan.method, epochs=epochs, insecure_seed=insecure_seed
         )
         run_config = dataclasses.replace(
-            run_config, training_records=training_records, allow_not_finite=allow_not_finite
+            run_config,
+            training_records=training_records,
+            allow_not_finite=allow_not_finite,
+            prior=plan.prior is not None,
         )
         run_config = dataclasses.replace(run_config, **settings_of(descent, loss, ema, computing, augment, views))
         write_durably(folder.path / "config.toml", to_toml(run_config).encode())
@@ -179,12 +192,14 @@ def fit(
         )
 
         def before() -> None:
+            """Say what is about to happen, then release the counts."""
             if on_start is not None:
                 fetched = data.on(next(model.parameters()).device)
                 if several is not None:
                     fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
                 with computing.casting(model):
                     on_start(plan, estimated_seconds(*adapt_to_views(model, used, several), plan, fetched, computing))
+            private.release_prior(data)
 
         with boundary(folder.path):
             return run(private, data, held_out, companions, telling, progress, before, training_records)
@@ -263,8 +278,33 @@ def resume(
             allow_not_finite=config.allow_not_finite,
             release_untrained=release_untrained,
         )
+
+        def before() -> None:
+            private.release_prior(data)
+
         with boundary(folder.path):
-            return run(private, data, held_out, companions, telling, progress, training_records=research)
+            return run(private, data, held_out, companions, telling, progress, before, research)
+
+
+def countable(data: Data, asked: bool | PriorKind) -> PriorKind | None:
+    """Return which counts a prior of these data is made of, as asked for; None for targets that are no labels.
+
+    Examples:
+      >>> import evenhand as eh
+      >>> countable(eh.data.digits()[0], True), countable(eh.data.wrap(torch.zeros(2, 1), [0.5, 0.1]), True)
+      ('labels', None)
+    """
+    if asked is False:
+        return None
+    targets = data.fetch(torch.arange(1))[1]
+    labels = len(data.facts.labels)
+    if isinstance(targets, torch.Tensor) and not targets.is_floating_point() and targets.dim() == 1 and labels > 1:
+        return "labels" if asked is True else asked
+    if isinstance(targets, torch.Tensor) and targets.is_floating_point() and targets.dim() == 2 and labels:
+        return "each label" if asked is True else asked
+    if asked is True:
+        return None
+    raise UsageError(f"The targets of these data are no labels that could be counted: leave out prior={asked!r}.")
 
 
 def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, loggers: Sequence[Logger]) -> Run:

@@ -18,7 +18,8 @@ from evenhand import durable
 from evenhand.data.dataset import Data
 from evenhand.runs import released_weights
 from evenhand.runs.folder import write_durably
-from evenhand.runs.ledger import BLOCK, LOST
+from evenhand.runs.ledger import BLOCK
+from evenhand.runs.recorder import LOST
 from evenhand.training import evaluate
 from evenhand.training.loggers import Broadcast, collect_released
 from evenhand.training.optimizers import Schedule

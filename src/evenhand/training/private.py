@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
@@ -22,16 +22,20 @@ from evenhand.gradients import pass_context
 from evenhand.gradients.microbatches import Early
 from evenhand.gradients.pass_context import seeded
 from evenhand.gradients.record_blocks import Blocks
+from evenhand.mechanism.release_counts import release_counts
 from evenhand.mechanism.sampling import PoissonSampler, draw
 from evenhand.mechanism.step import Mechanism, early_weights, private_gradient
+from evenhand.methods.priors import Prior
 from evenhand.runs import checkpoints
 from evenhand.runs.dataset_ledger import Counting
 from evenhand.runs.folder import Folder, publish
-from evenhand.runs.ledger import Ledger, Recorder
+from evenhand.runs.ledger import Ledger
 from evenhand.runs.os_errors import boundary
+from evenhand.runs.recorder import Recorder
 from evenhand.training.augment import Handed
 from evenhand.training.guards import model_guards
 from evenhand.training.guards.coupling_guard import Coupling
+from evenhand.training.losses import Loss
 from evenhand.training.weight_average import Average
 from evenhand.types import Batch, Pass
 
@@ -78,8 +82,8 @@ class Private:
         optimizer: torch.optim.Optimizer,
         *,
         mechanism: Mechanism,
-        watch: model_guards.Watch,
-        coupling: Coupling,
+        loss: Loss,
+        guards: Callable[[Loss], tuple[model_guards.Watch, Coupling]],
         folder: Folder,
         ledger: Ledger,
         memory: Mapping[str, Any],
@@ -89,13 +93,15 @@ class Private:
         allow_not_finite: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan, self.folder = model, optimizer, mechanism.plan, folder
-        self._mechanism, self._watch, self._ledger, self._recorder = mechanism, watch, ledger, Recorder(ledger)
-        self._coupling = coupling
+        self._mechanism, self._ledger, self._recorder = mechanism, ledger, Recorder(ledger)
+        self._guards = guards
+        self._watch, self._coupling = guards(loss)
         self.memory: Mapping[str, Any] = memory
         self._left_out, self._allow_not_finite = LeftOut(), allow_not_finite
         self._looked: Data | None = None
         self.restored_position, self._position = restored_position, ledger.reserved
         self._drawn: Batch | None = None
+        self._started = False
         self._handed, self._draws = Handed(), torch.cuda.is_available()
         self._counting, self._extras = Counting(folder, mechanism.plan, compose), extras
         self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
@@ -144,9 +150,37 @@ class Private:
                 if self.at_block_end:
                     with boundary(self.folder.path):
                         self._recorder.charge(self.remaining)
-                self._drawn = draw(wrapped, sampler, self._position, self._token)
+                self._drawn, self._started = draw(wrapped, sampler, self._position, self._token), True
                 self._handed = Handed(self._drawn.inputs, self._drawn.targets)
             yield self._drawn
+
+    def release_prior(self, data: Any) -> Prior | None:
+        """Release the noisy counts of labels that the plan names, once in a run, and return them as a prior.
+
+        Every later call, also after a resume, returns the counts that are in the ledger. None without a prior in the
+        plan, or if a crash cut the counts short: they may have been seen, and a second release is not in the plan.
+
+        Guarantee: the plan's epsilon contains them; they are on disk before they are returned.
+        """
+        with self._alone:
+            if self.plan.prior is not None and self._ledger.counts is None and not self._ledger.counts_lost:
+                wrapped = wrap(data)
+                self._check(wrapped)
+                row = release_counts(self.plan, self._mechanism.stream, wrapped)
+                with boundary(self.folder.path):
+                    self._ledger.prior(row)
+            return self.folder.prior()
+
+    def use_loss(self, loss: Loss) -> None:
+        """Take another loss than ``attach`` was given, such as one that the prior is in; before the first batch only.
+
+        Raises:
+          BatchReuseError: a batch was drawn already: one run has one loss.
+        """
+        if self._started:
+            raise BatchReuseError("Steps were made with the loss so far: give another one before the first batch.")
+        self._watch.close()
+        self._watch, self._coupling = self._guards(loss)
 
     def step(self, batch: Batch) -> Tensor:
         """Compute the gradient, add noise, update the weights, and return the losses, which are NOT private.

@@ -344,7 +344,7 @@ def _clear(out: Path, left: Reading) -> None:
             file.unlink()
 
 
-_LEFT = (b'{"type":"release",', b'{"type":"told",', b'{"type":"file",')
+_LEFT = (b'{"type":"release",', b'{"type":"told",', b'{"type":"file",', b'{"type":"prior",')
 
 
 def beginning(data: bytes, head: str) -> bytes:

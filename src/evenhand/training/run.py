@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from evenhand.data import Declaration, Table
     from evenhand.data.dataset import Data
     from evenhand.mechanism.make_plan import Plan
+    from evenhand.methods.priors import Prior
     from evenhand.training.evaluate import Predictions
 
 
@@ -123,6 +124,11 @@ class Run:
 
         rows = [run_findings.flatten_evaluation(row) for row in self.evaluations]
         return pandas.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)) or ["step"])
+
+    @property
+    def prior(self) -> Prior | None:
+        """Return the shares of the labels, from the noisy counts that the run released; None if it released none."""
+        return self.folder.prior()
 
     @property
     def group_column(self) -> str | None:

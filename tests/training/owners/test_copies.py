@@ -15,7 +15,7 @@ from torch import nn
 import evenhand as eh
 from evenhand.accounting import accountant
 from evenhand.errors import EvenhandError
-from evenhand.runs import ledger
+from evenhand.runs import recorder
 from evenhand.runs.dataset_ledger import DatasetLedger
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import Ledger
@@ -26,7 +26,7 @@ from evenhand.training.attach import start
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Blocks of one step, and a ledger of its own for every test."""
-    monkeypatch.setattr(ledger, "BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(recorder, "BLOCK_SECONDS", 1e-9)
     monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
 
 

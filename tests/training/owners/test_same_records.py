@@ -12,14 +12,14 @@ from same_records import began, data, planned, raised, resumed
 import evenhand as eh
 from evenhand.data import wrap
 from evenhand.errors import DataError, PlanMismatchError, UsageError
-from evenhand.runs import ledger
+from evenhand.runs import recorder
 from evenhand.runs.dataset_ledger import DatasetLedger, state_folder
 
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Blocks of one step, and a ledger of its own for every test."""
-    monkeypatch.setattr(ledger, "BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(recorder, "BLOCK_SECONDS", 1e-9)
     monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
 
 
