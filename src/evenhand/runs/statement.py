@@ -113,7 +113,7 @@ def build(
         "accounting": {"accountant": plan.accountant, **_composed(composition)},
         "covers": list(COVERS) if plan.certified and ledger.withdrawn is None and not ledger.blocked else [],
         "does_not_cover": [*DOES_NOT_COVER, *map(statement_warnings.not_covered, ledger.forks)],
-        "sharing": statement_files.of_run(plan, ledger),
+        "sharing": statement_files.of_run(plan, ledger, files),
         "public_inputs": _facts(plan),
         "trust_model": TRUST,
         "audit": None,

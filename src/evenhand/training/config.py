@@ -57,7 +57,8 @@ class Config:
     epsilon per owner, ``record_budgets`` is a column or file with an epsilon per record. From ``loss`` to ``precision``
     nothing private depends on a setting. With ``training_records`` held-out data may hold training records, and figures
     stay private; ``allow_not_finite`` trains although many records are not finite. ``prior`` releases noisy counts of
-    the labels, paid from the same promise.
+    the labels, paid from the same promise; ``prior_counts`` declares public ones instead. ``goal`` and ``tau`` say whom
+    the run serves.
 
     Examples:
       >>> Config(epsilon=3.0).method
@@ -104,6 +105,9 @@ class Config:
     training_records: bool = False
     allow_not_finite: bool = False
     prior: bool = True
+    prior_counts: Sequence[float] = ()
+    goal: str = "overall"
+    tau: float | str | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, Any] = field(default_factory=dict)
@@ -321,7 +325,7 @@ def to_toml(config: Config) -> str:
 
 _OWN = (
     *("delimiter", "labels", "missing_tokens", "ordered", "test_share", "device"),
-    *("optimizer", "lr_schedule", "lean", "precision"),
+    *("optimizer", "lr_schedule", "lean", "precision", "prior_counts", "goal"),
 )
 """Settings that are written only where they differ from the default."""
 

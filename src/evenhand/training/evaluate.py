@@ -21,8 +21,11 @@ from evenhand.types import Facts
 
 if TYPE_CHECKING:
     from evenhand.data import Declaration
+    from evenhand.training.goals.serving import Answering
 
 CHUNK = 1024
+_DRAWS = 0
+"""Seed of a randomised decision while it is measured, so that figures can be computed again."""
 OWNERS = 1000
 """Up to so many owner classes are evaluated one by one; of more hardly any has enough held-out records to tell."""
 
@@ -116,8 +119,10 @@ def _against_rest(scores: Tensor) -> Tensor:
     return torch.stack(columns, dim=1) + math.log(scores.shape[1] - 1)
 
 
-def measure_model(model: nn.Module, data: Data) -> Outcomes:
+def measure_model(model: nn.Module, data: Data, decision: Answering | None = None) -> Outcomes:
     """Return what the model says of every held-out record, for the metrics of its kind of targets.
+
+    A ``decision`` moves the outputs before they are answers, see ``goals.decision``.
 
     Examples:
       >>> import evenhand as eh
@@ -130,6 +135,11 @@ def measure_model(model: nn.Module, data: Data) -> Outcomes:
         return _tokens(model, data)
     scores, true = compute_scores(model, data)
     scores = scores.double()
+    if decision is not None:
+        scores = decision.adjust(
+            _shaped(scores, true) if kind == LABELS else scores,
+            *(kind, data.group_names(), torch.Generator().manual_seed(_DRAWS)),
+        )
     if kind == NUMBERS:
         truth, guess = true.double().numpy(), _shaped(scores, true).numpy()
         bounds = None if data.declared is None else data.declared.target
@@ -195,9 +205,9 @@ def move_to_device(value: Any, device: torch.device) -> Any:
     return value.to(device)
 
 
-def evaluate(model: nn.Module, data: Data) -> GroupFrame:
+def evaluate(model: nn.Module, data: Data, decision: Answering | None = None) -> GroupFrame:
     """Return accuracy overall and per group with 95 % intervals; not measured where targets are real numbers."""
-    outcomes = measure_model(model, data)
+    outcomes = measure_model(model, data, decision)
     if outcomes.kind == NUMBERS:
         nothing = estimate(math.nan, 0)
         return GroupFrame(nothing, dict.fromkeys(dict.fromkeys(data.group_names()), nothing))
@@ -222,13 +232,13 @@ def measures(model: nn.Module, data: Data) -> Measures:
     return measure_outcomes(measure_model(model, data), groups=data.group_names(), owners=owners)
 
 
-def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]:
+def row(model: nn.Module, data: Data, step: int, epoch: float, decision: Answering | None = None) -> dict[str, Any]:
     """Return one line of metrics.jsonl: all metrics of ``measures`` but those across groups, for every evaluation.
 
     ``targets`` names the kind of targets where they are not classes. An undefined value is None, since plain JSON has
     no NaN: accuracy too, where targets are real numbers.
     """
-    outcomes, facts = measure_model(model, data), data.facts
+    outcomes, facts = measure_model(model, data, decision), data.facts
     overall = values(outcomes)
     groups = by_group(outcomes, data.group.numpy(), facts.groups)
     right = torch.from_numpy(outcomes.right)
