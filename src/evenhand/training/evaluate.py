@@ -294,7 +294,13 @@ class Predictions:
     probabilities: list[list[float]]
 
 
-def predict_arrays(model: nn.Module, inputs: Any, labels: Sequence[str]) -> Predictions:
+def predict_arrays(
+    model: nn.Module,
+    inputs: Any,
+    labels: Sequence[str],
+    decision: Answering | None = None,
+    groups: Sequence[str] | None = None,
+) -> Predictions:
     """Return the predictions of a model for inputs as it takes them; outputs are called 0, 1, ... without labels."""
     rows = inputs if isinstance(inputs, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(_numeric(inputs)))
     first = next(model.parameters())
@@ -303,7 +309,7 @@ def predict_arrays(model: nn.Module, inputs: Any, labels: Sequence[str]) -> Pred
     model.eval()
     try:
         with torch.no_grad():
-            parts = [model(part.to(first.device)).double().softmax(-1).cpu() for part in torch.split(rows, 1024)]
+            parts = [model(part.to(first.device)).double().cpu() for part in torch.split(rows, 1024)]
     except RuntimeError as error:
         raise UsageError(
             f"The model cannot take inputs of shape {tuple(rows.shape[1:])} a record ({type(error).__name__}): pass "
@@ -312,6 +318,9 @@ def predict_arrays(model: nn.Module, inputs: Any, labels: Sequence[str]) -> Pred
     finally:
         model.train(was_training)
     scores = torch.cat(parts)
+    if decision is not None:
+        scores = decision.adjust(scores_of(scores, CLASSES, model), CLASSES, groups)
+    scores = scores.softmax(-1)
     names = tuple(labels) or tuple(str(place) for place in range(scores.shape[-1]))
     if scores.ndim != 2 or scores.shape[1] != len(names):
         raise UsageError("The model does not give one output per label: use run.model and your own threshold.")
@@ -326,7 +335,13 @@ def _numeric(inputs: Any) -> Any:
     return array.astype(np.float32) if array.dtype.kind in "fb" else array
 
 
-def name_scores(outputs: Tensor, declared: Declaration, model: nn.Module) -> Predictions:
+def name_scores(
+    outputs: Tensor,
+    declared: Declaration,
+    model: nn.Module,
+    decision: Answering | None = None,
+    groups: Sequence[str] | None = None,
+) -> Predictions:
     """Return the predictions that a model's outputs stand for, in the words of the declared target.
 
     Raises:
@@ -340,6 +355,8 @@ def name_scores(outputs: Tensor, declared: Declaration, model: nn.Module) -> Pre
     names = tuple(declared.several or declared.labels)
     if scores.ndim != 2 or scores.shape[1] != len(names):
         raise UsageError("The model does not give one output per label: pass the architecture that was trained.")
+    if decision is not None:
+        scores = decision.adjust(scores, kind, groups)
     if declared.several:
         likely = scores.sigmoid().tolist()
         chosen = ["; ".join(name for name, share in zip(names, row, strict=True) if share > 0.5) for row in likely]

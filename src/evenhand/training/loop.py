@@ -79,8 +79,8 @@ def run(
 ) -> Run:
     """Run all remaining steps with evaluation and checkpoints, release the model, and return the run.
 
-    ``before`` is called before a step is charged, and returns the goal that decisions serve. With ``training_records`` everything that is measured on ``test``
-    stays in the folder's ``private`` part.
+    ``before`` is called before a step is charged, and returns the goal that decisions serve. With ``training_records``
+    everything that is measured on ``test`` stays in the folder's ``private`` part.
     """
     folder = private.folder
     file = folder.training_metrics_file if training_records else folder.metrics_file

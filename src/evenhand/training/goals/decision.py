@@ -21,7 +21,7 @@ from evenhand.methods.priors import Prior
 from evenhand.reporting.metrics import CLASSES, LABELS, ORDINAL, TOKENS
 from evenhand.runs.folder import Folder, write_json
 from evenhand.runs.statement_files import DECISION
-from evenhand.training.goals.goal import Goal
+from evenhand.training.goals.goal import OVERALL, Goal
 
 FILE = DECISION
 _FORMAT = 1
@@ -74,7 +74,7 @@ class Decision:
       tensor([1])
     """
 
-    goal: Goal = Goal()
+    goal: Goal = OVERALL
     tau: float = 0.0
     trained_tau: float = 0.0
     offsets: tuple[tuple[float, ...], ...] = ()

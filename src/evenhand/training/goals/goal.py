@@ -80,6 +80,9 @@ class Goal:
         return self.name if self.metric is None else f"{self.name}:{self.metric}"
 
 
+OVERALL = Goal()
+
+
 def check_tau(tau: Any, goal: Goal) -> Tau:
     """Return a strength that was asked for: None, a number from 0 on, or "held-out"; raise for anything else.
 

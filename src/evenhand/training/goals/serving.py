@@ -19,7 +19,7 @@ from evenhand.training import evaluate
 from evenhand.training.goals import parity
 from evenhand.training.goals.decision import FILE, NOT_COVERED, Decision
 from evenhand.training.goals.frontier import Held, best, frontier
-from evenhand.training.goals.goal import HELD_OUT, PATH, Goal, Tau, check_tau, refuse_without_prior
+from evenhand.training.goals.goal import HELD_OUT, OVERALL, PATH, Goal, Tau, check_tau, refuse_without_prior
 from evenhand.training.losses import Binary, CrossEntropy, LogitAdjusted, Loss
 from evenhand.training.private import Private
 
@@ -64,7 +64,7 @@ class Serving:
       (LogitAdjusted(prior=Prior(counts=((9.0, 1.0),), noise=0.0, kind='labels', records=0), tau=2.5), True)
     """
 
-    goal: Goal = Goal()
+    goal: Goal = OVERALL
     tau: Tau = None
     prior: Prior | None = None
     trained_tau: float = 0.0
