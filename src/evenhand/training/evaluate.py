@@ -21,7 +21,7 @@ from evenhand.types import Facts
 
 if TYPE_CHECKING:
     from evenhand.data import Declaration
-    from evenhand.training.goals.serving import Answering
+    from evenhand.training.goals.serve import Answering
 
 CHUNK = 1024
 _DRAWS = 0

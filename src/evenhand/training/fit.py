@@ -31,7 +31,7 @@ from evenhand.training import density_runs, evaluate, losses, trusted_code, weig
 from evenhand.training.attach import start
 from evenhand.training.augment import Augment, views_of
 from evenhand.training.config import PYTHON, Config, descent_again, of_run, settings_of, to_toml, views_again
-from evenhand.training.goals import serving as goals
+from evenhand.training.goals import serve as goals
 from evenhand.training.goals.goal import Goal
 from evenhand.training.guards.model_guards import Compute, adapt_to_views
 from evenhand.training.loggers import Broadcast, Logger

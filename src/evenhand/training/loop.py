@@ -21,7 +21,7 @@ from evenhand.runs.folder import write_durably
 from evenhand.runs.ledger import BLOCK
 from evenhand.runs.recorder import LOST
 from evenhand.training import evaluate
-from evenhand.training.goals.serving import Serving, Settled, settle
+from evenhand.training.goals.serve import Serving, Settled, settle
 from evenhand.training.loggers import Broadcast, collect_released
 from evenhand.training.optimizers import Schedule
 from evenhand.training.private import Private, Stateful

@@ -56,7 +56,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is added to a model's outputs before the largest one (or every positive one) is the answer.
+    """Offsets that are added to a model's outputs before the largest one (or every positive one) is the answer.
 
     Attributes:
       goal: what it serves.

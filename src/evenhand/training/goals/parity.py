@@ -80,7 +80,7 @@ def _fairlearn(
     from fairlearn.postprocessing import ThresholdOptimizer
 
     optimizer = ThresholdOptimizer(
-        estimator=_Given(), constraints=PARITY[goal.metric or ""], prefit=True, predict_method="predict"
+        estimator=_passing_on(), constraints=PARITY[goal.metric or ""], prefit=True, predict_method="predict"
     )
     codes = np.array([present.index(name) for name in names])
     with warnings.catch_warnings():
@@ -90,16 +90,13 @@ def _fairlearn(
     return tuple(_mixture(table[place]) for place in range(len(present)))
 
 
-class _Given:
-    """An estimator whose answer is its input: fairlearn asks it for the scores."""
+def _passing_on() -> Any:
+    """Return an estimator whose answer is its input: fairlearn asks it for the scores."""
+    from sklearn.preprocessing import FunctionTransformer
 
-    fitted_ = True
-
-    def fit(self, inputs: Any, targets: Any) -> _Given:
-        return self
-
-    def predict(self, inputs: Any) -> Any:
-        return np.asarray(inputs)[:, 0]
+    passing = FunctionTransformer()
+    passing.predict = lambda inputs: np.asarray(inputs)[:, 0]
+    return passing
 
 
 def _mixture(row: Any) -> Mixture:

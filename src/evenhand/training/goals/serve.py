@@ -203,7 +203,7 @@ class Settled:
     """How answers are made while they are measured, and what a line of metrics says about it."""
 
     answering: Answering | None = None
-    line: Mapping[str, Any] = field(default_factory=dict)
+    line: dict[str, Any] = field(default_factory=dict)
 
 
 def settle(folder: Folder, model: nn.Module, data: Data, serving: Serving) -> Settled:
