@@ -151,21 +151,19 @@ class LeftOut:
     """
 
     def __init__(self) -> None:
-        self.count = self.drawn = 0
-        self._said = False
+        self.count, self._said = 0, False
 
     def add(self, left_out: int, drawn: int) -> None:
-        """Take in one step; the first time that too many were left out, say so."""
+        """Take in a step that left rows out; ``drawn`` counts those of all steps. Say so once there are too many."""
         self.count += left_out
-        self.drawn += drawn
-        if left_out and not self._said and too_many(self.count, self.drawn):
+        if not self._said and too_many(self.count, drawn):
             self._said = True
-            _tell(f"{self.count:,} of {self.drawn:,} rows drawn so far were not finite", "add")
+            _tell(f"{self.count:,} of {drawn:,} rows drawn so far were not finite", "add")
 
-    def summary(self) -> None:
-        """Say at the end how many there were, if any."""
+    def summary(self, drawn: int) -> None:
+        """Say at the end how many of all drawn rows there were, if any."""
         if self.count:
-            _tell(f"{self.count:,} of {self.drawn:,} rows drawn in all steps were not finite", "added")
+            _tell(f"{self.count:,} of {drawn:,} rows drawn in all steps were not finite", "added")
 
 
 def _tell(what: str, contribute: str) -> None:

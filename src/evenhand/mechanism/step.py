@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients.fast_paths import bounded_weights
+from evenhand.gradients.fast_paths import fast
 from evenhand.gradients.row_norms import LARGEST, numbers
 from evenhand.mechanism import noise_grid
 from evenhand.mechanism.add_noise import Ahead, release_few, release_parts
@@ -156,7 +156,7 @@ def clamp_weights(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
     what float32 can carry.
     """
     norm, owner = stats.norm, stats.owner.long()
-    quick = bounded_weights(weights, norm, owner, sensitivity, _LARGEST_WEIGHT)
+    quick = fast().bounded_weights(weights, norm, owner, sensitivity, _LARGEST_WEIGHT)
     if quick is not None:
         return quick
     given = weights.to(torch.float64)
