@@ -62,6 +62,7 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
         compose=config.compose,
         training_records=config.training_records,
         allow_not_finite=config.allow_not_finite,
+        least_records=config.least_records,
         config=config,
         **options,
     )
