@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evenhand.errors import UsageError
-from evenhand.terminal import plain
+from evenhand.terminal import note, plain
 
 if TYPE_CHECKING:
     from evenhand.methods.schedules import Schedule
@@ -84,6 +84,14 @@ MetricNames = Annotated[
     typer.Option(
         "--metric", metavar="NAME,NAME", help="Printed first: balanced_accuracy, fpr, fpr_difference, brier, mae ..."
     ),
+]
+KeepTogether = Annotated[
+    str | None,
+    typer.Option("--keep-together", metavar="COLUMN", help="Records with the same value, as a person's, share a side."),
+]
+LeastRecords = Annotated[
+    int | None,
+    typer.Option("--least-records", help="Share no figures of groups with fewer held-out records; default 10."),
 ]
 Momentum = Annotated[float | None, typer.Option("--momentum", help="Of sgd (default 0.9) or rmsprop.")]
 WeightDecay = Annotated[float | None, typer.Option("--weight-decay", help="Default: that of the optimizer in torch.")]
@@ -242,3 +250,12 @@ def draw_spending(
         printed=rounded_up,
     )
     write_durably(path, picture.encode())
+
+
+def tell_unit(column: str | None) -> None:
+    """Print that records kept together in the split are still promised privacy one by one, if a column is named."""
+    if column is not None:
+        note(
+            f"WARNING: records with the same {column} are on one side of the split, but the promise is about one "
+            "record: several records of one person are not covered together."
+        )

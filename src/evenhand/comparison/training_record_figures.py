@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand import untrusted
 from evenhand.runs.folder import Folder, write_json
+from evenhand.types import Level
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,19 +35,29 @@ def read(folder: Folder) -> dict[str, dict[str, float]]:
     return figures
 
 
-def write(folder: Folder, model: nn.Module, data: Data, bound: float | None) -> None:
+def write(folder: Folder, model: nn.Module, data: Data, level: Level | None, batch: float) -> None:
     """Measure the model by group and write the values into the private folder; durable on return."""
-    write_json(file(folder), by_group(model, data, bound))
+    write_json(file(folder), by_group(model, data, level, batch))
 
 
-def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dict[str, float]]:
-    """Return accuracy, mean gradient norm and share of gradients above the clip bound, per group of training records.
+def by_group(model: nn.Module, data: Data, level: Level | None, batch: float) -> dict[str, dict[str, float]]:
+    """Return accuracy, mean gradient norm and, with a clip bound, what clipping and noise do to each group.
+
+    The mean gradient of group k in a batch is off by at most ``bias + noise`` (Xu et al. 2021, equation 1): ``bias`` is
+    the mean of ``max(0, norm - C)`` over the group's records, ``noise`` the standard deviation of the noise in each
+    coordinate over the group's expected records in a batch; ``clipped`` is the share of norms above C.
+
+    Args:
+      model: the trained model.
+      data: the training records, of which at most ``RECORDS`` are looked at.
+      level: noise multiplier and clip bound; None without clipping.
+      batch: expected records of a step.
 
     Examples:
       >>> import torch, evenhand as eh
-      >>> figures = by_group(torch.nn.Linear(64, 10), eh.data.digits()[0], 1.0)
+      >>> figures = by_group(torch.nn.Linear(64, 10), eh.data.digits()[0], Level(noise=1.0, bound=1.0), 128)
       >>> sorted(figures["class 8"])
-      ['accuracy', 'clipped', 'norm']
+      ['accuracy', 'bias', 'clipped', 'noise', 'norm']
     """
     import torch
 
@@ -65,17 +76,24 @@ def by_group(model: nn.Module, data: Data, bound: float | None) -> dict[str, dic
         right.append(shares_right(scores, targets, kind_of(data.facts, targets), model).cpu())
     norm, hit, group = torch.cat(norms), torch.cat(right), data.group[rows]
     return {
-        name: _values(norm[group == index], hit[group == index], bound)
+        name: _values(norm[group == index], hit[group == index], level, batch * (data.group == index).double().mean())
         for index, name in enumerate(data.facts.groups)
         if (group == index).any()
     }
 
 
-def _values(norm: Tensor, hit: Tensor, bound: float | None) -> dict[str, Any]:
+def _values(norm: Tensor, hit: Tensor, level: Level | None, expected: Tensor) -> dict[str, Any]:
     finite = norm[norm.isfinite()]
     known = hit[hit.isfinite()]
     figures = {
         "accuracy": known.mean().item() if len(known) else None,
         "norm": finite.mean().item() if len(finite) else 0.0,
     }
-    return figures if bound is None else {**figures, "clipped": (norm > bound).double().mean().item()}
+    if level is None:
+        return figures
+    return {
+        **figures,
+        "clipped": (norm > level.bound).double().mean().item(),
+        "bias": (finite - level.bound).clamp(min=0).mean().item() if len(finite) else 0.0,
+        "noise": level.noise * level.bound / expected.item(),
+    }

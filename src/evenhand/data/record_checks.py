@@ -293,3 +293,24 @@ def refuse_other_shape(train: Data, test: Data) -> None:
             f"The held-out inputs have shape {shapes[1]} a record, those to train on {shapes[0]}: give both the same "
             "columns."
         )
+
+
+def refuse_both_sides(train: Data, test: Data) -> None:
+    """Raise if records that are to be kept together are on both sides, in the training and in the held-out file.
+
+    Examples:
+      >>> from evenhand.data.dataset import wrap
+      >>> sides = [wrap(torch.zeros(2, 1), [0, 1], keep_together=names) for names in (["a", "b"], ["b", "c"])]
+      >>> refuse_both_sides(*sides)
+      Traceback (most recent call last):
+      evenhand.errors.DataError: 1 of 2 names in the held-out data ...
+    """
+    if train.together is None or test.together is None:
+        return
+    held_out = torch.unique(test.together)
+    both = int(torch.isin(held_out, train.together).sum())
+    if both:
+        raise DataError(
+            f"{both} of {len(held_out)} names in the held-out data that keep records together are in the training data "
+            "too: figures would be about persons whom the model has seen. Move each person to one file."
+        )

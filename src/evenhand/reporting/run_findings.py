@@ -12,8 +12,9 @@ from itertools import permutations
 from typing import Any, TypeVar
 
 from evenhand._numbers import bare_percent, count, percent
-from evenhand.reporting.group_metrics import Estimate, wilson
-from evenhand.reporting.metrics import METRICS, by_group, differences, disparities
+from evenhand.reporting import small_cells
+from evenhand.reporting.group_metrics import Estimate, GroupFrame, estimate, wilson
+from evenhand.reporting.metrics import METRICS, ORDINAL, by_group, differences, disparities
 from evenhand.reporting.page import Bullets, Notes, Section, Table, Words
 from evenhand.reporting.uncertainty import FEWEST, Split, named_group
 
@@ -181,6 +182,45 @@ def _cell(rate: Estimate | None) -> str:
     return f"{bare_percent(rate.value)} ({ends}, {count(rate.count)})"
 
 
+FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss", "rank_mae")
+
+
+def further(last: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the metrics beside accuracy that a card gives: a few of classes, all of other targets.
+
+    Examples:
+        >>> further({"targets": "numbers", "metrics": {"mae": 0.5}})
+        {'mae': 0.5}
+    """
+    if last.get("targets") in (None, ORDINAL):
+        return {name: last[name] for name in FURTHER if name in last}
+    return {name: value for name, value in last["metrics"].items() if name != "accuracy"}
+
+
+def recorded(last: Mapping[str, Any]) -> GroupFrame:
+    """Return the accuracy overall and per group of one line of metrics.jsonl; groups that it leaves out come last.
+
+    Examples:
+        >>> recorded({"accuracy": 0.5, "records": 40, "groups": {"a": 0.5}, "group_records": {"a": 40}}).by_group["a"].count
+        40
+    """  # noqa: E501
+    shares = {name: _share(value, last["group_records"][name]) for name, value in last.get("groups", {}).items()}
+    return GroupFrame(
+        overall=_share(last.get("accuracy"), last.get("records", 0)), by_group=small_cells.with_hidden(shares, last)
+    )
+
+
+def owners(last: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Return the accuracy per owner of one line of metrics.jsonl; owners that it leaves out come last."""
+    shares = {name: _share(share, last["owner_records"][name]) for name, share in last.get("owners", {}).items()}
+    return small_cells.with_hidden(shares, last, "owners")
+
+
+def _share(value: float | None, records: int) -> Estimate:
+    """Return an accuracy with its interval; not measured where targets are real numbers."""
+    return estimate(math.nan, 0) if value is None else estimate(value, records)
+
+
 Value = TypeVar("Value")
 NOT_BETTER = "This model does not beat always answering the largest class"
 TOO_CLOSE = "This model cannot be told apart from always answering the largest class"
@@ -244,6 +284,18 @@ def with_column(by_group: Mapping[str, Value], column: str | None) -> dict[str, 
     return {named(name, column): value for name, value in by_group.items()}
 
 
+def row_with_column(row: Mapping[str, Any], column: str | None) -> dict[str, Any]:
+    """Return one line of metrics.jsonl with the name of the column before every group, where that is known.
+
+    Examples:
+        >>> row_with_column({"groups": {"f": 0.9}, "group_metrics": {"fpr": {"f": 0.1}}}, "sex")
+        {'groups': {'sex = f': 0.9}, 'group_metrics': {'fpr': {'sex = f': 0.1}}}
+    """
+    tables = {key: with_column(row[key], column) for key in ("groups", "group_records") if key in row}
+    metrics = {name: with_column(part, column) for name, part in row.get("group_metrics", {}).items()}
+    return {**row, **tables, **({"group_metrics": metrics} if metrics else {})}
+
+
 def metrics_section(
     metrics: Mapping[str, Mapping[str, float | None]], groups: Mapping[str, Estimate], ranked: Sequence[str]
 ) -> Section | None:
@@ -252,12 +304,15 @@ def metrics_section(
     if not columns or not groups:
         return None
     cells = [
-        [name, count(groups[name].count), *(_figure(values.get(name)) for values in columns.values())]
-        for name in ranked
+        [name, *_size(groups[name]), *(_figure(values.get(name)) for values in columns.values())] for name in ranked
     ]
     head = ["group", "records", *(name.replace("_", " ") for name in columns)]
     note = "Measured on held-out records; a cell is empty where the metric is undefined for the group."
     return Section("Every metric per group", [Table(head, cells, note, folded=False)])
+
+
+def _size(group: Estimate) -> list[str]:
+    return [small_cells.words(group.count) if small_cells.hidden(group) else count(group.count)]
 
 
 def _figure(value: float | None) -> str:

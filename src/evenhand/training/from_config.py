@@ -63,6 +63,7 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
         training_records=config.training_records,
         allow_not_finite=config.allow_not_finite,
         prior=config.prior,
+        least_records=config.least_records,
         config=config,
         **options,
     )

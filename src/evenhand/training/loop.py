@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from evenhand import durable
 from evenhand.data.dataset import Data
+from evenhand.reporting.small_cells import LEAST
 from evenhand.runs import released_weights
 from evenhand.runs.folder import write_durably
 from evenhand.runs.ledger import BLOCK
@@ -75,14 +75,14 @@ def run(
     progress: bool | None,
     before: Callable[[], None] = lambda: None,
     training_records: bool = False,
+    least: int = LEAST,
 ) -> Run:
     """Run all remaining steps with evaluation and checkpoints, release the model, and return the run.
 
     ``before`` is called before anything is spent. With ``training_records`` everything that is measured on ``test``
-    stays in the folder's ``private`` part.
+    stays in the folder's ``private`` part; so do figures of groups with fewer records in it than ``least``.
     """
     folder = private.folder
-    file = folder.training_metrics_file if training_records else folder.metrics_file
     data = data.on(next(private.model.parameters()).device)
     with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
         before()
@@ -98,7 +98,7 @@ def run(
             if _epoch_ends(private):
                 _log(private, losses, len(batch))
                 if test is not None and private.remaining:
-                    _evaluate(private, test, companions, telling, file)
+                    _evaluate(private, test, companions, telling, training_records, least)
             if received and private.at_block_end:
                 private.checkpoint()
                 raise Interrupted(
@@ -111,7 +111,7 @@ def run(
                 saving.save_if_due()
         private.checkpoint()
         if test is not None and not _measured(private, companions, training_records):
-            _evaluate(private, test, companions, telling, file)
+            _evaluate(private, test, companions, telling, training_records, least)
         private.release(companions.average)
     finished = Run(private.folder, private.model)
     page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
@@ -165,12 +165,14 @@ def _epoch_ends(private: Private) -> bool:
     return int(_epoch(private) + 1e-9) > int(_epoch(private) - per_step + 1e-9) or private.remaining == 0
 
 
-def _evaluate(private: Private, test: Data, companions: Companions, telling: Broadcast, metrics: Path) -> None:
+def _evaluate(
+    private: Private, test: Data, companions: Companions, telling: Broadcast, training_records: bool, least: int
+) -> None:
     """Measure the weights that would be released, write a line of metrics, and give the values to the loggers."""
     with companions.shown():
         line = evaluate.row(private.model, test, private.position, _epoch(private))
         line |= {"segment": private.segment, "weights": released_weights.digest(private.model)}
-    private.folder.add_metrics(line, metrics)
+    line = private.folder.add_metrics(line, least, training_records=training_records)
     if telling:
         private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)

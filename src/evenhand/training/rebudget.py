@@ -245,6 +245,9 @@ def begin(folder: Folder, out: Path, plan: Plan, point: Point) -> Folder:
     lines = [line for line in folder.metrics() if line["step"] <= point.mark.position]
     if lines:
         write_durably(new.metrics_file, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    if folder.full_metrics_file.exists():
+        write_durably(new.full_metrics_file, untrusted.read_bytes(folder.full_metrics_file))
+        new.drop_metrics(point.mark.position)
     earlier = [mark for mark in checkpoints.marks(folder) if 0 < mark.position < point.mark.position]
     checkpoints.take(new, point.mark, [mark for mark in earlier if mark.head in point.then.hashes])
     return new
