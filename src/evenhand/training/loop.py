@@ -169,6 +169,7 @@ def _evaluate(private: Private, test: Data, companions: Companions, telling: Bro
     with companions.shown():
         line = evaluate.row(private.model, test, private.position, _epoch(private))
         line |= {"segment": private.segment, "weights": released_weights.digest(private.model)}
+        line |= {"followed": private.followed()}
     private.folder.add_metrics(line, metrics)
     if telling:
         private.told()
