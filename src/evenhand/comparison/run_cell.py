@@ -137,9 +137,8 @@ def perform(task: Task) -> None:
     if not (task.path / "model-card.md").exists():
         write_durably(task.path / "model-card.md", Run(folder).card().encode())
     if task.research:
-        bound = max(level.bound for level in task.plan.levels) if task.plan.certified else None
         model = load(task.path, model=config.build_model(training.facts)).model
-        research.write(folder, model, training, bound)
+        research.write(folder, model, training, task.plan)
     spent = seconds(task) + time.process_time() - began
     write_durably(folder.private / "processor_seconds.txt", f"{spent:.3f}\n".encode())
 
