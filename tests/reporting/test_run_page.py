@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from evenhand.reporting import run_findings
 from evenhand.reporting.charts import multiples
 from evenhand.reporting.group_metrics import Estimate, estimate
 from evenhand.reporting.page import asset
@@ -301,3 +302,17 @@ def test_a_rate_is_chosen_on_the_page_and_without_a_script_the_first_shows() -> 
     assert "<label hidden>Metric: <select><option>accuracy</option><option>fpr</option></select>" in part
     assert part.count("<figure hidden>") == 1
     assert part.index("<figure>") < part.index("<figure hidden>")
+
+
+def test_bounds_over_training_are_drawn_by_group_and_damaged_ones_left_out() -> None:
+    rows = [
+        {"epoch": epoch, "followed": {"clip bound": {"a": 1.0 + epoch, "b": 2.0}, "threshold Z": {"": 9.0 / epoch}}}
+        for epoch in (1, 2, 3)
+    ]
+    section = run_findings.bounds_section([*rows, {"epoch": 4, "followed": {"clip bound": "<b>"}}], "a")
+    assert section is not None
+    assert section.heading == "Bounds over training"
+    assert [block.kind for block in section.blocks] == ["words", "figure", "figure", "table"]
+    assert section.blocks[-1].rows[0] == ["clip bound", "a", "2", "3", "4"]  # type: ignore[union-attr]
+    assert section.blocks[-1].rows[2] == ["threshold Z", "", "9", "4.5", "3"]  # type: ignore[union-attr]
+    assert run_findings.bounds_section([{"epoch": 1}, {"epoch": 2, "followed": {}}], None) is None

@@ -68,7 +68,8 @@ Loss = Annotated[
     typer.Option("--loss", help="cross_entropy, focal:gamma=2, binary, mse, class_weighted:weights=[1,5]: per record."),
 ]
 Optimizer = Annotated[
-    str | None, typer.Option("--optimizer", help="sgd (default), adam, adamw, nadam, radam, adamax, rmsprop, adagrad.")
+    str | None,
+    typer.Option("--optimizer", help="sgd (default), adam, adam_bc, adamw, nadam, radam, adamax, rmsprop, adagrad."),
 ]
 Lr = Annotated[
     float | None, typer.Option("--lr", help="Learning rate at the start of the schedule (one-cycle: its top).")

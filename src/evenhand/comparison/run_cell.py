@@ -19,7 +19,6 @@ from evenhand.comparison.sweep import Cell
 from evenhand.errors import VerificationError
 from evenhand.runs.folder import Folder, write_durably, write_json
 from evenhand.training.config import PYTHON, Config, to_toml
-from evenhand.types import Level
 
 if TYPE_CHECKING:
     from evenhand.accounting.plan import Plan
@@ -139,10 +138,8 @@ def perform(task: Task) -> None:
     if not (task.path / "model-card.md").exists():
         write_durably(task.path / "model-card.md", Run(folder).card().encode())
     if task.research:
-        widest = max(task.plan.levels, key=lambda level: level.bound)
-        level = Level(widest.noise, widest.bound) if task.plan.certified else None
         model = load(task.path, model=config.build_model(training.facts)).model
-        research.write(folder, model, training, level, task.plan.expected_batch)
+        research.write(folder, model, training, task.plan)
     spent = seconds(task) + time.process_time() - began
     write_durably(folder.private / "processor_seconds.txt", f"{spent:.3f}\n".encode())
 

@@ -46,13 +46,15 @@ class Released:
     """The outcome of a step: a private gradient, the rule's next memory, and what the ledger must say.
 
     The plan's promise covers all of it except ``left_out``, the number of rows that were not finite: it is not private
-    and belongs in the run's private log only. The caller owns the tensors.
+    and belongs in the run's private log only. ``state`` is all that the rule saw besides its rows. The caller owns the
+    tensors.
     """
 
     gradient: dict[str, Tensor]
     memory: Mapping[str, Any]
     commit: Commit
     left_out: int
+    state: State | None = None
 
 
 def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Released:
@@ -84,6 +86,7 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
         memory=rule.advance(state),
         commit=Commit(position, 1, noise.covered, noise.std, asked),
         left_out=0 if finite is None else int((~finite).sum()),
+        state=state,
     )
 
 

@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any, TypeVar
 
+from evenhand import untrusted
 from evenhand._numbers import bare_percent, count, percent
 from evenhand.reporting import small_cells
+from evenhand.reporting.charts import lines
 from evenhand.reporting.group_metrics import Estimate, GroupFrame, estimate, wilson
 from evenhand.reporting.metrics import METRICS, ORDINAL, by_group, differences, disparities
-from evenhand.reporting.page import Bullets, Notes, Section, Table, Words
+from evenhand.reporting.page import Block, Bullets, Figure, Notes, Section, Table, Words, figure
 from evenhand.reporting.uncertainty import FEWEST, Split, named_group
 
+_FOLLOWED: untrusted.Shape = {str: {str: (int, float)}}
 RATES = ("accuracy", "selection_rate", "tpr", "fpr", "tnr", "precision")
 _DISPARITIES = {
     "demographic_parity": ("selection_rate",),
@@ -168,6 +171,52 @@ def section(row: Mapping[str, Any]) -> Section | None:
         "Who is selected, and who is wrongly selected or wrongly left out: rates of the second class by group."
     )
     return Section("Errors per group", [intro, Bullets(lines), Table(head, cells, folded=False), Notes(remarks)])
+
+
+def bounds_section(curves: Sequence[Mapping[str, Any]], worst: str | None) -> Section | None:
+    """Return the part of a page on bounds and thresholds while training; None unless one of them was recorded.
+
+    Examples:
+        >>> rows = [{"epoch": epoch, "followed": {"threshold Z": {"": 9.0 / epoch}}} for epoch in (1, 2)]
+        >>> bounds_section(rows, None).blocks[-1].rows
+        [['threshold Z', '', '9', '4.5']]
+    """
+    rows = [row for row in curves if row.get("followed") and untrusted.fits(row["followed"], _FOLLOWED)]
+    if not rows:
+        return None
+
+    def values(name: str, group: str, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [float(row["followed"].get(name, {}).get(group, math.nan)) for row in rows]
+
+    epochs = [float(row["epoch"]) for row in rows]
+    blocks: list[Block] = [
+        Words(
+            "What the training held each record's gradient to, at each evaluation. These numbers are public, or made "
+            "of noisy answers that the budget paid for."
+        )
+    ]
+    picked = [rows[i] for i in sorted({(len(rows) - 1) * part // 4 for part in range(5)})]
+    cells = []
+    for name, last in rows[-1]["followed"].items():
+        series = {group or name: list(zip(epochs, values(name, group, rows), strict=True)) for group in last}
+        blocks.append(_followed_chart(name, series, worst))
+        cells += [[name, group, *(f"{value:.3g}" for value in values(name, group, picked))] for group in last]
+    head = ["what", "group", *(f"{float(row['epoch']):.3g}" for row in picked)]
+    return Section("Bounds over training", [*blocks, Table(head, cells, "After this many epochs.")])
+
+
+def _followed_chart(name: str, series: Mapping[str, Sequence[tuple[float, float]]], worst: str | None) -> Figure:
+    """Return one line per group, or one for all."""
+    return figure(
+        lambda size: lines(
+            series,
+            title=f"{name[:1].upper()}{name[1:]} over the training",
+            x_label="epoch",
+            y_label=name,
+            highlight=worst if worst in series else None,
+            size=size,
+        )
+    )
 
 
 def _title(name: str) -> str:

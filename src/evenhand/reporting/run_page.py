@@ -328,6 +328,11 @@ def _curves(data: ReportData) -> Section:
     return Section(heading, [intro, chart, Notes(remarks), Table(head, cells, "Correct, %, after this many epochs.")])
 
 
+def _bounds(data: ReportData) -> Section | None:
+    """Return clip bounds, group weights and thresholds over the training."""
+    return run_findings.bounds_section(data.curves, data.worst)
+
+
 def _spending(data: ReportData) -> Section:
     """Return what each step spent, by owner, and what a step does to a record of each owner class."""
     heading = "Privacy spent"
@@ -388,7 +393,7 @@ def _rates(data: ReportData) -> Section | None:
     return run_findings.section(data.curves[-1]) if data.curves else None
 
 
-_SECTIONS = (_groups, _metrics, _rates, _owners, _curves, _spending, _statement)
+_SECTIONS = (_groups, _metrics, _rates, _owners, _curves, _bounds, _spending, _statement)
 """What the page consists of, in order; a section that has nothing to say is None."""
 
 

@@ -172,6 +172,7 @@ def _evaluate(
     with companions.shown():
         line = evaluate.row(private.model, test, private.position, _epoch(private))
         line |= {"segment": private.segment, "weights": released_weights.digest(private.model)}
+        line |= {"followed": private.followed()}
     line = private.folder.add_metrics(line, least, training_records=training_records)
     if telling:
         private.told()
