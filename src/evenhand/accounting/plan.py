@@ -53,6 +53,9 @@ _SHAPE: untrusted.Shape = {
     "adjacency": str,
 }
 """Keys of plan.json and the kinds of their values; see ``untrusted.fits``."""
+_LATER: dict[str, Any] = {"derived": [], "features": ""}
+"""Public facts that plans of earlier versions do not have."""
+_LATER_SHAPE: untrusted.Shape = {"derived": [str], "features": str}
 
 
 @dataclass(frozen=True)
@@ -252,17 +255,18 @@ class Plan:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in fields
         }
-        if not untrusted.fits(dict(data), _SHAPE) or not untrusted.fits(data["facts"].get("derived", []), [str]):
+        if not untrusted.fits(dict(data), _SHAPE) or not untrusted.fits({**_LATER, **data["facts"]}, _LATER_SHAPE):
             raise UsageError("plan.json holds something of another kind than a plan does: it was damaged or edited.")
-        facts = data["facts"]
+        facts = {**_LATER, **data["facts"]}
         values["facts"] = Facts(
             records=facts["records"],
             owners=tuple((str(name), int(count)) for name, count in facts["owners"]),
             groups=tuple(facts["groups"]),
             labels=tuple(facts["labels"]),
             inputs=facts["inputs"],
-            derived=tuple(facts.get("derived", ())),
+            derived=tuple(facts["derived"]),
             ordered=facts.get("ordered") is True,
+            features=facts["features"],
         )
         values["levels"] = _levels(data["levels"])
         values["earlier"] = tuple(
@@ -420,8 +424,9 @@ def delta_warnings(delta: float, records: int) -> list[str]:
 def _fields(part: Any) -> dict[str, Any]:
     """Return a dataclass as plain data, without the copies of ``asdict``: these cost time with many thousand owners."""
     plain = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    if plain.get("ordered") is False:  # plans of earlier versions, and their digests, do not have it
-        del plain["ordered"]
+    for name, default in (("ordered", False), ("features", "")):  # not in plans of earlier versions nor their digests
+        if plain.get(name) == default:
+            del plain[name]
     return plain
 
 
