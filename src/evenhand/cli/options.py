@@ -43,7 +43,9 @@ Source = Annotated[
 Features = Annotated[
     str | None,
     typer.Option(
-        "--features", help="Train on features of the inputs: scattering, or a frozen network of yours, file.py:factory."
+        "--features",
+        help="Train on features of the inputs: scattering, efficientnet_lite0 (1, 2), minilm (for text), or a frozen "
+        "network of yours, file.py:factory.",
     ),
 ]
 MethodName = Annotated[str | None, typer.Option("--method", help="A name from `evenhand methods`.")]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evenhand import _validate
-from evenhand.data.columns import WHY, Category, Cells, Column, Number, as_table, declared, names, text
+from evenhand.data.columns import WHY, Category, Cells, Column, Number, Text, as_table, declared, names, text
 from evenhand.data.dataset import Data, wrap
 from evenhand.errors import DataError, UsageError
 
@@ -92,6 +92,11 @@ class Declaration:
         self._check_labels()
         if not self.features:
             raise UsageError("No column is declared as a feature: add [columns.NAME] tables, see `evenhand init`.")
+        if len(self.features) > 1 and any(isinstance(column, Text) for column in self.features.values()):
+            raise UsageError(
+                "A text column must be the only feature, since codes of letters and scaled numbers do not mix: delete "
+                "the other tables of [columns], or set feature = false where a category is for groups or owners."
+            )
         for role in ("groups", "owners"):
             self._names(role, getattr(self, role))
         if self.owners is not None and self.budgets is not None:

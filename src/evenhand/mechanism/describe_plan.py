@@ -39,6 +39,7 @@ def describe(plan: Plan) -> str:
     lines.append(
         f"  relies on these public facts: {facts.records} records; owners {len(facts.owners)}; groups "
         f"{_listed(facts.groups)}; labels {_listed(facts.labels)}; inputs {facts.inputs or 'not declared'}"
+        + (f", features of {facts.features}" if facts.features else "")
     )
     lines += [f"  warning: {text}" for text in warnings(plan)]
     return "\n".join(lines)

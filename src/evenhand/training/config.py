@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,11 +178,11 @@ class Config:
             return train, test
         named = self.features_named
         from evenhand.data.feature_cache import featured
-        from evenhand.models.features import extract
+        from evenhand.models.features import extract, provenance
 
         keep = not self.own_data and not _user_code.is_own(named)
-        train = featured(train, named, extract, keep=keep)
-        return train, None if test is None else featured(test, named, extract, keep=keep)
+        replaced = partial(featured, name=named, extract=extract, keep=keep, provenance=provenance(named))
+        return replaced(train), None if test is None else replaced(test)
 
     @property
     def features_named(self) -> str:
