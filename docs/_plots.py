@@ -5,6 +5,7 @@ python docs/_plots.py          writes docs/methods/plots/NAME.svg for every meth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ def contribution(
     return Plot(title, "length of the record's gradient", "length of what it adds", series, next(iter(series)))
 
 
-def _lengths(method: Method, group: int = 0, epoch: int = 0, **memory: float) -> list[tuple[float, float]]:
+def _lengths(method: Method, group: int = 0, epoch: int = 0, **memory: Any) -> list[tuple[float, float]]:
     count = len(NORMS)
     zero = torch.zeros(count, dtype=torch.long)
     rows = Stats(NORMS, NORMS, zero + group, zero, torch.arange(count))
@@ -156,6 +157,8 @@ def printed_noise(dimensions: Sequence[int]) -> Plot:
 
 
 _GROUPED = {words: {"group": place} for place, words in enumerate(GROUPS)}
+_FACTORS = {f"C_t = {factor:g}": {"factor": factor} for factor in (0.5, 1.5, 4.0)}
+_LOSSES = ("low loss", "high loss")
 PLOTS: dict[str, Callable[[], Plot]] = {
     "sgd": lambda: contribution("sgd"),
     "dpsgd": lambda: contribution("dpsgd"),
@@ -175,6 +178,15 @@ PLOTS: dict[str, Callable[[], Plot]] = {
     "auto_dpsgd_l": lambda: over_time("auto_dpsgd_l"),
     "auto_dpsgd_s": lambda: over_time("auto_dpsgd_s"),
     "sad": lambda: over_time("sad"),
+    "adaptive_clip": lambda: contribution("adaptive_clip", _FACTORS),
+    "bounded_adaptive": lambda: contribution("bounded_adaptive", _FACTORS),
+    "soft_ada_clip": lambda: contribution("soft_ada_clip", _FACTORS),
+    "group_dro": lambda: contribution(
+        "group_dro",
+        {words: {"group": place, "logs": [math.log(0.3), 0.0]} for place, words in enumerate(_LOSSES)},
+    ),
+    "global_adapt_v2_s": lambda: contribution("global_adapt_v2_s", {f"epoch {e}": {"epoch": e} for e in (0, 10, 20)}),
+    "sad_auto_s": lambda: over_time("sad_auto_s"),
     "moment_density": lambda: releases("moment_density"),
     "random_feature_density": lambda: releases("random_feature_density"),
     "noisy_embedding_density": lambda: releases(

@@ -20,7 +20,7 @@ Functions = TypeVar("Functions")
 
 
 class NativeLibrary(Generic[Functions]):
-    """A compiled library of this package: loaded and compared on first use, or None from then on.
+    """A compiled library of this package. Whoever uses one decides once: ``functools.cache(NativeLibrary(...).load)``.
 
     Args:
       file: name of the library in the package's folder.
@@ -28,7 +28,7 @@ class NativeLibrary(Generic[Functions]):
       agrees: whether these functions compute what Python computes.
 
     Examples:
-      >>> NativeLibrary("_none.so", lambda library: library, lambda library: True)() is None
+      >>> NativeLibrary("_none.so", lambda library: library, lambda library: True).load() is None
       True
     """
 
@@ -36,16 +36,9 @@ class NativeLibrary(Generic[Functions]):
         self, file: str, functions: Callable[[ctypes.CDLL], Functions], agrees: Callable[[Functions], bool]
     ) -> None:
         self._file, self._functions, self._agrees = file, functions, agrees
-        self._known: tuple[Functions | None] | None = None
-
-    def __call__(self) -> Functions | None:
-        """Return the functions, or None if they are missing or compute something else; decided once."""
-        if self._known is None:
-            self._known = (self.load(),)
-        return self._known[0]
 
     def load(self, folder: Path = _FOLDER) -> Functions | None:
-        """Load and compare now, from another folder if given; return the functions, or None."""
+        """Load and compare; return the functions, or None if they are missing or compute something else."""
         if ctypes.sizeof(ctypes.c_void_p) != _ADDRESS:
             return None
         try:

@@ -29,7 +29,8 @@ class Facts:
 
     ``owners`` are budget classes with their number of records; ``groups`` are the names that rules and reports use.
     ``derived`` names the facts that nobody declared and that were read off the data. ``ordered`` says that the labels
-    have an order, from the lowest to the highest.
+    have an order, from the lowest to the highest. ``features`` names the public network that made the inputs, with its
+    licence and the data that it was trained on.
     """
 
     records: int
@@ -39,6 +40,7 @@ class Facts:
     inputs: str = ""
     derived: tuple[str, ...] = ()
     ordered: bool = False
+    features: str = ""
 
     @property
     def owner_names(self) -> tuple[str, ...]:

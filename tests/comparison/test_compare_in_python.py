@@ -10,6 +10,7 @@ import pytest
 
 import evenhand as eh
 from commands import evenhand
+from evenhand.comparison import sweep as sweeps
 from evenhand.comparison.in_python import COLUMNS
 from evenhand.errors import UsageError
 from evenhand.methods import registry
@@ -73,3 +74,51 @@ def test_a_file_of_rules_on_the_command_line_is_compared(tmp_path: Path, monkeyp
     missing = evenhand(*typed, "--rules", "other.py", cwd=tmp_path)
     assert missing.returncode == 2
     assert "no rule file" in missing.stderr
+
+
+def test_a_comparison_by_metrics_of_ones_own(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(600, 3)).astype("float32")
+    groups = np.where(draw.random(600) < 0.5, "a", "b")
+    targets = (inputs[:, 0] + (groups == "b") * inputs[:, 1] > 0).astype(int)
+    data = eh.data.wrap(inputs, targets, groups=groups)
+    compared = eh.compare(
+        *(data, ["dpsgd"], [3.0]),
+        seeds=2,
+        model="linear",
+        epochs=1,
+        reference=True,
+        metric="fpr_difference,fpr",
+        out=tmp_path / "out",
+    )
+    table = compared.table.set_index("metric")
+    assert {"fpr_difference", "fpr"} <= set(table.index)
+    shared = json.loads((tmp_path / "out" / "table.json").read_text())
+    full = json.loads((tmp_path / "out" / "private" / "table-full.json").read_text())
+    assert shared["findings"][0].startswith("fpr_difference at epsilon 3: ") or "does not" in shared["findings"][0]
+    entry = shared["entries"][0]
+    assert set(entry["asked"]["fpr"]) == {"a", "b"}
+    values = [entry["asked"]["fpr"][name]["value"] for name in ("a", "b")]
+    rows = entry["by_seed"].values()
+    apart = [abs(row["group_metrics"]["fpr"]["a"] - row["group_metrics"]["fpr"]["b"]) for row in rows]
+    assert entry["metrics"]["fpr_difference"]["value"] == pytest.approx(np.mean(apart))
+    assert values[0] == pytest.approx(np.mean([row["group_metrics"]["fpr"]["a"] for row in rows]))
+    assert entry["asked_costs"] == {}, "what the non-private model gets is not shared"
+    costs = full["entries"][0]["asked_costs"]["fpr"]["a"]["value"]
+    plain = next(one for one in full["entries"] if not one["private"])
+    assert costs == pytest.approx(values[0] - plain["asked"]["fpr"]["a"]["value"])
+    assert "The metrics asked for, per group" in (tmp_path / "out" / "report.html").read_text()
+    inside = json.loads(next((tmp_path / "out").rglob("training_groups.json")).read_text())
+    assert set(inside["a"]) >= {"accuracy", "norm"}
+
+
+def test_tuning_goes_by_the_metric_asked_for() -> None:
+    chosen = sweeps.sweep({"metric": "fpr_difference,fpr", "tune": {"lr": [0.1, 0.2]}})
+    assert chosen.tune is not None
+    assert chosen.tune.score == "fpr_difference"
+    assert chosen.metrics == ("fpr_difference", "fpr")
+    own = sweeps.sweep({"metric": "fpr", "tune": {"lr": [0.1], "score": "worst"}}).tune
+    assert own is not None
+    assert own.score == "worst"
+    with pytest.raises(UsageError, match="fpr"):
+        sweeps.sweep({"metric": "fpx"})

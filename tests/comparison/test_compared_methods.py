@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenhand.comparison import declared_claims, sweep
+from evenhand.comparison import compared_methods, declared_claims, measures, sweep
 from evenhand.comparison.declared_claims import FAILS, HOLDS, OPEN, SMALL, Claim
 from evenhand.comparison.measures import payers, series
 from evenhand.errors import UsageError
@@ -149,3 +149,28 @@ def test_pairs_use_the_seeds_that_both_have() -> None:
     found = declared_claims.difference(left, right)
     assert (found.value, found.count) == (1.5, 2)
     assert declared_claims.claims([], ["a"]) == ()
+
+
+def test_settings_in_a_name_leave_the_others_to_be_tuned() -> None:
+    chosen = compared_methods.line("idp_sample:over=auto_s", {}, {"bound": 0.5, "most": 3.0}, {})
+    assert chosen.settings == {"bound": 0.5}
+    assert "over" not in chosen.known
+
+
+def test_objectives_over_owners_sorted_from_the_worst() -> None:
+    owners = {"a": 0.9, "b": 0.5, "c": 0.7, "d": 0.6}
+    rows = {0: {"accuracy": 0.7, "owners": owners, "owner_records": dict.fromkeys(owners, 100)}}
+    for measure, value in (
+        ("worst_owners:1", 50.0),
+        ("worst_owners:2", 55.0),
+        ("worst_owners:9", 67.5),
+        ("cvar_owners:0.375", (50 + 0.5 * 60) / 1.5),
+        ("owa_owners:4,3,2,1", (4 * 50 + 3 * 60 + 2 * 70 + 90) / 10),
+    ):
+        assert measures.series(measure, rows) == {0: pytest.approx(value)}
+    alone, three = (measures.chance(f"worst_owners:{k}", rows, Split()) for k in (1, 3))
+    assert alone == pytest.approx(measures.chance("owner:b", rows, Split()))
+    assert 0 < three < alone
+    for wrong in ("worst_owners:0", "worst_owners:x", "cvar_owners:2", "owa_owners:-1,2", "worst_owners:1,2"):
+        with pytest.raises(UsageError, match="from the worst served owner on"):
+            measures.series(wrong, rows)

@@ -17,7 +17,7 @@ from zoo_training import Case, entropy, mlp, table, training
 
 import evenhand as eh
 from evenhand.errors import CoupledError, LedgerError, UnsupportedModelError
-from evenhand.gradients.doctor.record_coupling import Company
+from evenhand.gradients.doctor.record_coupling import Company, Rows
 from evenhand.mechanism.random_streams import Stream
 from evenhand.runs.ledger import read
 from evenhand.runs.verify import verify
@@ -107,6 +107,25 @@ def test_nothing_is_spent_before_records_were_seen_in_a_batch_of_the_real_size(t
     ):
         next(private.batches(case.data))
     assert read(tmp_path / "ledger.jsonl").reserved == 0
+
+
+def test_a_look_in_float64_leaves_nothing_of_an_lstm_that_seems_to_move() -> None:
+    """torch's recurrent layers list their weights a second time, and the copies in float64 stayed in that list."""
+    model = nn.Sequential(nn.LSTM(3, 4, batch_first=True), Last(), nn.Linear(4, 2))
+    batch, others = (torch.randn(6, 5, 3), torch.arange(6) % 2), (torch.randn(4, 5, 3), torch.arange(4) % 2)
+    rows, company = Rows.of(batch, others, torch.tensor([1, 4])), Company(model, entropy)
+    finding = company.look(rows, 3, lambda: rows, precise=True)
+    assert not finding.coupled
+    assert finding.written is None
+    assert company.moving == frozenset()
+    assert company.snapshot() is None
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def forward(self, outputs: tuple[torch.Tensor, object]) -> torch.Tensor:
+        return outputs[0][:, -1]
 
 
 def test_which_steps_are_looked_at_comes_from_the_key_alone() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from evenhand.errors import UsageError
 from evenhand.gradients import Engine, register_kernel
-from evenhand.gradients.layer_recorder import Call
 from evenhand.gradients.layers import base as registry
 from evenhand.gradients.layers.linear import LinearKernel
 from evenhand.gradients.microbatches import MicroBatches
+from evenhand.gradients.model_layout import Call
 from evenhand.types import Pass
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

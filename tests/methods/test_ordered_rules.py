@@ -175,7 +175,7 @@ def test_an_inner_rule_that_ignores_its_bound_is_held_to_it_before_it_is_scored(
         (lambda: Ordered(over=Identity()), "one record at a time and bounds it"),
         (lambda: Ordered(over=Ordered()), "one record at a time and bounds it"),
         (lambda: Ordered(over="psca"), "Did you mean 'psac'"),
-        (lambda: Ordered(over=3), "takes the rule to multiply"),
+        (lambda: Ordered(over=3), "over= takes a rule"),
         (lambda: Ordered(order="los"), "Did you mean 'loss'"),
         (lambda: Ordered(tail="bta"), "Did you mean 'beta'"),
         (lambda: Ordered(tail=[0.2, 0.3]), "never rise towards its end"),

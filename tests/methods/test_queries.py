@@ -14,7 +14,7 @@ from torch.func import vmap
 from evenhand.errors import UnsupportedModelError, UsageError
 from evenhand.mechanism.weights import total_of
 from evenhand.methods import queries as package
-from evenhand.methods.queries import Count, Exceedance, GroupCounts, GroupSizes, Query
+from evenhand.methods.queries import Count, Exceedance, GroupCounts, GroupLosses, GroupSizes, Query, Unclipped
 from evenhand.types import Facts, Public, State, Stats
 
 FACTS = Facts(100, (("x", 60), ("y", 40)), groups=("a", "b", "c"))
@@ -32,7 +32,10 @@ def batch(count: int, seed: int = 0) -> Stats:
 
 
 STATE = State(
-    0, torch.tensor([1.0, 3.0], dtype=torch.float64), memory={"threshold": 2.0}, public=Public(50.0, groups=3)
+    0,
+    torch.tensor([1.0, 3.0], dtype=torch.float64),
+    memory={"threshold": 2.0, "factor": 0.5},
+    public=Public(50.0, groups=3),
 )
 QUERIES: list[Query] = [GroupSizes(share=0.01), GroupCounts(noise=10.0), Exceedance(share=0.01, factor=0.7)]
 
@@ -63,12 +66,23 @@ def test_counts() -> None:
     assert by_row(Exceedance(share=0.1), stats).sum(0).tolist() == [sum(n > 0.7 * 2.0 for n in norm)]
 
 
-@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
-def test_every_query_of_ours_has_the_sensitivity_one(query: Query) -> None:
-    assert query.sensitivity == 1.0
+VECTORS: list[Query] = [Unclipped(noise=10.0), GroupLosses(share=0.01)]
+
+
+@pytest.mark.parametrize("query", VECTORS, ids=lambda query: query.name)
+def test_vectors_stay_within_their_sensitivity_and_rows_are_independent(query: Query) -> None:
+    stats = batch(200)
+    values = by_row(query, stats)
+    assert values.shape == (200, query.width(FACTS))
+    assert (values.norm(dim=1) <= query.sensitivity * (1 + 1e-12)).all()
+    torch.testing.assert_close(values, query.value(stats, STATE))
+
+
+def test_every_query_of_ours_is_looked_at_here() -> None:
+    assert all(query.sensitivity == 1.0 for query in QUERIES)
     parts = [part for _, part in inspect.getmembers(package, inspect.isclass) if issubclass(part, Query)]
     names = {part.name for part in parts if part not in (Count, Query)}
-    assert names == {each.name for each in QUERIES}
+    assert names == {each.name for each in [*QUERIES, *VECTORS]}
 
 
 def test_a_norm_at_the_bound_is_not_above_it() -> None:

@@ -86,7 +86,7 @@ def test_files_that_cannot_be_used_say_why(nets: str, factory: str, message: str
 
 
 def test_names_and_files_that_are_not_there(tmp_path: Path) -> None:
-    assert names() == ("scattering",)
+    assert names() == ("scattering", "efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2", "minilm")
     with pytest.raises(UsageError, match="Did you mean 'scattering'"):
         extract("scatering", torch.rand(2, 1, 8, 8))
     with pytest.raises(UsageError, match="no features file"):

@@ -16,7 +16,7 @@ import evenhand as eh
 from evenhand.data import Data
 from evenhand.errors import DataError
 from evenhand.reporting.group_metrics import across, measure
-from evenhand.reporting.run_page import initial_drops
+from evenhand.reporting.metrics import initial_drops
 from evenhand.runs.folder import Folder
 from evenhand.training import evaluate
 from evenhand.training.run import Run

@@ -12,6 +12,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from evenhand.reporting import run_findings
+from evenhand.reporting.charts import multiples
 from evenhand.reporting.group_metrics import Estimate, estimate
 from evenhand.reporting.page import asset
 from evenhand.reporting.run_page import ReportData, headline, render
@@ -275,3 +277,42 @@ def test_headline_without_records_and_with_long_names() -> None:
     assert len(headline(WHOLE, {"x" * 200: estimate(0.1, 9), "b": estimate(1.0, 9)})) < 140
     long = headline(WHOLE, {"x" * 200: estimate(0.1, 90), "b": estimate(1.0, 90)})
     assert "X" + "x" * 199 in long, "no name is cut"
+
+
+def test_many_groups_get_a_small_chart_each_and_no_name_is_cut() -> None:
+    names = [f"district = number {place:02d} of the northern county" for place in range(20)]
+    curves = {"overall": [(0.0, 10.0), (1.0, 90.0)]} | {
+        name: [(0.0, 5.0), (1.0, 60.0 + k)] for k, name in enumerate(names)
+    }
+    for size in (340, 760):
+        drawing = multiples(
+            curves, title="T", x_label="epoch", y_label="correct, %", whole="overall", highlight=names[3], size=size
+        )
+        words = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", drawing))
+        assert all(name in words for name in names), size
+        assert "\u2026" not in words
+
+
+def test_a_rate_is_chosen_on_the_page_and_without_a_script_the_first_shows() -> None:
+    groups = {name: Estimate(0.8, 0.7, 0.9, 100) for name in ("a", "b")}
+    metrics = {"base_rate": {"a": 0.5, "b": 0.5}, "fpr": {"a": 0.2, "b": 0.4}}
+    data = ReportData("T", "H", groups["a"], groups, [], {}, {}, [], [], {}, "", metrics=metrics)
+    page = render(data)
+    part = page[page.index('class="pick"') :]
+    assert "<label hidden>Metric: <select><option>accuracy</option><option>fpr</option></select>" in part
+    assert part.count("<figure hidden>") == 1
+    assert part.index("<figure>") < part.index("<figure hidden>")
+
+
+def test_bounds_over_training_are_drawn_by_group_and_damaged_ones_left_out() -> None:
+    rows = [
+        {"epoch": epoch, "followed": {"clip bound": {"a": 1.0 + epoch, "b": 2.0}, "threshold Z": {"": 9.0 / epoch}}}
+        for epoch in (1, 2, 3)
+    ]
+    section = run_findings.bounds_section([*rows, {"epoch": 4, "followed": {"clip bound": "<b>"}}], "a")
+    assert section is not None
+    assert section.heading == "Bounds over training"
+    assert [block.kind for block in section.blocks] == ["words", "figure", "figure", "table"]
+    assert section.blocks[-1].rows[0] == ["clip bound", "a", "2", "3", "4"]  # type: ignore[union-attr]
+    assert section.blocks[-1].rows[2] == ["threshold Z", "", "9", "4.5", "3"]  # type: ignore[union-attr]
+    assert run_findings.bounds_section([{"epoch": 1}, {"epoch": 2, "followed": {}}], None) is None

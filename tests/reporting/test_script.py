@@ -74,7 +74,7 @@ def test_groups_are_chosen_and_values_shown(tmp_path: Path, browse: Browse, digi
         assert float(seen["faint"]) < 0.2, name
         assert seen["row"].startswith("class 8: "), name
         if name.startswith("run"):
-            assert re.fullmatch(r".+: about [\d.]+ at epoch [\d.]+", seen["point"]), name
+            assert re.fullmatch(r".+: about [\d.]+ at (epoch|step) [\d.]+", seen["point"]), name
 
 
 @pytest.mark.parametrize("room", [1280, 700, 360])

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from evenhand.methods.queries import GroupCounts
-from evenhand.methods.rules import Clip, Ordered, Psac, SampleRule
+from evenhand.methods.rules import Clip, GroupClip, GroupReweight, Ordered, Psac, SampleRule, SoftAdaClip
 from evenhand.testing import CHECKS, Finding, Findings, ReferenceStep, Subject, assert_conforms, check, registered
 from evenhand.types import State, Stats
 from wrong_mechanisms.batch_rules import Clipping
@@ -38,6 +38,13 @@ def test_every_registered_part_conforms(subject: Subject) -> None:
     ids=str,
 )
 def test_every_way_of_ordering_conforms(rule: Ordered) -> None:
+    assert_conforms(rule, only=OF_RULES)
+
+
+@pytest.mark.parametrize(
+    "rule", [GroupClip(memory="full"), GroupReweight(memory=0.9), SoftAdaClip(normalize=True)], ids=str
+)
+def test_memories_and_normalized_sums_conform(rule: SampleRule) -> None:
     assert_conforms(rule, only=OF_RULES)
 
 

@@ -208,3 +208,13 @@ def test_what_is_private_stays_in_the_private_folder(five: list[Run]) -> None:
     assert {"loss", "records"} <= set(lines[0])
     for path in five[0].path.glob("*.json*"):
         assert '"loss"' not in path.read_text()
+
+
+def test_bounds_of_groups_are_recorded_and_drawn(tmp_path: Path) -> None:
+    data = eh.data.digits()
+    run = trained(data, tmp_path, epochs=2, method="dpsgd_f", compose=False)
+    for row in run.evaluations:
+        bounds = row["followed"]["clip bound"]
+        assert list(bounds) == list(data[0].facts.groups)
+        assert all(1.0 <= bound <= 5.0 for bound in bounds.values())
+    assert "Bounds over training" in (tmp_path / "report.html").read_text()

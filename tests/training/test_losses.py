@@ -152,3 +152,33 @@ def test_a_loss_of_ones_own_must_be_passed_again(tiny: Data, tmp_path: Path) -> 
     before = model.weight.detach()[1].clone()
     eh.resume(tmp_path, model=model, train=tiny, loss=own)
     assert not torch.equal(before, model.weight[1])
+
+
+@pytest.mark.parametrize(("places", "words"), [(5, 9), (6, 6), (9, 5)])
+def test_losses_and_metrics_read_tokens_in_one_order(places: int, words: int) -> None:
+    """With as many places as words, the loss once read (record, word, place) and the report (record, place, word)."""
+    from evenhand.training.evaluate import measure_model
+
+    torch.manual_seed(0)
+    scores, tokens = torch.randn(4, places, words), torch.randint(0, words, (4, places))
+    tokens[0, 0] = words - 1
+
+    class Fixed(torch.nn.Module):
+        def __init__(self, transposed: bool) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+            self.transposed = transposed
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            given = scores[rows[:, 0].long()] * self.scale
+            return given.mT if self.transposed else given
+
+    for transposed in (False, True) if places != words else (False,):
+        model = Fixed(transposed)
+        inputs = torch.arange(4.0).unsqueeze(1)
+        data = eh.data.wrap(inputs, tokens.numpy())
+        mean = CrossEntropy()(model(inputs), tokens).mean().item()
+        by_hand = torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
+        outcomes = measure_model(model, data)
+        assert mean == pytest.approx(by_hand.item(), rel=1e-5)
+        assert outcomes.losses.sum() / outcomes.tokens.sum() == pytest.approx(by_hand.item(), rel=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ class StopsAfter:
 
 def test_a_run_that_goes_back_keeps_the_counts_it_released(tmp_path: Path) -> None:
     """A fork from the first checkpoint, which was written before the counts, must not release them a second time."""
-    from evenhand.training.rebudget import beginning
+    from evenhand.training.rebudget import beginning, forked
 
     with attached(tmp_path / "run") as private:
         private.release_prior(data())
@@ -116,9 +117,14 @@ def test_a_run_that_goes_back_keeps_the_counts_it_released(tmp_path: Path) -> No
     text = (tmp_path / "run" / "ledger.jsonl").read_bytes()
     rows = [json.loads(line) for line in text.splitlines()]
     place = next(i for i, row in enumerate(rows) if row["type"] == "prior")
-    carried = parse(beginning(text, rows[place - 1]["hash"]))
+    start, left = beginning(text, rows[place - 1]["hash"]), parse(text)
+    assert parse(start).prior is None
+    carried = parse(forked(start, left, position=0, plan="p", steps=3)[0])
+    assert carried.prior == left.prior
     assert carried.prior is not None
     assert carried.reserved == 0
+    with pytest.raises(LedgerError, match="cut the released counts"):
+        forked(start, replace(left, prior_lost=True), position=0, plan="p", steps=3)
 
 
 def rewritten(path: Path, change: dict[str, object]) -> None:

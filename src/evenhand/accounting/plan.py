@@ -57,6 +57,9 @@ _SHAPE: untrusted.Shape = {
 _PRIOR: untrusted.Shape = {"kind": str, "noise": _NUMBER}
 _OPTIONAL = {"earlier", "prior"}
 """Keys that are left out of plan.json where there is nothing to say."""
+_LATER: dict[str, Any] = {"derived": [], "features": ""}
+"""Public facts that plans of earlier versions do not have."""
+_LATER_SHAPE: untrusted.Shape = {"derived": [str], "features": str}
 
 
 @dataclass(frozen=True)
@@ -276,17 +279,18 @@ class Plan:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in fields
         }
-        if not untrusted.fits(dict(data), _SHAPE) or not untrusted.fits(data["facts"].get("derived", []), [str]):
+        if not untrusted.fits(dict(data), _SHAPE) or not untrusted.fits({**_LATER, **data["facts"]}, _LATER_SHAPE):
             raise UsageError("plan.json holds something of another kind than a plan does: it was damaged or edited.")
-        facts = data["facts"]
+        facts = {**_LATER, **data["facts"]}
         values["facts"] = Facts(
             records=facts["records"],
             owners=tuple((str(name), int(count)) for name, count in facts["owners"]),
             groups=tuple(facts["groups"]),
             labels=tuple(facts["labels"]),
             inputs=facts["inputs"],
-            derived=tuple(facts.get("derived", ())),
+            derived=tuple(facts["derived"]),
             ordered=facts.get("ordered") is True,
+            features=facts["features"],
         )
         values["levels"] = _levels(data["levels"])
         values["earlier"] = tuple(
@@ -421,8 +425,9 @@ def _row_at(point: float, along: np.ndarray, rows: np.ndarray) -> list[float]:
 def _fields(part: Any) -> dict[str, Any]:
     """Return a dataclass as plain data, without the copies of ``asdict``: these cost time with many thousand owners."""
     plain = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    if plain.get("ordered") is False:  # plans of earlier versions, and their digests, do not have it
-        del plain["ordered"]
+    for name, default in (("ordered", False), ("features", "")):  # not in plans of earlier versions nor their digests
+        if plain.get(name) == default:
+            del plain[name]
     return plain
 
 

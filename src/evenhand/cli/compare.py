@@ -40,6 +40,7 @@ def run(
     ] = None,
     groups: Annotated[str | None, typer.Option("--groups", help="As for train.")] = None,
     test_data: Annotated[str | None, typer.Option("--test-data", help="Held-out file, instead of a share.")] = None,
+    keep_together: options.KeepTogether = None,
     owners: options.Owners = None,
     budgets: Annotated[
         str | None,
@@ -60,9 +61,10 @@ def run(
             help="resampled: other held-out records for each seed; fixed: one split. Default resampled on public data.",
         ),
     ] = None,
-    least_records: Annotated[
-        int | None,
-        typer.Option("--least-records", help="Share no figures of groups with fewer held-out records; default 10."),
+    least_records: options.LeastRecords = None,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="NAME,NAME", help="What to compare and tune by: fpr_difference, mae ..."),
     ] = None,
     settings: options.Settings = None,
     delta: options.Delta = None,
@@ -92,6 +94,7 @@ def run(
         groups=groups,
         test_data=None if test_data is None else str(Path(test_data).absolute()),
         owners=owners,
+        keep_together=keep_together,
         methods=None if methods is None else [name.strip() for name in methods.split(",") if name.strip()],
         epsilons=None if epsilons is None else [_number(text) for text in epsilons.split(",")],
         seeds=seeds,
@@ -99,6 +102,7 @@ def run(
         baseline=baseline,
         split=split,
         least_records=least_records,
+        metric=list(options.metrics(metric)) or None,
         settings=options.parsed(settings),
         delta=delta,
         epochs=epochs,
@@ -114,6 +118,7 @@ def run(
     from evenhand.comparison.compare import compare
 
     chosen = sweep.sweep(asked) if config is None else sweep.from_toml(config, asked)
+    options.tell_unit(chosen.base.keep_together)
     with interruptible():
         comparison = compare(chosen, out, jobs=jobs, executor=_executor(ray, rules))
     options.emit(_summary(comparison), _text(comparison), json)
@@ -159,8 +164,12 @@ def _text(comparison: Comparison) -> str:
 def _summary(comparison: Comparison) -> dict[str, Any]:
     import json
 
+    from evenhand.comparison.tables import rows_of
+
+    body = json.loads(comparison.files.get("full_json", comparison.files["json"]).read_bytes())
     return {
-        **json.loads(comparison.files.get("full_json", comparison.files["json"]).read_bytes()),
+        **body,
+        "rows": rows_of(body),
         "files": {name: str(path) for name, path in comparison.files.items()},
         "runs": [str(result.task.path) for result in comparison.results],
         "reused": comparison.reused,

@@ -150,7 +150,10 @@ def _data(diagnosis: Diagnosis, done: Sequence[Change], rows: Sequence[Timing]) 
     changed = [dataclasses.asdict(change) for change in done]
     timings = [dataclasses.asdict(row) for row in rows]
     facts = {"trainable": diagnosis.trainable, **dataclasses.asdict(diagnosis), "fixed": changed, "bench": timings}
-    return facts | {"compiled_noise": noise_native.loops() is not None, "compiled_layers": fast_paths.compiled()}
+    return facts | {
+        "compiled_noise": noise_native.loops() is not None,
+        "compiled_layers": bool(fast_paths.fast().compiled()),
+    }
 
 
 def _text(diagnosis: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], fix: bool) -> str:
@@ -169,7 +172,7 @@ def _text(diagnosis: Diagnosis, done: Sequence[Change], rows: Sequence[Timing], 
         parts.append(
             "Noise is made in Python, several times slower: install a C compiler (gcc or clang), then evenhand again."
         )
-    elif not fast_paths.compiled():
+    elif not fast_paths.fast().compiled():
         parts.append(
             "The compiled loops for small models are missing or wrong: their steps take longer. Install evenhand again."
         )

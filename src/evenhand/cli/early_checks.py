@@ -88,7 +88,7 @@ def _methods(names: Iterable[Any]) -> None:
     known = {*catalogue.RECIPES, *registry.names("rule"), *catalogue.DENSITIES}
     for name in names:
         if isinstance(name, str):
-            _validate.known(name, known, "method")
+            _validate.known(catalogue.split_name(name)[0], known, "method")
 
 
 def _goal(values: Mapping[str, Any]) -> None:

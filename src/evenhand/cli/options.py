@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evenhand.errors import UsageError
-from evenhand.terminal import plain
+from evenhand.terminal import note, plain
 
 if TYPE_CHECKING:
     from evenhand.methods.schedules import Schedule
@@ -43,7 +43,9 @@ Source = Annotated[
 Features = Annotated[
     str | None,
     typer.Option(
-        "--features", help="Train on features of the inputs: scattering, or a frozen network of yours, file.py:factory."
+        "--features",
+        help="Train on features of the inputs: scattering, efficientnet_lite0 (1, 2), minilm (for text), or a frozen "
+        "network of yours, file.py:factory.",
     ),
 ]
 MethodName = Annotated[str | None, typer.Option("--method", help="A name from `evenhand methods`.")]
@@ -68,7 +70,8 @@ Loss = Annotated[
     typer.Option("--loss", help="cross_entropy, focal:gamma=2, binary, mse, class_weighted:weights=[1,5]: per record."),
 ]
 Optimizer = Annotated[
-    str | None, typer.Option("--optimizer", help="sgd (default), adam, adamw, nadam, radam, adamax, rmsprop, adagrad.")
+    str | None,
+    typer.Option("--optimizer", help="sgd (default), adam, adam_bc, adamw, nadam, radam, adamax, rmsprop, adagrad."),
 ]
 Lr = Annotated[
     float | None, typer.Option("--lr", help="Learning rate at the start of the schedule (one-cycle: its top).")
@@ -84,6 +87,14 @@ MetricNames = Annotated[
     typer.Option(
         "--metric", metavar="NAME,NAME", help="Printed first: balanced_accuracy, fpr, fpr_difference, brier, mae ..."
     ),
+]
+KeepTogether = Annotated[
+    str | None,
+    typer.Option("--keep-together", metavar="COLUMN", help="Records with the same value, as a person's, share a side."),
+]
+LeastRecords = Annotated[
+    int | None,
+    typer.Option("--least-records", help="Share no figures of groups with fewer held-out records; default 10."),
 ]
 Momentum = Annotated[float | None, typer.Option("--momentum", help="Of sgd (default 0.9) or rmsprop.")]
 WeightDecay = Annotated[float | None, typer.Option("--weight-decay", help="Default: that of the optimizer in torch.")]
@@ -282,3 +293,12 @@ def draw_spending(
         printed=rounded_up,
     )
     write_durably(path, picture.encode())
+
+
+def tell_unit(column: str | None) -> None:
+    """Print that records kept together in the split are still promised privacy one by one, if a column is named."""
+    if column is not None:
+        note(
+            f"WARNING: records with the same {column} are on one side of the split, but the promise is about one "
+            "record: several records of one person are not covered together."
+        )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenhand.cli import options
+from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
     from evenhand.comparison.recommend import Advice
@@ -27,6 +28,9 @@ def run(
     kind: Annotated[str, typer.Option("--kind", help="table, images, text or other; kinds are never mixed.")] = "table",
     parameters: Annotated[int | None, typer.Option("--parameters", help="Trainable parameters of the model.")] = None,
     goal: Annotated[str, typer.Option("--goal", help="What to be best in: worst, accuracy or gap.")] = "worst",
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="The goal as a metric, e.g. accuracy_group_min.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Recommend a method for data like yours. Only public facts are asked for, so this costs no privacy."""
@@ -34,10 +38,23 @@ def run(
 
     from evenhand.comparison.recommend import Facts, recommend
 
+    if metric is not None:
+        goal = _goal(options.metrics(metric))
     owners = options.pairs(budgets, "--budgets") if budgets is not None else {}
     promised = max(owners.values()) if owners else epsilon
     advice = recommend(Facts(records, promised, smallest, bool(owners), kind, parameters), goal)
     options.emit(dataclasses.asdict(advice), _text(advice), json)
+
+
+def _goal(metrics: tuple[str, ...]) -> str:
+    """Return the goal that a metric stands for; refuse one that no study has recorded."""
+    goals = {"accuracy": "accuracy", "accuracy_group_min": "worst", "accuracy_difference": "gap"}
+    if metrics[0] not in goals or len(metrics) > 1:
+        raise UsageError(
+            f"The studies behind this advice recorded one of {', '.join(goals)} at a time: take one, or compare on "
+            f"data like yours with `evenhand compare --metric {metrics[0]}`."
+        )
+    return goals[metrics[0]]
 
 
 def _text(advice: Advice) -> str:

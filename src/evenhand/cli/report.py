@@ -18,6 +18,9 @@ def run(
     folder: options.RunFolder,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write; default report.html in the run.")] = None,
     card: Annotated[Path | None, typer.Option("--card", help="Also write the model card, as Markdown.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="With figures of small groups: private/report-full.html.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Write one self-contained HTML page: accuracy per group, learning curves, spent epsilon, the statement in words.
@@ -32,11 +35,12 @@ def run(
     run_folder = Folder.existing(folder)
     finished_run = Run(run_folder)
     research = bool(run_folder.metrics(training_records=True)) and not run_folder.metrics()
-    target = out or (run_folder.private / "report-full.html" if research else run_folder.path / "report.html")
+    closed = research or full
+    target = out or (run_folder.private / "report-full.html" if closed else run_folder.path / "report.html")
     if card is None and out is None and not (run_folder.path / "model-card.md").exists():
         card = run_folder.path / "model-card.md"
     try:
-        written = {"report": finished_run.report(training_records=research).save(target)}
+        written = {"report": finished_run.report(training_records=research, full=full).save(target)}
         if card is not None:
             write_durably(card, finished_run.card().encode())
             written["card"] = card

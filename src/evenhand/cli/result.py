@@ -69,9 +69,10 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
     """Return the figures that ``--json`` prints; scripts rely on these keys.
 
     ``majority`` is the share of the largest class among held-out records; ``beats_majority`` is null if nothing was
-    held out.
+    held out. JSON is piped into files and other people's tools, so groups that are too small to be shared have null for
+    every figure here too; ``least_records`` is null if none is.
     """
-    from evenhand.reporting import metrics
+    from evenhand.reporting import metrics, small_cells
     from evenhand.reporting.group_metrics import wilson
     from evenhand.reporting.run_findings import worst_group
     from evenhand.runs import statement_files
@@ -80,7 +81,7 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
     statement = finished.privacy.data
     accuracy, majority = last.get("accuracy"), last.get("majority")
     shares, records = last.get("groups", {}), last.get("group_records", {})
-    by_metric = last.get("group_metrics", {})
+    by_metric, left_out = last.get("group_metrics", {}), last.get(small_cells.LEFT_OUT, {})
     return {
         "epsilon": statement["guarantee"]["epsilon"],
         "delta": statement["guarantee"]["delta"],
@@ -101,7 +102,9 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
                 "interval": None if share is None else list(wilson(share, records.get(name, 0))),
             }
             for name, share in shares.items()
-        },
+        }
+        | {name: {"n": None, "accuracy": None, "interval": None} for name in left_out.get("groups", ())},
+        "least_records": left_out.get("least"),
         "group_accuracy": shares,
         "worst_group": worst_group(shares, records),
         "group_column": finished.group_column,

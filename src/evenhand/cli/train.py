@@ -42,6 +42,7 @@ def run(
     budgets: options.Budgets = None,
     test_data: Annotated[str | None, typer.Option("--test-data", help="Held-out file, instead of a share.")] = None,
     test_share: Annotated[float | None, typer.Option("--test-share", help="Share that is held out.")] = None,
+    keep_together: options.KeepTogether = None,
     delimiter: Annotated[str | None, typer.Option("--delimiter", help="Between the cells of a CSV file.")] = None,
     model: Annotated[
         str | None,
@@ -88,6 +89,7 @@ def run(
     prior: options.PriorCounts = None,
     goal: options.GoalName = None,
     tau: options.Tau = None,
+    least_records: options.LeastRecords = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default a new one in runs/.")] = None,
     log: Annotated[
         list[str] | None, typer.Option("--log", help="Released values to: tensorboard (a folder in --out), mlflow.")
@@ -108,6 +110,7 @@ def run(
         owners=owners,
         test_data=test_data,
         test_share=test_share,
+        keep_together=keep_together,
         delimiter=delimiter,
         model=model,
         device=device,
@@ -138,6 +141,7 @@ def run(
         prior_counts=options.counts(prior),
         goal=goal,
         tau=options.strength(tau),
+        least_records=least_records,
         settings=options.parsed(settings),
     ) | options.budgets(budgets)
     early_checks.train(config, asked, out, log or ())
@@ -149,6 +153,7 @@ def run(
 
     key = None if sign is None else read_private_key(sign)
     told = [logger(name, out) for name in log or ()]
+    options.tell_unit(chosen.keep_together)
     with interruptible():
         finished = train(chosen, *chosen.load_data(), out, on_start=None if json else announce, loggers=told)
     if key is not None:

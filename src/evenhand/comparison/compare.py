@@ -85,7 +85,12 @@ def compare(
         results = [summary.result(task, failed.get(task.path.name)) for task in tasks]
         if not results:
             raise UsageError("No trial of any method finished, so there is nothing to run: see private/failures.txt.")
-        entries = summary.entries(results, baseline=sweep.baseline, efforts=tuning_results.efforts(done, winners))
+        entries = summary.entries(
+            results,
+            baseline=sweep.baseline,
+            efforts=tuning_results.efforts(done, winners),
+            asked=sweep.metrics,
+        )
         written = files.write(folder, sweep, entries, results)
     return Comparison(tuple(entries), tuple(results), written, reused)
 

@@ -51,7 +51,9 @@ class Line:
         """Return the settings that the method has, with their defaults."""
         if not self.steps:
             return density.settings(self.method)
-        return {recipe.name: recipe.defaults for recipe in catalogue.catalogue()}.get(self.method, {})
+        recipes = {recipe.name: recipe.defaults for recipe in catalogue.catalogue()}
+        plain, named = catalogue.split_name(self.method)
+        return {key: value for key, value in recipes.get(plain, {}).items() if key not in named}
 
 
 def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], line_settings: Mapping[str, Any]) -> Line:

@@ -24,7 +24,12 @@ _TABLES = {"worst": "groups", "gap": "groups", "worst_owner": "owners"}
 _NAMED = {"group": "groups", "owner": "owners"}
 _SCORED = ("accuracy", "balanced", "auc", "mcc")
 """Measures of all records whose variance by records is known."""
-MEASURES = (*_PLAIN, *_TABLES, "cost", "cost_gap", "group:NAME", "owner:NAME", "cost:NAME")
+_OVER_OWNERS = ("worst_owners", "cvar_owners", "owa_owners")
+"""Objectives over the owners sorted from the worst served: see ``owner_weights``."""
+MEASURES = (
+    *(*_PLAIN, *_TABLES, "cost", "cost_gap", "group:NAME", "owner:NAME", "cost:NAME"),
+    *("worst_owners:K", "cvar_owners:SHARE", "owa_owners:W1,W2"),
+)
 
 
 def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int, float]:
@@ -33,7 +38,8 @@ def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int,
     Args:
       measure: accuracy, balanced, auc, worst (group), gap (between groups), worst_owner, group:NAME, owner:NAME; and
         against the non-private reference cost, cost:GROUP, and cost_gap, between the groups that pay most and least.
-        Groups with too few held-out records count neither for worst nor for gap.
+        Groups with too few held-out records count neither for worst nor for gap. Over several owners: worst_owners:K,
+        cvar_owners:SHARE, owa_owners:W1,W2 (see ``owner_weights``).
       rows: the last evaluations of one method.
       reference: those of the non-private method.
 
@@ -50,6 +56,8 @@ def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int,
         return _defined(rows, lambda row: metrics.value(row, metric, group), _unit(metric))
     if colon and kind in _NAMED:
         return _defined(rows, lambda row: row[_NAMED[kind]][name])
+    if kind in _OVER_OWNERS:
+        return _over_owners(measure, rows)
     if measure in _TABLES:
         table = _TABLES[measure]
         groups = compared(rows, table)
@@ -71,6 +79,48 @@ def series(measure: str, rows: Rows, reference: Rows | None = None) -> dict[int,
             f"{', '.join(metrics.METRICS)}, with _difference or _ratio for how groups differ, or group:NAME:METRIC."
         )
     return _defined(rows, _PLAIN[measure])
+
+
+def owner_weights(measure: str, owners: int) -> list[float]:
+    """Return the weight of every owner in an objective, from the worst served to the best; they add up to 1.
+
+    ``worst_owners:K`` is the mean of the K worst; ``cvar_owners:SHARE`` the mean of the worst share of the owners, of
+    which one may count in part; ``owa_owners:W1,W2,...`` an ordered weighted average (with weights that do not rise, a
+    mixture of such means), whose weights are scaled to add up to 1 and are 0 for the owners after the last.
+
+    Examples:
+      >>> owner_weights("worst_owners:2", 4), owner_weights("cvar_owners:0.375", 4), owner_weights("owa_owners:3,1", 2)
+      ([0.5, 0.5, 0.0, 0.0], [0.6666666666666666, 0.3333333333333333, 0.0, 0.0], [0.75, 0.25])
+    """
+    kind, _, text = measure.partition(":")
+    try:
+        given = [float(part) for part in text.split(",")]
+    except ValueError:
+        given = []
+    usable = given and all(math.isfinite(value) and value >= 0 for value in given) and sum(given) > 0
+    if not usable or (kind != "owa_owners" and len(given) > 1) or (kind == "cvar_owners" and given[0] > 1):
+        raise UsageError(
+            f"The measure {measure!r} needs numbers of at least 0: worst_owners:2 (how many), cvar_owners:0.25 (which "
+            "share of the owners), or owa_owners:3,2,1 (weights from the worst served owner on)."
+        )
+    if kind == "owa_owners":
+        weights = [*given, *[0.0] * owners][:owners]
+    else:
+        many = min(given[0], owners) if kind == "worst_owners" else given[0] * owners
+        weights = [max(0.0, min(1.0, many - place)) for place in range(owners)]
+    return [weight / sum(weights) for weight in weights] if sum(weights) > 0 else weights
+
+
+def _over_owners(measure: str, rows: Rows) -> dict[int, float]:
+    """Return the objective of every training: its owners' values from the worst on, by their weights."""
+    names = compared(rows, "owners")
+    points = {}
+    for seed, row in rows.items():
+        values = sorted(row["owners"][name] for name in names if row.get("owners", {}).get(name) is not None)
+        if values:
+            pairs = zip(owner_weights(measure, len(values)), values, strict=True)
+            points[seed] = 100 * sum(weight * float(value) for weight, value in pairs)
+    return points
 
 
 def _is_metric(name: str) -> bool:
@@ -115,6 +165,11 @@ def chance(measure: str, rows: Rows, split: Split, reference: Rows | None = None
         return 0.0
     if colon and kind in _NAMED:
         return 1e4 * replicas.variance(rows, split, name, _NAMED[kind])
+    if kind in _OVER_OWNERS:
+        means = {name: series(f"owner:{name}", rows) for name in compared(rows, "owners")}
+        order = sorted((name for name in means if means[name]), key=lambda name: sum(means[name].values()))
+        shares = zip(owner_weights(measure, len(order)), order, strict=True)
+        return 1e4 * sum(share**2 * replicas.variance(rows, split, name, "owners") for share, name in shares)
     if measure == "gap":
         return 1e4 * gap_variance(rows, split)
     if measure in _TABLES:

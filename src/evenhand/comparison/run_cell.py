@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _TRAINING = (
     *("model", "device", "method", "epsilon", "delta", "noise", "epochs", "batch_size", "loss", "optimizer", "lr"),
     *("lr_schedule", "momentum", "weight_decay", "average", "augment", "views", "micro_batch", "lean"),
-    *("precision", "seed", "insecure_seed", "compose", "allow_not_finite", "settings", "budgets"),
+    *("precision", "seed", "insecure_seed", "compose", "allow_not_finite", "least_records", "settings"),
+    "budgets",
 )
 """Keys of a config that do not change which data are loaded."""
 
@@ -137,9 +138,8 @@ def perform(task: Task) -> None:
     if not (task.path / "model-card.md").exists():
         write_durably(task.path / "model-card.md", Run(folder).card().encode())
     if task.research:
-        bound = max(level.bound for level in task.plan.levels) if task.plan.certified else None
         model = load(task.path, model=config.build_model(training.facts)).model
-        research.write(folder, model, training, bound)
+        research.write(folder, model, training, task.plan)
     spent = seconds(task) + time.process_time() - began
     write_durably(folder.private / "processor_seconds.txt", f"{spent:.3f}\n".encode())
 

@@ -16,10 +16,9 @@ from evenhand.comparison import declared_claims, measures, training_record_figur
 from evenhand.comparison.executors import Failure
 from evenhand.comparison.run_cell import Task, seconds
 from evenhand.comparison.sweep import EACH_RUN, Chosen, Trial
-from evenhand.reporting import comparison_findings, replicas
+from evenhand.reporting import comparison_findings, metrics, replicas, small_cells
 from evenhand.reporting.comparison_sections import Effort, Entry
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.reporting.metrics import bounds, differences
 from evenhand.reporting.replicas import Rows
 from evenhand.reporting.uncertainty import Split, of_values
 from evenhand.runs.folder import write_durably
@@ -53,7 +52,7 @@ def result(task: Task, failure: Failure | None) -> Result:
     checked = verify(task.path)
     if not checked["ok"]:
         return Result(task, failure=f"its folder does not verify: {checked['problems'][0]}")
-    rows = task.folder.metrics()
+    rows = task.folder.metrics(full=True)
     return Result(task, checked["epsilon"], checked["steps"], rows[-1] if rows else None, owners=checked["owners"])
 
 
@@ -62,16 +61,18 @@ def entries(
     *,
     baseline: str | None = None,
     efforts: Mapping[tuple[str, float | None], Effort] | None = None,
+    asked: Sequence[str] = (),
 ) -> list[Entry]:
     """Return one entry per method and promise, in the order given, with costs where a reference finished.
 
-    Differences are taken to the line called ``baseline`` at the same promise; ``efforts`` says what tuning took.
+    Differences are taken to the line called ``baseline`` at the same promise; ``efforts`` says what tuning took;
+    ``asked`` are metrics beside accuracy that the comparison is about.
     """
     cells: dict[tuple[str, float | None], list[Result]] = {}
     for result in results:
         cells.setdefault((result.task.cell.method, result.task.cell.epsilon), []).append(result)
     reference = next((_by_seed(runs) for (_, epsilon), runs in cells.items() if epsilon is None), {})
-    drafts = [_entry(method, epsilon, runs, reference) for (method, epsilon), runs in cells.items()]
+    drafts = [_entry(method, epsilon, runs, reference, asked) for (method, epsilon), runs in cells.items()]
     bases = {entry.epsilon: entry.rows for entry in drafts if entry.method == baseline}
     return comparison_findings.corrected(
         [
@@ -109,12 +110,12 @@ def metrics_of(row: Mapping[str, Any], groups: Sequence[str] | None = None) -> d
       >>> metrics["accuracy_group_min"], metrics["accuracy_difference"], "mcc" in metrics
       (0.5, 0.5, False)
     """
-    metrics = {name: float(row[name]) for name in _PLAIN if row.get(name) is not None}
-    metrics |= {name: float(value) for name, value in row.get("metrics", {}).items() if value is not None}
+    values = {name: float(row[name]) for name in _PLAIN if row.get(name) is not None}
+    values |= {name: float(value) for name, value in row.get("metrics", {}).items() if value is not None}
     shares = row.get("groups", {})
     large = [value for name, value in shares.items() if groups is None or name in groups]
-    differ = differences("accuracy", [value for value in large if value is not None])
-    return metrics | {name: value for name, value in differ.items() if math.isfinite(value)}
+    differ = metrics.differences("accuracy", [value for value in large if value is not None])
+    return values | {name: value for name, value in differ.items() if math.isfinite(value)}
 
 
 def cell_digest(config: Config, epsilon: float | None) -> str:
@@ -148,7 +149,7 @@ def _by_seed(runs: Sequence[Result]) -> dict[int, Mapping[str, Any]]:
 
 
 def _entry(
-    method: str, epsilon: float | None, runs: Sequence[Result], reference: Mapping[int, Mapping[str, Any]]
+    method: str, epsilon: float | None, runs: Sequence[Result], reference: Rows, asked: Sequence[str] = ()
 ) -> Entry:
     rows = _by_seed(runs)
     split = split_of([run.task.cell.config for run in runs], replicas.size(rows), runs[0].task.plan.facts.records)
@@ -162,7 +163,9 @@ def _entry(
         spent=max(spent, default=None),
         seeds=len(rows),
         failures=tuple(f"{run.task.cell.name}: {run.failure}" for run in runs if run.failure is not None),
-        metrics=estimates(rows, split),
+        metrics=estimates(rows, split, asked),
+        asked={name: by_group(name, rows, split) for name in asked},
+        asked_costs={name: by_group(name, rows, split, reference) for name in asked} if epsilon is not None else {},
         groups={name: replicas.share(rows, split, name) for name in replicas.names(rows)},
         owners={name: replicas.share(rows, split, name, "owners") for name in replicas.names(rows, "owners")},
         budgets=_budgets(runs),
@@ -229,8 +232,35 @@ def _with_costs(entry: Entry, rows: Rows, reference: Rows) -> Entry:
     return dataclasses.replace(entry, costs=costs, cost=whole, cost_gap=gap, reference=before)
 
 
-def estimates(rows: Rows, split: Split) -> dict[str, Estimate]:
+def by_group(metric: str, rows: Rows, split: Split, reference: Rows | None = None) -> dict[str, Estimate]:
+    """Return a metric per group over trainings, or how much it rises against ``reference``, paired by seed.
+
+    Examples:
+      >>> row = {"groups": {"a": 0.5}, "group_records": {"a": 40}, "group_metrics": {"fpr": {"a": 0.25}}}
+      >>> by_group("fpr", {0: row, 1: row}, Split())["a"].value, by_group("fpr", {0: row}, Split(), {0: row})["a"].value
+      (0.25, 0.0)
+    """
+    tables = {seed: metrics.by_group(row, metric) for seed, row in rows.items()}
+    if reference is not None:
+        before = {seed: metrics.by_group(row, metric) for seed, row in reference.items()}
+        tables = {
+            seed: {name: table[name] - before[seed][name] for name in table if name in before[seed]}
+            for seed, table in tables.items()
+            if seed in before
+        }
+    limits = metrics.bounds(metric) if reference is None else (-math.inf, math.inf)
+    means = {}
+    for name in dict.fromkeys(name for table in tables.values() for name in table):
+        values = [table[name] for table in tables.values() if name in table]
+        mean = of_values(values, 0.0, replicas.size(rows, name), split, bounds=limits)
+        means[name] = dataclasses.replace(mean, count=replicas.size(rows, name))
+    return means
+
+
+def estimates(rows: Rows, split: Split, asked: Sequence[str] = ()) -> dict[str, Estimate]:
     """Return every metric over trainings by fairlearn's names; how groups differ is of those with enough records.
+
+    So are the metrics in ``asked``, such as ``fpr_difference``.
 
     Examples:
       >>> row = {"accuracy": 0.75, "records": 400, "groups": {"a": 1.0, "b": 0.5, "c": 0.0}}
@@ -240,7 +270,7 @@ def estimates(rows: Rows, split: Split) -> dict[str, Estimate]:
       (0.5, True)
     """
     large = replicas.large(rows)
-    tables = [metrics_of(row, large) for row in rows.values()]
+    tables = [metrics_of(row, large) | _asked(row, large, asked) for row in rows.values()]
     names = dict.fromkeys(name for table in tables for name in table)
     means: dict[str, Estimate] = {}
     for name in names:
@@ -249,8 +279,16 @@ def estimates(rows: Rows, split: Split) -> dict[str, Estimate]:
             continue
         values = [table[name] for table in tables if name in table]
         variance = _variance(name, rows, split, large)
-        means[name] = of_values(values, variance, replicas.size(rows), split, bounds=bounds(name))
+        means[name] = of_values(values, variance, replicas.size(rows), split, bounds=metrics.bounds(name))
     return means
+
+
+def _asked(row: Mapping[str, Any], large: Sequence[str], asked: Sequence[str]) -> dict[str, float]:
+    """Return the metrics asked for that one evaluation has; how groups differ is of those in ``large``."""
+    small = tuple(name for name in row.get("groups", {}) if name not in large)
+    rest = small_cells.without(row, small_cells.Hidden(groups=small))
+    values = {name: metrics.value(rest, name) for name in asked}
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def _variance(name: str, rows: Rows, split: Split, large: Sequence[str]) -> float:
@@ -284,7 +322,7 @@ def read_trials(
     outcomes = []
     for trial, task in zip(trials, tasks, strict=True):
         failure = failed.get(task.path.name)
-        rows = [] if failure is not None else task.folder.metrics()
+        rows = [] if failure is not None else task.folder.metrics(full=True)
         value = tuning.value_of(rows[-1], score) if rows else math.nan
         outcomes.append(Tried(trial, value, seconds(task), None if failure is None else failure.reason))
     return outcomes

@@ -16,13 +16,13 @@ from evenhand.accounting.budgets import Budgets
 from evenhand.comparison import compared_methods, tuning
 from evenhand.comparison import declared_claims as claims
 from evenhand.errors import UsageError
-from evenhand.reporting.small_cells import LEAST
+from evenhand.reporting import metrics
 from evenhand.training.config import Config, absolute, merged, settings
 
 REFERENCE = "sgd"
 EACH_RUN = "each run"
 """As ``owner_seed`` of the source: every run draws its owners with its own seed, the same for all methods."""
-_OWN: dict[str, type] = {
+_OWN: dict[str, Any] = {
     "methods": list,
     "epsilons": list,
     "seeds": int,
@@ -33,11 +33,11 @@ _OWN: dict[str, type] = {
     "claim": list,
     "study": Mapping,
     "split": str,
-    "least_records": int,
+    "metric": (str, list),
 }
 SPLITS = ("resampled", "fixed")
 
-_PLAIN = ("seeds", "reference", "baseline", "variants", "split", "least_records")
+_PLAIN = ("seeds", "reference", "baseline", "variants", "split")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class Sweep:
     methods with settings of their own under another name. ``tune`` is the grid that every method gets. Differences are
     counted against ``baseline``. ``file`` is the name of the experiment's file. ``split`` is "resampled" (each seed has
     its own held-out records, the same for all methods) or "fixed"; by default resampled where the data are public and
-    have no official test set. Figures of groups with fewer held-out records than ``least_records`` are not shared.
+    have no official test set. ``metrics`` are what the comparison is about, the first of them what tuning goes by;
+    none: accuracy.
 
     Examples:
       >>> [cell.name for cell in Sweep(Config(), methods=("sgd", "dpsgd"), epsilons=(1.0, 3.0), seeds=1).cells()]
@@ -114,11 +115,10 @@ class Sweep:
     claims: tuple[claims.Claim, ...] = ()
     file: str = ""
     split: str | None = None
-    least_records: int = LEAST
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _validate.whole(self.seeds, "seeds")
-        _validate.whole(self.least_records, "least_records", low=0)
         if self.split is not None:
             _validate.known(self.split, SPLITS, "kind of split")
         if self.split == "resampled" and not self._divisible:
@@ -322,8 +322,12 @@ def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> S
     if "epsilons" in options:
         chosen["epsilons"] = tuple(_validate.number(value, "epsilon", low=0) for value in options["epsilons"])
     chosen |= {key: options[key] for key in _PLAIN if key in options}
+    asked = options.get("metric", [])
+    if asked:
+        chosen["metrics"] = metrics.listed(asked if isinstance(asked, str) else ",".join(map(str, asked)))
     if "tune" in options:
-        chosen["tune"] = tuning.tune(options["tune"])
+        goal = {"score": chosen["metrics"][0]} if asked else {}
+        chosen["tune"] = tuning.tune({**goal, **options["tune"]})
     draft = Sweep(dataclasses.replace(base, epsilon=None), **chosen, file=file)
     return dataclasses.replace(draft, claims=claims.claims(options.get("claim", []), draft.names))
 
@@ -335,6 +339,6 @@ def _words(key: str) -> str:
         "seeds": "a whole number: how many trainings per method and epsilon",
         "reference": "true or false",
         "baseline": "the name of a method compared",
+        "metric": 'names of metrics, e.g. "balanced_accuracy,fpr_difference"',
         "split": f"one of: {', '.join(SPLITS)}",
-        "least_records": "a whole number: held-out records that a group needs for its figures to be shared",
     }.get(key, "a table" if key != "claim" else "tables: [[claim]]")

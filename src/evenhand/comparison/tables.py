@@ -154,6 +154,8 @@ def as_json(data: ComparisonData) -> str:
                 "records": {"all": entry.accuracy.count, **_sizes(entry)},
                 "metrics": _plain(entry.metrics),
                 "groups": _plain(entry.groups),
+                "asked": {name: _plain(part) for name, part in entry.asked.items()},
+                "asked_costs": {name: _plain(part) for name, part in entry.asked_costs.items()},
                 **_owners(entry),
                 "against_baseline": _plain(entry.against),
                 "settings": dict(entry.settings),
@@ -167,6 +169,33 @@ def as_json(data: ComparisonData) -> str:
         ],
     }
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def rows_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one row per method, promise and metric of what ``as_json`` wrote; ``n`` is the number of trainings.
+
+    Examples:
+      >>> entry = {"method": "dpsgd", "epsilon": 3.0, "seeds": 5, "groups": {}, "asked": {}}
+      >>> rows_of({"entries": [{**entry, "metrics": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9}}}]})
+      [{'method': 'dpsgd', 'epsilon': 3.0, 'metric': 'accuracy', 'mean': 0.8, 'low': 0.7, 'high': 0.9, 'n': 5}]
+    """
+    return [
+        {
+            "method": entry["method"],
+            "epsilon": entry["epsilon"],
+            "metric": name,
+            "mean": figure["value"],
+            "low": figure["low"],
+            "high": figure["high"],
+            "n": entry["seeds"],
+        }
+        for entry in body["entries"]
+        for name, figure in {
+            **entry["metrics"],
+            **{f"accuracy[{group}]": figure for group, figure in entry["groups"].items()},
+            **{f"{name}[{group}]": one for name, part in entry["asked"].items() for group, one in part.items()},
+        }.items()
+    ]
 
 
 def _effort(entry: Entry) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from evenhand.comparison.run_cell import loaded
 from evenhand.comparison.summary import Result, together
 from evenhand.comparison.sweep import Sweep
 from evenhand.comparison.tables import as_csv, as_json, as_markdown
-from evenhand.reporting import replicas, small_cells
+from evenhand.reporting import metrics, replicas, small_cells
 from evenhand.reporting.comparison_page import ComparisonData, render_comparison
 from evenhand.reporting.comparison_sections import Entry, Verdict
+from evenhand.reporting.group_metrics import Estimate
 from evenhand.runs.folder import write_durably
 
 _README = """# A comparison of evenhand
@@ -39,8 +40,8 @@ def write(out: Path, sweep: Sweep, entries: Sequence[Entry], results: Sequence[R
     write_durably(out / "README.md", _README.encode())
     research = any(not entry.private for entry in entries)
     chosen = list(entries) if sweep.public else [_shareable(entry) for entry in entries if entry.private]
-    shared = [without_small_groups(entry, sweep.least_records) for entry in chosen]
-    page = _page(sweep, shared, results, research and sweep.public, sweep.least_records)
+    shared = [without_small_groups(entry, sweep.base.least_records) for entry in chosen]
+    page = _page(sweep, shared, results, research and sweep.public, sweep.base.least_records)
     written = _write(out, "report.html", "table", page)
     if research and not sweep.public:
         full = _page(sweep, entries, results, True, 0)
@@ -124,20 +125,33 @@ def without_small_groups(entry: Entry, least: int) -> Entry:
       >>> bare.rows[0]["groups"], bare.small
       ({}, {'b': 0})
     """
-    sizes = {name: replicas.size(entry.rows, name) for name in replicas.names(entry.rows)}
-    owners = {name: replicas.size(entry.rows, name, "owners") for name in replicas.names(entry.rows, "owners")}
-    groups, people = small_cells.left_out(sizes, least), small_cells.left_out(owners, least)
-    hidden = {f"owner:{name}" for name in people}
+    hidden = small_cells.too_small(list(entry.rows.values()), least)
+    owners = {f"owner:{name}" for name in hidden.owners}
+    groups = [name for name in entry.groups if name not in hidden.groups]
+
+    def shown(metric: str) -> bool:
+        stem, across = metrics.base(metric)
+        across_groups = across and not across.startswith("[")
+        return all(hidden.shows(stem, name) for name in groups) if across_groups else hidden.shows(metric)
+
+    def by_metric(tables: Mapping[str, Mapping[str, Estimate]]) -> dict[str, dict[str, Estimate]]:
+        return {
+            metric: small_cells.suppress(table, [name for name in table if not hidden.shows(metric, name)], least)
+            for metric, table in tables.items()
+        }
 
     def rest(rows: replicas.Rows) -> replicas.Rows:
-        return {seed: small_cells.without(row, groups, people) for seed, row in rows.items()}
+        return {seed: small_cells.without(row, hidden) for seed, row in rows.items()}
 
     return dataclasses.replace(
         entry,
-        groups=small_cells.suppress(entry.groups, groups, least),
-        costs=small_cells.suppress(entry.costs, groups, least),
-        owners=small_cells.suppress(entry.owners, people, least),
-        against={name: value for name, value in entry.against.items() if name not in hidden},
+        metrics={name: value for name, value in entry.metrics.items() if shown(name)},
+        asked=by_metric(entry.asked),
+        asked_costs=by_metric(entry.asked_costs),
+        groups=small_cells.suppress(entry.groups, hidden.groups, least),
+        costs=small_cells.suppress(entry.costs, hidden.groups, least),
+        owners=small_cells.suppress(entry.owners, hidden.owners, least),
+        against={name: value for name, value in entry.against.items() if name not in owners},
         rows=rest(entry.rows),
         reference=rest(entry.reference),
         small={name: count if count >= least else 0 for name, count in replicas.small(entry.rows).items()},
@@ -194,6 +208,7 @@ def _command(sweep: Sweep) -> str:
     budgets = ",".join(f"{name}={float(value):g}" for name, value in base.budgets.items())
     promises = f"--owners {base.owners} --budgets {budgets}" if sweep.public else "--budgets FILE.toml"
     words += [promises] if base.budgets else [f"--epsilons {','.join(f'{e:g}' for e in sweep.epsilons)}"]
+    words += [f"--metric {','.join(sweep.metrics)}"] if sweep.metrics else []
     words += [f"--seeds {sweep.seeds}", f"--epochs {base.epochs:g}", *(["--reference"] if sweep.reference else [])]
     words += [f"--batch-size {base.batch_size:g}"] if base.batch_size is not None else []
     words += [f"--set {key}={json.dumps(value)}" for key, value in base.settings.items()]
@@ -202,4 +217,5 @@ def _command(sweep: Sweep) -> str:
 
 def _shareable(entry: Entry) -> Entry:
     plain = Entry(entry.method, entry.epsilon)
-    return dataclasses.replace(entry, costs={}, cost=plain.cost, cost_gap=plain.cost_gap, training={}, reference={})
+    blank = dataclasses.replace(entry, costs={}, cost=plain.cost, cost_gap=plain.cost_gap, asked_costs={})
+    return dataclasses.replace(blank, training={}, reference={})

@@ -1,6 +1,6 @@
 """Data: what is public about it, which rows a step sees, and where it comes from."""
 
-from evenhand.data.columns import Category, Image, Number
+from evenhand.data.columns import Category, Image, Number, Text
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.own_data import read
 from evenhand.data.sources import load
@@ -14,6 +14,7 @@ __all__ = [
     "Image",
     "Number",
     "Table",
+    "Text",
     "digits",
     "from_frame",
     "load",

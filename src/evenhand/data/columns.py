@@ -24,6 +24,8 @@ Floats: TypeAlias = NDArray[np.float32]
 
 LONGEST = 200
 """Characters of a name."""
+LONGEST_TEXT = 2**16
+"""Bytes of a text."""
 WHY = (
     "taking them from the data would look at private records without paying for it, and there is no charged query "
     "for it yet"
@@ -175,12 +177,40 @@ class Image:
         return Number(0, 255).encode(name, cells, missing)
 
 
-Column: TypeAlias = Number | Category | Image
-_KINDS: dict[str, type[Column]] = {"number": Number, "category": Category, "image": Image}
+@dataclass(frozen=True)
+class Text:
+    """A column of texts: the bytes of each in UTF-8, cut at a declared length and padded with 0 at the end.
+
+    It is the only feature of its data, for ``--features minilm`` or a model that reads codes; a missing text is empty.
+
+    Examples:
+      >>> Text(length=4).encode("words", ["ok", None, "longer"], {""}).tolist()
+      [[111, 107, 0, 0], [0, 0, 0, 0], [108, 111, 110, 103]]
+    """
+
+    kind: ClassVar[str] = "text"
+    length: int
+
+    def __post_init__(self) -> None:
+        if _validate.whole(self.length, "length") > LONGEST_TEXT:
+            raise UsageError(f"length is more than {LONGEST_TEXT} bytes: declare how much of a text is enough.")
+
+    def encode(self, name: str, cells: Cells, missing: set[str]) -> NDArray[np.int64]:
+        """Return one row of codes from 0 to 255 per record."""
+        rows = np.zeros((len(cells), self.length), dtype=np.int64)
+        for row, cell in zip(rows, cells, strict=True):
+            content = text(cell).replace("\0", "").encode("utf-8", "ignore")[: self.length]
+            row[: len(content)] = np.frombuffer(content, dtype=np.uint8)
+        return rows
+
+
+Column: TypeAlias = Number | Category | Image | Text
+_KINDS: dict[str, type[Column]] = {"number": Number, "category": Category, "image": Image, "text": Text}
 _EXAMPLES = {
     "number": "low = 0 and high = 100",
     "category": 'values = ["yes", "no"]',
     "image": "height = 28 and width = 28",
+    "text": "length = 256",
 }
 
 
@@ -191,7 +221,7 @@ def declared(name: str, table: Any) -> Column:
       >>> declared("age", {"kind": "number", "low": 0, "high": 120})
       Number(low=0, high=120, missing='refuse')
     """
-    if isinstance(table, Number | Category | Image):
+    if isinstance(table, Number | Category | Image | Text):
         return table
     where = f"[columns.{printable(str(name), 'columns')}]"
     if not isinstance(table, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +34,8 @@ class Data:
     also for none; whatever it draws comes from a seed for each record, see ``drawing``. ``declared`` says how inputs
     were encoded from a table; a run keeps it for new records. ``origin`` is the fingerprint of the records that these
     were made from, or computes it, so that runs on either add up; it is a secret. ``tuned`` says that settings were
-    chosen by trials scored on some of these records; a statement repeats it.
+    chosen by trials scored on some of these records; a statement repeats it. Rows with the same number in ``together``
+    are on the same side of every split, see ``kept_together``.
     """
 
     facts: Facts
@@ -43,6 +45,7 @@ class Data:
     declared: Declaration | None = None
     origin: str | Callable[[], str] | None = field(default=None, repr=False)
     tuned: bool = False
+    together: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fetch", guarded(self.fetch))
@@ -71,6 +74,7 @@ class Data:
             owner=code[self.owner[rows]],
             fetch=Quiet(lambda r: self.fetch(rows[r])),
             origin=self.origin or self._whole,
+            together=None if self.together is None else self.together[rows],
         )
 
     def _whole(self) -> str:
@@ -100,6 +104,7 @@ def wrap(
     categories: Mapping[str, Any] | None = None,
     missing_tokens: Sequence[str] = ("",),
     ordered: bool = False,
+    keep_together: Iterable[Any] | None = None,
 ) -> Data:
     """Make any map-style data usable: ``wrap(X, y)``, ``wrap(dataset)`` or ``wrap(frame, label="ill", ...)``.
 
@@ -119,6 +124,8 @@ def wrap(
       categories: public values by column, ``{"sex": ["f", "m"]}``.
       missing_tokens: cells of a DataFrame that mean "no value".
       ordered: the labels have an order, from the lowest to the highest: errors are then measured in ranks too.
+      keep_together: one name per row (or a column of a DataFrame), such as the person: records with the same name are
+        all trained on or all held out. It changes splits only: the promise is still about one record.
 
     Examples:
       >>> import numpy as np
@@ -127,14 +134,15 @@ def wrap(
       (4, ('a', 'b'))
     """
     if isinstance(data, Data):
-        if targets is not None or groups is not None or owners is not None:
-            raise DataError("These data are wrapped already: pass groups and owners to the first wrap.")
+        if any(given is not None for given in (targets, groups, owners, keep_together)):
+            raise DataError("These data are wrapped already: pass groups, owners and so on to the first wrap.")
         return data
     refuse_foreign(data)
     if label is not None:
         from evenhand.data.frames import wrap_frame
 
         declared: dict[str, Any] = {"numbers": numbers, "categories": categories, "missing_tokens": missing_tokens}
+        declared["keep_together"] = _one_column(keep_together, "keep_together")
         return wrap_frame(data, label, labels=labels, groups=groups, owners=_one_column(owners), **declared)
     if numbers is not None or categories is not None:
         raise DataError("numbers= and categories= are about a DataFrame: name the column to predict, label='ill'.")
@@ -158,13 +166,36 @@ def wrap(
         derived=tuple(name for name, undeclared in read_off.items() if undeclared),
         ordered=ordered and bool(names),
     )
-    return Data(facts=facts, group=group, owner=owner, fetch=fetch)
+    together = None if keep_together is None else kept_together(keep_together, count)
+    return Data(facts=facts, group=group, owner=owner, fetch=fetch, together=together)
 
 
-def _one_column(owners: Any) -> str | None:
-    if owners is not None and not isinstance(owners, str):
-        raise DataError("owners takes the name of one column here, since label= names one.")
-    return owners
+def kept_together(names: Iterable[Any], count: int) -> Tensor:
+    """Return a number for each record, equal for equal names: such records are on one side of every split.
+
+    Numbers are digests, so that names of two files can be compared; they are as secret as the names.
+
+    Examples:
+      >>> numbers = kept_together(["Ann", "Bo", "Ann"], 3)
+      >>> bool(numbers[0] == numbers[2]), bool(numbers[0] == numbers[1])
+      (True, False)
+    """
+    column = names.tolist() if isinstance(names, Tensor | np.ndarray) else list(names)
+    if len(column) != count:
+        raise DataError(f"There are {count} records but {len(column)} names to keep together: pass one per record.")
+    missing = sum(value is None or value != value or value == "" for value in column)
+    if missing:
+        raise DataError(
+            f"{missing} record(s) have no name to be kept together by: give every record one, for example its number."
+        )
+    digests = [hashlib.blake2b(str(value).encode("utf-8", "replace"), digest_size=8).digest() for value in column]
+    return torch.from_numpy(np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64))
+
+
+def _one_column(name: Any, what: str = "owners") -> str | None:
+    if name is not None and not isinstance(name, str):
+        raise DataError(f"{what} takes the name of one column here, since label= names one.")
+    return name
 
 
 def refuse_foreign(data: Any) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -22,9 +22,11 @@ from evenhand.data.sources.base import cache_folder
 from evenhand.errors import DataError, VerificationError
 
 Extract: TypeAlias = Callable[[str, Tensor], Tensor]
+LARGEST = 2**29
+"""Bytes of inputs that are fetched at a time."""
 
 
-def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> Data:
+def featured(data: Data, name: str, extract: Extract, *, keep: bool = False, provenance: str = "") -> Data:
     """Return these records with ``extract(name, inputs)`` as inputs; targets, groups and owners stay.
 
     The features of a record must depend on that record and on nothing private besides; then the guarantee is that of
@@ -35,6 +37,7 @@ def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> 
       name: of the features.
       extract: makes one row of features per row of inputs.
       keep: keep the features in the user's cache, where only the user may read them: they are as private as the data.
+      provenance: the public network that makes them, its licence and pre-training data, for the statement.
 
     Examples:
       >>> from evenhand.data.dataset import wrap
@@ -43,32 +46,42 @@ def featured(data: Data, name: str, extract: Extract, *, keep: bool = False) -> 
       >>> summed.facts.inputs, summed.fetch(torch.arange(2))[0].tolist(), fingerprint(summed) == fingerprint(raw)
       ('(1,) float32', [[2.0], [2.0]], True)
     """
-    inputs, targets = data.fetch(torch.arange(len(data)))
-    if not isinstance(inputs, Tensor):
+    if not isinstance(data.fetch(torch.arange(1))[0], Tensor):
         raise DataError("Features need one tensor of inputs per record: these data have several or none.")
-    file = _file(inputs, name, extract) if keep else None
+    targets = torch.cat([codes for _, codes in _parts(data)])
+    file = _file(data, name, extract) if keep else None
     features = _cached(file) if file is not None else None
     if features is None or len(features) != len(data):
-        features = extract(name, inputs).detach().to("cpu", torch.float32).contiguous()
+        rows = [extract(name, inputs).detach().to("cpu", torch.float32) for inputs, _ in _parts(data)]
+        features = torch.cat(rows) if len(rows) > 1 else rows[0].contiguous()
         if len(features) != len(data):
             raise DataError(
                 f"The features {name!r} have {len(features)} rows for {len(data)} records: give one per record."
             )
         if file is not None:
             _keep(file, features)
-    rows = features
+    computed = features
     return replace(
         data,
-        facts=replace(data.facts, inputs=f"{tuple(rows.shape[1:])} float32"),
-        fetch=Quiet(lambda some: (rows[some], targets[some])),
+        facts=replace(data.facts, inputs=f"{tuple(computed.shape[1:])} float32", features=provenance),
+        fetch=Quiet(lambda some: (computed[some], targets[some])),
         origin=fingerprint(data),
     )
 
 
-def _file(inputs: Tensor, name: str, extract: Extract) -> Path:
+def _parts(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets of all records in their order, about `LARGEST` bytes at a time."""
+    record = data.fetch(torch.arange(1))[0]
+    count = max(1, LARGEST // (record.numel() * record.element_size() or 1))
+    for rows in torch.split(torch.arange(len(data)), count):
+        yield data.fetch(rows)
+
+
+def _file(data: Data, name: str, extract: Extract) -> Path:
     """Return the path of the cached features, named by a hash of the inputs, the features' name and the code."""
-    digest = hashlib.sha256(f"{name} {tuple(inputs.shape)} {inputs.dtype}".encode())
-    digest.update(inputs.contiguous().view(torch.uint8).numpy().data)
+    digest = hashlib.sha256(f"{name} {len(data)} {data.facts.inputs}".encode())
+    for inputs, _ in _parts(data):
+        digest.update(inputs.contiguous().view(torch.uint8).numpy().data)
     for code in sorted(Path(inspect.getfile(extract)).parent.glob("*.py")):
         digest.update(code.read_bytes())
     return cache_folder() / "features" / f"{digest.hexdigest()}.safetensors"

@@ -35,6 +35,7 @@ def wrap_frame(
     numbers: Mapping[str, Any] | None = None,
     categories: Mapping[str, Any] | None = None,
     missing_tokens: Sequence[str] = ("",),
+    keep_together: str | None = None,
 ) -> Data:
     """Return the records of a DataFrame, encoded by what is declared about its columns.
 
@@ -47,6 +48,7 @@ def wrap_frame(
       numbers: bounds by column, ``{"age": (0, 120)}``, or a ``Number``.
       categories: values by column, ``{"sex": ["f", "m"]}``, or a ``Category``.
       missing_tokens: cells that mean "no value".
+      keep_together: the column whose equal values, such as a person's, are on one side of every split.
 
     Examples:
       >>> people = Table({"age": [25, 75], "sex": ["f", "m"], "ill": ["no", "yes"]})
@@ -62,7 +64,7 @@ def wrap_frame(
     columns = {**_numbers(numbers or {}), **_categories(categories or {})}
     header = [str(name) for name in table.columns]
     by_role = [groups] if isinstance(groups, str) else list(groups or ())
-    for name in (label, *columns, *by_role, *([] if owners is None else [owners])):
+    for name in (label, *columns, *by_role, *(one for one in (owners, keep_together) if one is not None)):
         if not isinstance(name, str):
             raise UsageError("groups takes names of columns here, for example groups=['race'], since label= is one.")
         _validate.known(name, header, "column")
@@ -73,6 +75,7 @@ def wrap_frame(
         groups=by_role[0] if len(by_role) == 1 else None,
         owners=owners,
         missing_tokens=missing_tokens,
+        keep_together=keep_together,
     )
     data = known.data(table)
     if labels is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from dataclasses import replace
@@ -119,7 +120,7 @@ def _pictures(root: Path, folder: str, number: int) -> list[Path]:
     return files
 
 
-def picture(file: Path, declared: Image, what: str) -> NDArray[Any]:
+def picture(file: Path | io.BytesIO, declared: Image, what: str) -> NDArray[Any]:
     """Return the bytes of one picture as declared, (channels, height, width); ``what`` names it in messages."""
     try:
         from PIL import Image as Pillow

@@ -151,21 +151,19 @@ class LeftOut:
     """
 
     def __init__(self) -> None:
-        self.count = self.drawn = 0
-        self._said = False
+        self.count, self._said = 0, False
 
     def add(self, left_out: int, drawn: int) -> None:
-        """Take in one step; the first time that too many were left out, say so."""
+        """Take in a step that left rows out; ``drawn`` counts those of all steps. Say so once there are too many."""
         self.count += left_out
-        self.drawn += drawn
-        if left_out and not self._said and too_many(self.count, self.drawn):
+        if not self._said and too_many(self.count, drawn):
             self._said = True
-            _tell(f"{self.count:,} of {self.drawn:,} rows drawn so far were not finite", "add")
+            _tell(f"{self.count:,} of {drawn:,} rows drawn so far were not finite", "add")
 
-    def summary(self) -> None:
-        """Say at the end how many there were, if any."""
+    def summary(self, drawn: int) -> None:
+        """Say at the end how many of all drawn rows there were, if any."""
         if self.count:
-            _tell(f"{self.count:,} of {self.drawn:,} rows drawn in all steps were not finite", "added")
+            _tell(f"{self.count:,} of {drawn:,} rows drawn in all steps were not finite", "added")
 
 
 def _tell(what: str, contribute: str) -> None:
@@ -294,4 +292,25 @@ def refuse_other_shape(train: Data, test: Data) -> None:
         raise DataError(
             f"The held-out inputs have shape {shapes[1]} a record, those to train on {shapes[0]}: give both the same "
             "columns."
+        )
+
+
+def refuse_both_sides(train: Data, test: Data) -> None:
+    """Raise if records that are to be kept together are on both sides, in the training and in the held-out file.
+
+    Examples:
+      >>> from evenhand.data.dataset import wrap
+      >>> sides = [wrap(torch.zeros(2, 1), [0, 1], keep_together=names) for names in (["a", "b"], ["b", "c"])]
+      >>> refuse_both_sides(*sides)
+      Traceback (most recent call last):
+      evenhand.errors.DataError: 1 of 2 names in the held-out data ...
+    """
+    if train.together is None or test.together is None:
+        return
+    held_out = torch.unique(test.together)
+    both = int(torch.isin(held_out, train.together).sum())
+    if both:
+        raise DataError(
+            f"{both} of {len(held_out)} names in the held-out data that keep records together are in the training data "
+            "too: figures would be about persons whom the model has seen. Move each person to one file."
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evenhand import _validate
-from evenhand.data.columns import WHY, Category, Cells, Column, Number, as_table, declared, names, text
+from evenhand.data.columns import WHY, Category, Cells, Column, Number, Text, as_table, declared, names, text
 from evenhand.data.dataset import Data, wrap
 from evenhand.errors import DataError, UsageError
 
@@ -66,6 +66,7 @@ class Declaration:
       budgets: the column with each record's own epsilon, instead of owners; its values become public facts.
       missing_tokens: cells that mean "no value".
       ordered: the labels have an order, from the lowest to the highest.
+      keep_together: the column whose equal values, such as a person's, are on one side of every split.
 
     Examples:
       >>> from evenhand.data.columns import Number
@@ -83,6 +84,7 @@ class Declaration:
     missing_tokens: Sequence[str] = field(default=("",))
     budgets: str | None = None
     ordered: bool = False
+    keep_together: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", names(self.labels, "labels"))
@@ -90,10 +92,20 @@ class Declaration:
         self._check_labels()
         if not self.features:
             raise UsageError("No column is declared as a feature: add [columns.NAME] tables, see `evenhand init`.")
+        if len(self.features) > 1 and any(isinstance(column, Text) for column in self.features.values()):
+            raise UsageError(
+                "A text column must be the only feature, since codes of letters and scaled numbers do not mix: delete "
+                "the other tables of [columns], or set feature = false where a category is for groups or owners."
+            )
         for role in ("groups", "owners"):
             self._names(role, getattr(self, role))
         if self.owners is not None and self.budgets is not None:
             raise UsageError("Declare owners, or budgets by record: with both a record would have two budgets.")
+        if self.keep_together is not None and self.keep_together in self.features:
+            raise UsageError(
+                f"The column {self.keep_together!r} says who is kept together, and is declared as a feature too: "
+                f"delete [columns.{self.keep_together}], or the model learns who is who."
+            )
 
     def _check_labels(self) -> None:
         """Raise unless the label is declared: by its values, or by the bounds of a real number."""
@@ -161,8 +173,16 @@ class Declaration:
             groups=self._role(table, "groups", self.groups),
             group_names=self._names("groups", self.groups) or None,
             owners=self._budgets(table) or self._role(table, "owners", self.owners),
+            keep_together=self._together(table),
         )
         return replace(data, declared=self)
+
+    def _together(self, table: Table) -> list[str] | None:
+        if self.keep_together is None:
+            return None
+        missing = set(self.missing_tokens)
+        names = [text(cell) for cell in table.cells(self.keep_together, self._named)]
+        return ["" if name in missing else name for name in names]
 
     def _targets(self, table: Table) -> tuple[Any, Sequence[str] | None]:
         """Return the targets of every record, and the labels: of one column, of several, or of a real number none."""
@@ -317,12 +337,17 @@ def checked_header(header: Iterable[str]) -> list[str]:
 def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
     """Divide the rows into training and held-out ones; each row's side depends on the seed and its number only.
 
+    Rows to be kept together are on the same side, and ``share`` is then that of their names.
+
     Examples:
       >>> train, test = split(wrap(torch.zeros(100, 2), [0, 1] * 50), share=0.2, seed=0)
       >>> len(train) + len(test)
       100
     """
-    mask = np.random.default_rng([seed, 20]).random(len(data)) < share
+    units = np.arange(len(data))
+    if data.together is not None:
+        units = np.unique(data.together.numpy(), return_inverse=True)[1]
+    mask = (np.random.default_rng([seed, 20]).random(int(units.max()) + 1) < share)[units]
     if mask.all() or not mask.any():
         raise DataError(
             f"With {len(data)} record(s), a test share of {share:g} leaves no record to train or to test on: "

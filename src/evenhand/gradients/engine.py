@@ -25,10 +25,10 @@ from torch.autograd import Variable
 
 from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients.batch_utils import LossFn, arguments, batch_size, losses, versions
-from evenhand.gradients.fast_paths import FastPath, UnsuitedError, path_for
-from evenhand.gradients.layer_recorder import Call, LayerRecorder, LearnedUse
+from evenhand.gradients.fast_paths import FastPath, UnsuitedError, fast
+from evenhand.gradients.layer_recorder import LayerRecorder, LearnedUse
 from evenhand.gradients.memory import ScratchBuffers, out_of_memory
-from evenhand.gradients.model_layout import Layout, ModelSnapshot, Served, modules_of
+from evenhand.gradients.model_layout import Call, Layout, ModelSnapshot, Served, modules_of
 from evenhand.gradients.norms_and_sums import PerRecordGradients, Raw, RecordedGradients, RescuedPass, zero
 from evenhand.gradients.pass_context import RandomState, exclusive, plain
 from evenhand.gradients.raw_parameters import uses
@@ -322,7 +322,7 @@ class Engine:
         """Read the model again if it changed; what was learned about another layout is forgotten."""
         before, now = self._layout, self._layout.current() if self._layout else Layout.read(self._model)
         if now is not before:
-            self._layout, self._path = now, path_for(now)
+            self._layout, self._path = now, fast().path_for(now)
             self._habits.clear()
         return now
 

@@ -20,9 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenhand.errors import UsageError
-from evenhand.gradients.model_layout import ServedComposite, ServedLayer
-from evenhand.gradients.views import rows_of
+from evenhand.gradients.model_layout import Call, ServedComposite, ServedLayer
 
 _INNER: dict[type[nn.Module], Callable[[Any], int]] = {
     nn.Linear: lambda module: 1,
@@ -66,39 +64,6 @@ def _places(module: nn.Module, x: Tensor) -> int:
     """Return how many of the leading dimensions may be the batch."""
     inner = _INNER.get(type(module))
     return min(1, x.dim()) if inner is None else max(min(1, x.dim()), min(2, x.dim() - inner(module)))
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a layer: tensors for its share, with the batch in their first dimension."""
-
-    site: ServedLayer
-    tensors: tuple[Tensor, ...]
-    versions: tuple[int, ...]
-    views: int = 1
-
-    @classmethod
-    def of(cls, site: ServedLayer, tensors: tuple[Tensor, ...]) -> Call:
-        """Return a call whose tensors are watched from now on.
-
-        They are detached: with its graph an input would hold the node that holds the recorder, until a collection.
-        """
-        seen = tuple([t.detach() for t in tensors])
-        return cls(site, seen, tuple([t._version for t in seen]))
-
-    def share_tensors(self, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
-        """Return the tensors for a share: of some rows and in another precision if asked."""
-        tensors = self.tensors
-        if rows is not None:
-            rows = rows if self.views == 1 else rows_of(rows, self.views)
-            tensors = tuple([t[rows] for t in tensors])
-        wanted = dtype or self.site.dtype
-        return tuple([t.to(wanted) if t.dtype != wanted and t.is_floating_point() else t for t in tensors])
-
-    def check(self) -> None:
-        """Raise if what the layer saw was changed in place since the backward."""
-        if tuple([t._version for t in self.tensors]) != self.versions:
-            raise UsageError("inputs were changed in place after the pass; ask for the weighted sum before that")
 
 
 class _Layer(torch.autograd.Function):

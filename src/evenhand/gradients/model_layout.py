@@ -13,12 +13,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from evenhand.errors import UsageError
 from evenhand.gradients.doctor.refusals import refuse
 from evenhand.gradients.layers.base import Composite, Kernel, Piece, Share, composite_for, kernel_for, shadowed
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.pass_context import RandomState
 from evenhand.gradients.row_norms import working_dtype
-from evenhand.gradients.views import share_of
+from evenhand.gradients.views import rows_of, share_of
 
 Modules: TypeAlias = list[tuple[str, nn.Module]]
 Trainable: TypeAlias = dict[str, nn.Parameter]
@@ -90,6 +91,39 @@ class ServedLayer:
         kernel: Kernel[Any] = self.kernel
         x, *saved, grad = tensors
         return kernel.share(self.module, x, tuple(saved), grad, trainable, room)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer: tensors for its share, with the batch in their first dimension."""
+
+    site: ServedLayer
+    tensors: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    views: int = 1
+
+    @classmethod
+    def of(cls, site: ServedLayer, tensors: tuple[Tensor, ...]) -> Call:
+        """Return a call whose tensors are watched from now on.
+
+        They are detached: with its graph an input would hold the node that holds the recorder, until a collection.
+        """
+        seen = tuple([t.detach() for t in tensors])
+        return cls(site, seen, tuple([t._version for t in seen]))
+
+    def share_tensors(self, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+        """Return the tensors for a share: of some rows and in another precision if asked."""
+        tensors = self.tensors
+        if rows is not None:
+            rows = rows if self.views == 1 else rows_of(rows, self.views)
+            tensors = tuple([t[rows] for t in tensors])
+        wanted = dtype or self.site.dtype
+        return tuple([t.to(wanted) if t.dtype != wanted and t.is_floating_point() else t for t in tensors])
+
+    def check(self) -> None:
+        """Raise if what the layer saw was changed in place since the backward."""
+        if tuple([t._version for t in self.tensors]) != self.versions:
+            raise UsageError("inputs were changed in place after the pass; ask for the weighted sum before that")
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from evenhand.errors import UsageError
 from evenhand.gradients.batch_utils import LossFn, take
-from evenhand.gradients.layer_recorder import Call
 from evenhand.gradients.layers.base import Share
 from evenhand.gradients.memory import ScratchBuffers
-from evenhand.gradients.model_layout import Layout
+from evenhand.gradients.model_layout import Call, Layout
 from evenhand.gradients.pass_context import exclusive, highest, plain, preserved
 from evenhand.gradients.record_blocks import Blocks, add_up, chunks_of
 from evenhand.gradients.record_by_record import HeldGradients, reference

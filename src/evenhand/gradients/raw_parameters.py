@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from evenhand.gradients.autograd_ops import Node, Shape, Step, factor_of, scaled, shape_of, step, summed, through
-from evenhand.gradients.layer_recorder import Call
 from evenhand.gradients.layers.base import Instantiated, Share, Shares
 from evenhand.gradients.layers.linear import Outer, Rank1
 from evenhand.gradients.memory import ScratchBuffers
-from evenhand.gradients.model_layout import ServedLayer
+from evenhand.gradients.model_layout import Call, ServedLayer
 from evenhand.gradients.row_norms import RowNorms, working_dtype
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand._numbers import promised, rounded_up
 from evenhand.accounting import accountant, owner_classes
-from evenhand.methods.catalogue import DENSITIES
+from evenhand.methods.averages import noise_left
+from evenhand.methods.densities import DENSITIES
+from evenhand.methods.queries import GroupCounts, GroupLosses, GroupSizes
 
 if TYPE_CHECKING:
     from evenhand.mechanism.make_plan import Plan
+
+_ABOUT_GROUPS = {query.name: query.sensitivity for query in (GroupCounts, GroupLosses, GroupSizes)}
+"""Side queries whose answers are by group, with their sensitivity."""
 
 
 def describe(plan: Plan) -> str:
@@ -33,6 +39,7 @@ def describe(plan: Plan) -> str:
     lines.append(
         f"  relies on these public facts: {facts.records} records; owners {len(facts.owners)}; groups "
         f"{_listed(facts.groups)}; labels {_listed(facts.labels)}; inputs {facts.inputs or 'not declared'}"
+        + (f", features of {facts.features}" if facts.features else "")
     )
     lines += [f"  warning: {text}" for text in warnings(plan)]
     return "\n".join(lines)
@@ -41,9 +48,34 @@ def describe(plan: Plan) -> str:
 def warnings(plan: Plan) -> list[str]:
     """Return the plan's warnings, and for some methods the epsilon for replacing a record instead of removing it.
 
-    The statement of the run contains the same sentences.
+    The statement of the run contains the same sentences, except those on groups that noise hides: they cost no privacy.
     """
-    return [*plan.warnings(), *plan.replacement_warnings(plan.steps)]
+    return [*plan.warnings(), *plan.replacement_warnings(plan.steps), *_hidden_groups(plan)]
+
+
+def _hidden_groups(plan: Plan) -> list[str]:
+    """Return a warning if the noise of a side query about groups hides a group of a tenth of the average size.
+
+    The sizes of groups are not public, so it says from which size on a group is seen.
+    """
+    settings = plan.rule.get("settings", {})
+    inner = settings["over"]["settings"] if isinstance(settings.get("over"), Mapping) else settings
+    memory, lines = inner.get("memory", "none"), []
+    for place, spec in enumerate(plan.queries):
+        if spec["name"] not in _ABOUT_GROUPS:
+            continue
+        noise = max(level.queries[place] for level in plan.levels) * _ABOUT_GROUPS[spec["name"]]
+        left = noise * noise_left(memory, plan.steps)
+        if left > plan.expected_batch / (10 * len(plan.facts.groups)):
+            size = math.ceil(left / plan.expected_batch * plan.facts.records)
+            averaged = "" if memory == "none" else f", {left:.2g} after averaging"
+            advice = "average the answers (memory=full), " if memory == "none" else ""
+            lines.append(
+                f"the noise of the side query {spec['name']!r} ({noise:.3g} per step{averaged}) is larger than what a "
+                f"group of fewer than {size} records adds to it: such a group is treated by noise. To see smaller "
+                f"groups {advice}give the query a larger share, or take larger batches."
+            )
+    return lines
 
 
 def _levels(plan: Plan) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from evenhand import _validate
 from evenhand.accounting import calibration
@@ -19,6 +19,7 @@ from evenhand.errors import UsageError
 from evenhand.methods import registry
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
+from evenhand.methods.schedules import PRINTED_RATE
 from evenhand.types import PRIOR_KINDS, Event, Facts, Level, PriorKind
 
 __all__ = ["Plan", "PlannedLevel", "default_batch", "default_delta", "plan"]
@@ -71,11 +72,16 @@ def plan(
             f"No guarantee is established for {chosen.name!r}: pass allow_unproven=True to run it without an epsilon."
         )
     steps = math.ceil(epochs * records / batch)
-    stretches = stretches_of(chosen, steps, records / batch)
     delta, budgets = _delta(privacy, records), budgets_of(privacy, data)
-    shape = [(level.noise, count) for count, level in stretches]
     counts = _planned_prior(prior, prior_noise, chosen, privacy, budgets, data, delta)
-    scale, rates, scales = _calibrated(chosen, privacy, budgets, data, batch, shape, delta, counts)
+
+    def calibrated(chosen: Method) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+        shape = [(level.noise, count) for count, level in stretches_of(chosen, steps, records / batch)]
+        return _calibrated(chosen, privacy, budgets, data, batch, shape, delta, counts)
+
+    chosen = _solved_rate(chosen, steps, lambda chosen: calibrated(chosen)[0])
+    stretches = stretches_of(chosen, steps, records / batch)
+    scale, rates, scales = calibrated(chosen)
     draft = Plan(
         method=chosen.name,
         guarantee=guarantee,
@@ -100,6 +106,21 @@ def plan(
             "the method 'sgd' to train without privacy and say so."
         )
     return dataclasses.replace(draft, epsilons=epsilons)
+
+
+def _solved_rate(chosen: Method, steps: int, first_noise: Callable[[Method], float]) -> Method:
+    """Return the method with the number R = sigma_0 / T in place of the words, where its noise falls over time.
+
+    sigma_0 is the calibrated noise of the first step and depends on R: the two are iterated until they agree to 1e-6.
+    Whatever R comes out, the schedule with it is calibrated and accounted like any other.
+    """
+    if getattr(chosen.schedule, "decay", None) != PRINTED_RATE:
+        return chosen
+    rate, before = 1.0 / steps, 0.0
+    while abs(rate - before) > 1e-6 * rate:
+        chosen = dataclasses.replace(chosen, schedule=dataclasses.replace(chosen.schedule, decay=rate))  # type: ignore[type-var]
+        before, rate = rate, first_noise(chosen) / steps
+    return chosen
 
 
 def default_batch(records: int) -> int:

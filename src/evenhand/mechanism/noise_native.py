@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 from array import array
 from collections.abc import Sequence
@@ -214,5 +215,5 @@ def _openssl(key: bytes, step: int, first: int, blocks: int) -> NDArray[np.uint6
     return np.frombuffer(stream, np.uint64)
 
 
-loops = NativeLibrary("_noise.so", Loops, check_loops)
+loops = functools.cache(NativeLibrary("_noise.so", Loops, check_loops).load)
 """Return the compiled loops, or None if they are not there or do not compute what they should."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients.fast_paths import bounded_weights
+from evenhand.gradients.fast_paths import fast
 from evenhand.gradients.row_norms import LARGEST, numbers
 from evenhand.mechanism import noise_grid
 from evenhand.mechanism.add_noise import Ahead, release_few, release_parts
@@ -46,13 +46,15 @@ class Released:
     """The outcome of a step: a private gradient, the rule's next memory, and what the ledger must say.
 
     The plan's promise covers all of it except ``left_out``, the number of rows that were not finite: it is not private
-    and belongs in the run's private log only. The caller owns the tensors.
+    and belongs in the run's private log only. ``state`` is all that the rule saw besides its rows. The caller owns the
+    tensors.
     """
 
     gradient: dict[str, Tensor]
     memory: Mapping[str, Any]
     commit: Commit
     left_out: int
+    state: State | None = None
 
 
 def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Released:
@@ -84,6 +86,7 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
         memory=rule.advance(state),
         commit=Commit(position, 1, noise.covered, noise.std, asked),
         left_out=0 if finite is None else int((~finite).sum()),
+        state=state,
     )
 
 
@@ -156,7 +159,7 @@ def clamp_weights(weights: Tensor, stats: Stats, sensitivity: Tensor) -> Tensor:
     what float32 can carry.
     """
     norm, owner = stats.norm, stats.owner.long()
-    quick = bounded_weights(weights, norm, owner, sensitivity, _LARGEST_WEIGHT)
+    quick = fast().bounded_weights(weights, norm, owner, sensitivity, _LARGEST_WEIGHT)
     if quick is not None:
         return quick
     given = weights.to(torch.float64)

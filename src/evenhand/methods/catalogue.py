@@ -1,12 +1,10 @@
-"""The methods by name: published combinations of rule, queries and schedule, and the densities in words.
-
-How densities work is in ``evenhand.density``.
-"""
+"""The methods by name: published combinations of rule, queries and schedule; the densities are in ``densities``."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,108 +13,12 @@ from evenhand import _validate
 from evenhand.errors import UsageError
 from evenhand.methods import references, registry, rules
 from evenhand.methods.composition import Method
-from evenhand.methods.queries import Exceedance, GroupCounts, GroupSizes
-from evenhand.methods.references import Reference
+from evenhand.methods.densities import DENSITIES, Density
+from evenhand.methods.queries import Exceedance, GroupCounts, GroupLosses, GroupSizes, Unclipped
 from evenhand.methods.schedules import Constant, Linear, Phases, Schedule, Step, Time
 from evenhand.types import Guarantee
 
-__all__ = ["Method", "Recipe", "catalogue", "method"]
-
-SMOOTHING = Reference(
-    "anonymous2024enhancing",
-    "Anonymous",
-    2024,
-    "Enhancing Privacy and Utility in Differentially Private Deep Learning through Instance-Level Smoothing",
-    "Anonymous",
-    "misc; howpublished=OpenReview, 97tbbvSJ4A; note=Paper under double-blind review",
-)
-HARDER = Reference(
-    "harder2021dpmerf",
-    "Harder et al.",
-    2021,
-    "DP-MERF: Differentially Private Mean Embeddings with Random Features for Practical Privacy-Preserving Data "
-    "Generation",
-    "Harder, Frederik and Adamczewski, Kamil and Park, Mijung",
-    "misc; eprint=2002.11603; archiveprefix=arXiv",
-)
-DWORK = Reference(
-    "dwork2014analyze",
-    "Dwork et al.",
-    2014,
-    "Analyze Gauss: Optimal Bounds for Privacy-Preserving Principal Component Analysis",
-    "Dwork, Cynthia and Talwar, Kunal and Thakurta, Abhradeep and Zhang, Li",
-    "inproceedings; booktitle=ACM Symposium on Theory of Computing",
-)
-
-
-@dataclass(frozen=True)
-class Density:
-    """One density. ``releases`` names what is released, in order; a form that skips some skips the first ones."""
-
-    name: str
-    guarantee: Guarantee
-    summary: str
-    releases: tuple[str, ...]
-    source: Reference
-
-    @property
-    def estimator(self) -> str:
-        """Its class in ``evenhand.density``.
-
-        Examples:
-          >>> DENSITIES["moment_density"].estimator
-          'MomentDensity'
-        """
-        return "".join(part.capitalize() for part in self.name.split("_"))
-
-    @property
-    def instead(self) -> str:
-        """The command or call to use instead, for a user who asks for this density as a method of gradient steps."""
-        if self.guarantee == "not established":
-            return (
-                f"No guarantee is established for {self.name!r}, so no command fits it: study it in Python with "
-                f"evenhand.density.{self.estimator}(allow_unproven=True), or choose 'moment_density', which is private."
-            )
-        return (
-            f"{self.name!r} is a density: it takes no gradient steps and trains no model of yours. Use `evenhand train "
-            f"--method {self.name}`, or evenhand.density.{self.estimator} with fit(X, y) and plan(facts, promise)."
-        )
-
-
-DENSITIES = {
-    density.name: density
-    for density in (
-        Density(
-            "moment_density",
-            "proved and tested",
-            "a Gaussian per class, from noisy means and second moments",
-            ("mean", "second moments"),
-            DWORK,
-        ),
-        Density(
-            "random_feature_density",
-            "proved and tested",
-            "a kernel density per class, from noisy sums of random features",
-            ("mean", "second moments", "class sums"),
-            HARDER,
-        ),
-        Density(
-            "noisy_embedding_density",
-            "proved and tested",
-            "every record with noise for its own budget, and densities over those rows",
-            ("row of every record",),
-            SMOOTHING,
-        ),
-        Density(
-            "published_smoothing",
-            "not established",
-            "the paper's smoothed densities as printed: for study, in Python only",
-            ("training points with the paper's noise",),
-            SMOOTHING,
-        ),
-    )
-}
-"""By the name that ``--method`` takes."""
+__all__ = ["DENSITIES", "Density", "Method", "Recipe", "catalogue", "method", "split_name"]
 
 
 @dataclass(frozen=True)
@@ -205,10 +107,12 @@ def global_adapt(
     factor: float = 0.7,
     share: float = 0.01,
     noise: float | None = None,
+    memory: str | float = "none",
 ) -> Method:
     """Build DP-SGD-Global-Adapt."""
     query = Exceedance(factor=factor, **_asked(share, noise))
-    return Method(rules.GlobalAdapt(threshold=threshold, rate=rate), (query,), Constant(bound=bound))
+    rule = rules.GlobalAdapt(threshold=threshold, rate=rate, memory=memory)
+    return Method(rule, (query,), Constant(bound=bound))
 
 
 @_recipe(references.CHILUKOTI_2025, "one factor up to a threshold that falls over the epochs")
@@ -229,27 +133,41 @@ def global_adapt_v2(
 
 
 @_recipe(references.XU, "a clip bound per group, by how often it is clipped")
-def dpsgd_f(bound: float = 1.0, most: float = 5.0, share: float = 0.01, noise: float | None = None) -> Method:
+def dpsgd_f(
+    bound: float = 1.0,
+    most: float = 5.0,
+    share: float = 0.01,
+    noise: float | None = None,
+    memory: str | float = "full",
+) -> Method:
     """Build DPSGD-F."""
-    return Method(rules.GroupClip(most=most), (GroupCounts(**_asked(share, noise)),), Constant(bound=bound))
+    rule = rules.GroupClip(most=most, memory=memory)
+    return Method(rule, (GroupCounts(**_asked(share, noise)),), Constant(bound=bound))
 
 
 @_recipe(references.XU, "a weight per group, by its noisy size")
-def naive(bound: float = 1.0, most: float = 10.0, share: float = 0.01, noise: float | None = None) -> Method:
+def naive(
+    bound: float = 1.0,
+    most: float = 10.0,
+    share: float = 0.01,
+    noise: float | None = None,
+    memory: str | float = "none",
+) -> Method:
     """Build the naive baseline of the DPSGD-F paper."""
-    return Method(rules.GroupReweight(most=most), (GroupSizes(**_asked(share, noise)),), Constant(bound=bound))
+    rule = rules.GroupReweight(most=most, memory=memory)
+    return Method(rule, (GroupSizes(**_asked(share, noise)),), Constant(bound=bound))
 
 
 @_recipe(references.BOENISCH, "a sampling rate per owner, for its own budget")
-def idp_sample(bound: float = 1.0) -> Method:
-    """Build IDP-SGD with a sampling rate per owner."""
-    return Method(rules.Clip(), schedule=Constant(bound=bound), sampling="owner")
+def idp_sample(bound: float = 1.0, over: Any = "clip") -> Method:
+    """Build IDP-SGD with a sampling rate per owner, over any rule that keeps every record within its bound."""
+    return Method(rules.bounded_by_owner(over), schedule=Constant(bound=bound), sampling="owner")
 
 
 @_recipe(references.BOENISCH, "a clip bound per owner, for its own budget")
-def idp_scale(bound: float = 1.0) -> Method:
-    """Build IDP-SGD with a clip bound per owner."""
-    return Method(rules.Clip(), schedule=Constant(bound=bound), bounds="owner")
+def idp_scale(bound: float = 1.0, over: Any = "clip") -> Method:
+    """Build IDP-SGD with a clip bound per owner, over any rule that keeps every record within its bound."""
+    return Method(rules.bounded_by_owner(over), schedule=Constant(bound=bound), bounds="owner")
 
 
 @_recipe(references.TIAN, "idp_sample in which records of low loss count less")
@@ -264,7 +182,9 @@ def ino_sample(
     over: Any = "clip",
 ) -> Method:
     """Build INO-SGD over idp_sample."""
-    rule = rules.Ordered(over=over, tail=tail, a=a, b=b, steps=steps, length=length, order=order)
+    rule = rules.Ordered(
+        over=rules.bounded_by_owner(over), tail=tail, a=a, b=b, steps=steps, length=length, order=order
+    )
     return Method(rule, schedule=Constant(bound=bound), sampling="owner")
 
 
@@ -280,7 +200,9 @@ def ino_scale(
     over: Any = "clip",
 ) -> Method:
     """Build INO-SGD over idp_scale."""
-    rule = rules.Ordered(over=over, tail=tail, a=a, b=b, steps=steps, length=length, order=order)
+    rule = rules.Ordered(
+        over=rules.bounded_by_owner(over), tail=tail, a=a, b=b, steps=steps, length=length, order=order
+    )
     return Method(rule, schedule=Constant(bound=bound), bounds="owner")
 
 
@@ -317,6 +239,80 @@ def sgd() -> Method:
     return Method(rules.Identity())
 
 
+@_recipe(references.ANDREW, "a clip bound that follows a quantile of the gradient norms")
+def adaptive_clip(
+    bound: float = 1.0,
+    quantile: float = 0.5,
+    rate: float = 0.2,
+    normalize: bool = False,
+    share: float = 0.01,
+    noise: float | None = None,
+) -> Method:
+    """Build adaptive quantile clipping."""
+    rule = rules.AdaptiveClip(quantile=quantile, rate=rate, normalize=normalize)
+    return Method(rule, (Unclipped(**_asked(share, noise)),), Constant(bound=bound))
+
+
+@_recipe(references.ZHAO, "a clip bound that follows the norms, but never below a floor")
+def bounded_adaptive(
+    bound: float = 1.0,
+    quantile: float = 0.5,
+    rate: float = 0.2,
+    least: float = 0.5,
+    most: float = 10.0,
+    normalize: bool = False,
+    share: float = 0.01,
+    noise: float | None = None,
+) -> Method:
+    """Build bounded adaptive clipping."""
+    rule = rules.BoundedAdaptive(quantile=quantile, rate=rate, least=least, most=most, normalize=normalize)
+    return Method(rule, (Unclipped(**_asked(share, noise)),), Constant(bound=bound))
+
+
+@_recipe(references.SOLEYMANI, "gradients bent towards an adaptive bound by a tanh, not cut")
+def soft_ada_clip(
+    bound: float = 1.0,
+    quantile: float = 0.5,
+    rate: float = 0.2,
+    normalize: bool = False,
+    share: float = 0.01,
+    noise: float | None = None,
+) -> Method:
+    """Build SoftAdaClip."""
+    rule = rules.SoftAdaClip(quantile=quantile, rate=rate, normalize=normalize)
+    return Method(rule, (Unclipped(**_asked(share, noise)),), Constant(bound=bound))
+
+
+@_recipe(references.SAGAWA, "a weight up to 1 per group, by its noisy mean loss")
+def group_dro(
+    bound: float = 1.0,
+    rate: float = 0.1,
+    least: float = 0.1,
+    cap: float = 5.0,
+    share: float = 0.01,
+    noise: float | None = None,
+    memory: str | float = 0.9,
+) -> Method:
+    """Build private group DRO."""
+    query = GroupLosses(cap=cap, **_asked(share, noise))
+    return Method(rules.GroupDro(rate=rate, least=least, memory=memory), (query,), Constant(bound=bound))
+
+
+@_recipe(references.CHILUKOTI_2025, "global_adapt_v2 whose noise falls with its threshold, by one rate")
+def global_adapt_v2_s(
+    bound: float = 1.0, threshold: float = 3.0, rate: float = 0.5, every: int = 10, floor: float = 0.0, r: float = 0.1
+) -> Method:
+    """Build DP-SGD-Global-Adapt-V2-S: one rate R and one number of epochs K for threshold and noise."""
+    rule = rules.GlobalAdaptV2(threshold=threshold, rate=rate, every=every, floor=floor, r=r)
+    return Method(rule, schedule=Step(decay=rate, every=every, bound=bound))
+
+
+@_recipe(references.HUANG, "sad with phases of equal length: what its public code runs as Auto-S")
+def sad_auto_s(bound: float = 1.0, n: int = 3, noise: float = 0.8, growth: float = 1.2) -> Method:
+    """Build the baseline that the public code of SAD-DPSGD calls Auto-S."""
+    return Method(rules.Clip(), schedule=Phases(n=n, noise=noise, length=1.0, growth=growth, bound=bound))
+
+
 def catalogue() -> tuple[Recipe, ...]:
     """Return all methods that take gradient steps: the recipes, then registered rules that no recipe covers."""
     rule_recipes = [_of_rule(name) for name in registry.names("rule") if name not in COVERED]
@@ -326,21 +322,55 @@ def catalogue() -> tuple[Recipe, ...]:
 def method(name: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
     """Return the method called ``name`` with these settings; a registered rule is a method too.
 
+    Settings may stand in the name: "idp_sample:over=auto_s".
+
     Examples:
       >>> method("dpsgd", {"bound": 0.5}).schedule
       Constant(bound=0.5)
+      >>> method("idp_scale:over=psac").rule
+      Psac(r=0.1)
     """
     if isinstance(name, Method):
         if settings:
             raise UsageError("Settings go with a method's name; a Method object already carries them.")
         return name
-    _validate.known(name, {*RECIPES, *registry.names("rule"), *DENSITIES}, "method")
-    if name in DENSITIES:
-        raise UsageError(DENSITIES[name].instead)
-    recipe = RECIPES.get(name) or _of_rule(name)
-    for key in settings or {}:
+    plain, named = split_name(name)
+    _validate.known(plain, {*RECIPES, *registry.names("rule"), *DENSITIES}, "method")
+    if plain in DENSITIES:
+        raise UsageError(DENSITIES[plain].instead)
+    recipe = RECIPES.get(plain) or _of_rule(plain)
+    twice = sorted(named.keys() & (settings or {}).keys())
+    if twice:
+        raise UsageError(f"The setting {_validate.shown(twice[0])!r} stands in the method's name and beside it.")
+    chosen = {**named, **(settings or {})}
+    for key in chosen:
         _validate.known(key, recipe.defaults, f"setting of {recipe.name}")
-    return recipe.make(**{**recipe.defaults, **(settings or {})})
+    return dataclasses.replace(recipe.make(**{**recipe.defaults, **chosen}), name=name)
+
+
+def split_name(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the method's own name and the settings in it; values are JSON where they can be, else text.
+
+    Examples:
+      >>> split_name("ino_scale:over=psac,length=0.3")
+      ('ino_scale', {'over': 'psac', 'length': 0.3})
+      >>> split_name("dpsgd")
+      ('dpsgd', {})
+    """
+    plain, colon, rest = name.partition(":")
+    settings: dict[str, Any] = {}
+    for entry in rest.split(",") if colon else ():
+        key, equals, value = entry.partition("=")
+        if not equals or not key or key in settings:
+            raise UsageError(
+                "Settings in a method's name are KEY=VALUE, separated by commas, each once: for example "
+                "idp_sample:over=auto_s. Others go beside it, with --set or settings=."
+            )
+        try:
+            settings[key] = json.loads(value)
+        except ValueError:
+            settings[key] = value
+    return plain, settings
 
 
 def _of_rule(name: str) -> Recipe:

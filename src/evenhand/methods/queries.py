@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +15,7 @@ from evenhand.types import Facts, State, Stats
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Count", "Exceedance", "GroupCounts", "GroupSizes", "Query", "register"]
+__all__ = ["Count", "Exceedance", "GroupCounts", "GroupLosses", "GroupSizes", "Query", "Unclipped", "register"]
 
 
 @dataclass(frozen=True)
@@ -161,3 +162,69 @@ class GroupCounts(Count):
     def place(self, rows: Stats, state: State) -> Tensor:
         """Return the record's group, plus the number of groups if its norm is at most the bound."""
         return rows.group.long().add(rows.norm <= state.bound[rows.owner], alpha=state.public.groups)
+
+
+@register
+@dataclass(frozen=True)
+class Unclipped(Query):
+    """Sum of 1/2 for every sampled record whose norm is at most the adaptive bound, and of -1/2 for every other one.
+
+    Divided by the expected batch size and with 1/2 added it is their share. Centred, one record moves it by 1/2 only.
+
+    Examples:
+      >>> Unclipped(noise=10.0).sensitivity
+      0.5
+    """
+
+    name = "unclipped"
+    sensitivity = 0.5
+
+    def width(self, facts: Facts) -> int:
+        """Return 1."""
+        return 1
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        """Return 1/2 if the norm is at most the bound times the rule's factor, else -1/2."""
+        if "factor" not in state.memory:
+            raise UsageError(
+                "The query 'unclipped' compares norms with an adaptive bound, and this rule keeps none: use it with "
+                "evenhand.methods.rules.AdaptiveClip(), or leave it out."
+            )
+        inside: Tensor = rows.norm <= state.bound[rows.owner] * state.memory["factor"]
+        return (inside.double() - 0.5).unsqueeze(-1)
+
+
+@register
+@dataclass(frozen=True)
+class GroupLosses(Query):
+    """Sum of the losses of each group, held to [0, ``cap``] and divided by it, then its number of records: 2 G numbers.
+
+    A record adds (loss / cap, 1) at the two places of its group: a vector of norm at most sqrt(2). The ratio of the two
+    sums is the mean loss of the group, as a share of the cap.
+
+    Examples:
+      >>> from evenhand.types import Facts
+      >>> GroupLosses(share=0.01).width(Facts(10, (("all", 10),), groups=("a", "b", "c")))
+      6
+    """
+
+    cap: float = 5.0
+
+    name = "group_losses"
+    sensitivity = math.sqrt(2.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.number(self.cap, "cap", low=0)
+
+    def width(self, facts: Facts) -> int:
+        """Return two places per group."""
+        return 2 * len(facts.groups)
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        """Return one vector per row: its bounded loss and a 1 at the places of its group."""
+        import torch
+
+        mine = (torch.arange(state.public.groups, device=rows.group.device) == rows.group.unsqueeze(-1)).double()
+        losses = mine * (rows.loss.double().clamp(0.0, self.cap) / self.cap).unsqueeze(-1)
+        return torch.cat([losses, mine], dim=-1)

@@ -136,3 +136,44 @@ HUANG = Reference(
     "Huang, Xiaobo and Xie, Fang",
     "misc; eprint=2507.06619; archiveprefix=arXiv",
 )
+ANDREW = Reference(
+    "andrew2021differentially",
+    "Andrew et al.",
+    2021,
+    "Differentially Private Learning with Adaptive Clipping",
+    "Andrew, Galen and Thakkar, Om and McMahan, H. Brendan and Ramaswamy, Swaroop",
+    "inproceedings; booktitle=Advances in Neural Information Processing Systems; volume=34",
+)
+ZHAO = Reference(
+    "zhao2025mitigating",
+    "Zhao et al.",
+    2025,
+    "Mitigating Disparate Impact of Differentially Private Learning through Bounded Adaptive Clipping",
+    'Zhao, Linzh and Rehn, Aki and Heikkil{\\"a}, Mikko A. and Tajeddine, Razane and Honkela, Antti',
+    "misc; eprint=2506.01396; archiveprefix=arXiv",
+)
+SOLEYMANI = Reference(
+    "soleymani2025softadaclip",
+    "Soleymani et al.",
+    2025,
+    "SoftAdaClip: A Smooth Clipping Strategy for Fair and Private Model Training",
+    "Soleymani, Dorsa and Dadsetan, Ali and Rudzicz, Frank",
+    "misc; eprint=2510.01447; archiveprefix=arXiv",
+)
+SAGAWA = Reference(
+    "sagawa2020distributionally",
+    "Sagawa et al.",
+    2020,
+    "Distributionally Robust Neural Networks for Group Shifts: On the Importance of Regularization for Worst-Case "
+    "Generalization",
+    "Sagawa, Shiori and Koh, Pang Wei and Hashimoto, Tatsunori B. and Liang, Percy",
+    "inproceedings; booktitle=International Conference on Learning Representations",
+)
+TANG = Reference(
+    "tang2024dpadambc",
+    "Tang et al.",
+    2024,
+    "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)",
+    "Tang, Qiaoyue and Shpilevskiy, Frederick and L{\\'e}cuyer, Mathias",
+    "inproceedings; booktitle=AAAI Conference on Artificial Intelligence; volume=38",
+)

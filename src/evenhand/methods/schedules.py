@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from evenhand import _validate
@@ -17,6 +17,10 @@ from evenhand.methods.registry import register
 from evenhand.types import Level
 
 __all__ = ["Constant", "Linear", "Phases", "Schedule", "Step", "Table", "Time", "register"]
+
+
+PRINTED_RATE = "sigma_0/T"
+"""The rate of time decay that 004 prints: the first noise multiplier over the number of steps."""
 
 
 class Schedule(ABC):
@@ -128,14 +132,30 @@ class Linear(Decay):
 class Time(Decay):
     """Variance 1 / (1 + R e) in epoch e.
 
+    With ``decay="sigma_0/T"`` R is what 004 prints in its equation 40: the first noise multiplier over the number of
+    steps. The plan solves for it, since both depend on each other, and records the number.
+
     Examples:
       >>> [round(level.noise, 4) for _, level in Time(decay=1.0).segments(3, 1)]
       [1.0, 0.7071, 0.5774]
     """
 
-    decay: float = 0.01
+    decay: float | str = 0.01  # type: ignore[assignment]
 
     name = "time"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.decay, str):
+            _validate.known(self.decay, (PRINTED_RATE,), "decay of the noise over time")
+            replace(self, decay=1.0)
+        else:
+            super().__post_init__()
+
+    def segments(self, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
+        """Return one segment for each run of epochs with an equal level; raise if R is still to be solved for."""
+        if isinstance(self.decay, str):
+            raise UsageError(f"The rate {self.decay} depends on the calibrated noise: make a plan, which finds it.")
+        return super().segments(steps, steps_per_epoch)
 
     def shape(self, rate: float, epoch: int) -> float:
         """Return 1 / (1 + R e)."""
@@ -200,11 +220,15 @@ class Phases(Schedule):
 
     def segments(self, steps: int, steps_per_epoch: float) -> list[tuple[int, Level]]:
         """Return ``n`` segments; lengths are whole and the last takes the remainder."""
-        if steps < self.n:
-            raise UsageError(f"{self.n} phases need at least {self.n} steps, and there are {steps}: take more epochs.")
         shares = [self.length ** (self.n - 1 - phase) for phase in range(self.n)]
         counts = [max(1, int(steps * share / sum(shares))) for share in shares[:-1]]
         counts.append(steps - sum(counts))
+        if counts[-1] < 1:
+            raise UsageError(
+                f"{self.n} phases of which each is {self.length:g} times as long as the next do not fit into {steps} "
+                f"step{'s' if steps > 1 else ''}, since every phase needs at least one: take more epochs or a smaller "
+                "batch size, or fewer phases (n=). Nothing was spent."
+            )
         left = [self.n - 1 - phase for phase in range(self.n)]
         return [
             (count, Level(noise=self.noise**power, bound=self.bound * self.growth**power))

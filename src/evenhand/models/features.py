@@ -1,4 +1,4 @@
-"""Fixed features of records: second-order scattering of pictures, or a frozen network that the user brings.
+"""Fixed features of records: second-order scattering of pictures, a public backbone, or the user's own network.
 
 Scattering is as in Tramer & Boneh (2021), "Differentially private learning needs better features": Morlet wavelets at
 two scales and eight angles, averages over four pixels, then normalisation within each record. Every number is constant
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenhand import _user_code, _validate
+from evenhand import _user_code, _validate, terminal
 from evenhand._user_code import described, is_own
 from evenhand.errors import UnsupportedModelError, UsageError
+from evenhand.models import backbones
 
-__all__ = ["extract", "names"]
+__all__ = ["extract", "names", "provenance"]
 
 SCALES = 2
 ANGLES = 8
@@ -152,12 +153,23 @@ def _frequencies(size: int) -> Tensor:
     return frequencies
 
 
-_FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"scattering": scattering}
+SCATTERING = "scattering"
 
 
 def names() -> tuple[str, ...]:
     """Return the names that `extract` takes, besides ``file.py:factory``."""
-    return tuple(_FEATURES)
+    return (SCATTERING, *backbones.BACKBONES)
+
+
+def provenance(name: str) -> str:
+    """Return licence and pre-training data of a public backbone in one line; nothing for other features.
+
+    Examples:
+      >>> provenance("efficientnet_lite0")[:46], provenance("scattering")
+      ('EfficientNet-Lite0, weights under Apache 2.0, ', '')
+    """
+    backbone = backbones.BACKBONES.get(name)
+    return "" if backbone is None else backbone.described
 
 
 def extract(name: str, inputs: Tensor, batch: int = 512) -> Tensor:
@@ -178,14 +190,23 @@ def extract(name: str, inputs: Tensor, batch: int = 512) -> Tensor:
     _validate.whole(batch, "batch")
     if not isinstance(inputs, Tensor) or inputs.dim() < 1 or not len(inputs):
         raise UsageError("Features are computed from one tensor with a row per record, and at least one row.")
-    compute = _FEATURES.get(name)
-    if compute is None:
-        if not is_own(name):
-            _validate.known(name, _FEATURES, "features")
-        compute = load(name)
-        check(compute, inputs[:batch], name)
-    with torch.no_grad():
-        return torch.cat([compute(part) for part in torch.split(inputs, batch)])
+    compute = _computing(name, inputs[:batch])
+    rows: list[Tensor] = []
+    with torch.no_grad(), terminal.progress_bar(f"features {Path(name).name}") as draw:
+        for part in torch.split(inputs, batch):
+            rows.append(compute(part))
+            draw(min(len(rows) * batch, len(inputs)), len(inputs))
+    return torch.cat(rows)
+
+
+def _computing(name: str, records: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function that computes the features; a network of one's own is checked on these records."""
+    if is_own(name):
+        module = load(name)
+        check(module, records, name)
+        return module
+    _validate.known(name, names(), "features")
+    return scattering if name == SCATTERING else backbones.loaded(name)
 
 
 ROWS = 8

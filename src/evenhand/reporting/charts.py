@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from evenhand._numbers import count, interval, promised, quantity
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.small_cells import instead
 from evenhand.reporting.svg import (
     BAR,
     COLOURS,
@@ -81,8 +82,9 @@ class _Rows:
             parts.append(line([(self.at(self.baseline), end) for end in across], "currentColor", thick=2, dash="1 3"))
         if math.isfinite(self.reference):
             parts.append(line([(self.at(self.reference), end) for end in across], "currentColor", dash="4 3"))
-        numbers = f"{value} ({ends}), {counted} records" if estimate.measured else "not measured: no held-out records"
-        aside = f"{value} of {counted}" if estimate.measured else "not measured"
+        missing = instead(estimate, "not measured: no held-out records")
+        numbers = f"{value} ({ends}), {counted} records" if estimate.measured else missing
+        aside = f"{value} of {counted}" if estimate.measured else instead(estimate)
         room = self.size - width(aside, SIZE) - 16 if self.stacked else self.left - 8
         if self.stacked:
             *above, shown = wrapped(label(name), SIZE * 1.1, room - (_tag_width() if tagged else 0))
@@ -278,6 +280,70 @@ def lines(
     rest = f"; {len(order) - LABELLED} more in grey" if len(order) > LABELLED else ""
     described = f"{y_label} over {x_label}, {min(xs):g} to {max(xs):g}: {told}{rest}."
     return drawing(size, plane.bottom + 46, title, described, parts, plane.scale(x_label))
+
+
+def multiples(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    whole: str,
+    highlight: str | None = None,
+    numbers: Mapping[str, int] | None = None,
+    printed: Callable[[float], str] = "{:.3g}".format,
+    size: int = WIDE,
+) -> str:
+    """Return one small panel per series, all with the same axes, and the series ``whole`` as a grey line in each.
+
+    No name is cut. The highlighted series has the colour that stands for the worst group on the whole page.
+
+    Examples:
+        >>> curves = {"overall": [(0, 10.0), (1, 90.0)], "a": [(0, 5.0), (1, 70.0)]}
+        >>> drawing = multiples(curves, title="T", x_label="epoch", y_label="correct, %", whole="overall")
+        >>> drawing.count("<polyline"), "overall in grey" in drawing
+        (4, True)
+    """
+    drawn = {name: points for name, given in series.items() if (points := thin(given))}
+    panels = [name for name in drawn if name != whole]
+    across = 2 if size < 520 else 4
+    points = [point for given in drawn.values() for point in given]
+    xs, ys = ([point[axis] for point in points] for axis in (0, 1))
+    x_range = (min(xs), max(xs)) if min(xs) < max(xs) else (xs[0] - 1, xs[0] + 1)
+    y_marks = ticks(*domain(ys), 2)
+    wide = size / across
+    names = {name: wrapped(label(name), SIZE * 1.1, wide - 16) for name in panels}
+    deep, known = 16.0 * max(map(len, names.values()), default=1), numbers or {}
+    left = 8 + max(width(tick_text(mark, y_marks), SIZE) for mark in y_marks)
+    tall, parts = deep + 104, [text(0, 13, f"{y_label} over {x_label}; {whole} in grey", muted=True)]
+    for place, name in enumerate(panels):
+        top, start = 26 + tall * (place // across), wide * (place % across)
+        plane = Plane(start + left, start + wide - 10, top + deep + 4, top + deep + 72, x_range, list(x_range), y_marks)
+        inside = [
+            *(text(start, top + 12 + 16 * row, words, bold=name == highlight) for row, words in enumerate(names[name])),
+            *_axes(plane),
+        ]
+        if whole in drawn:
+            inside.append(line([plane.at(point) for point in drawn[whole]], "currentColor", faint=0.35))
+        look = (STRONG, "", 3.0) if name == highlight else (BAR, "", 2.0)
+        inside.append(_curve(plane, name, drawn[name], look, 1.0, None, printed))
+        parts.append(in_group(inside, known.get(name)))
+    told = "; ".join(f"{label(name, 60)} ends at {printed(drawn[name][-1][1])}" for name in panels[:_NAMED])
+    rows = -(-len(panels) // across)
+    return drawing(size, 26 + tall * rows, title, f"{len(panels)} panels: {told}.", parts)
+
+
+def _axes(plane: Plane) -> list[str]:
+    """Return the ends of both axes of a small panel."""
+    parts = []
+    for mark in (plane.y_marks[0], plane.y_marks[-1]):
+        _, y = plane.at((plane.x_range[0], mark))
+        parts.append(line([(plane.left, y), (plane.right, y)], "currentColor", faint=0.2))
+        parts.append(text(plane.left - 4, y + 4, tick_text(mark, plane.y_marks), "end", muted=True))
+    for mark, side in zip(plane.x_range, ("start", "end"), strict=True):
+        x, _ = plane.at((mark, plane.y_marks[0]))
+        parts.append(text(x, plane.bottom + 15, f"{mark:.3g}", side, muted=True))
+    return parts
 
 
 def _looks(names: Sequence[str], highlight: str | None, dashed: bool) -> dict[str, tuple[str, str, float]]:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from evenhand._numbers import NO_BREAK, bare_percent, ends_in_words, points
-from evenhand.reporting import replicas
-from evenhand.reporting.comparison_sections import Entry
+from evenhand.reporting import metrics, replicas
+from evenhand.reporting.comparison_sections import Entry, plain
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.small_cells import LEAST
 from evenhand.reporting.text import label, listed
@@ -43,7 +43,8 @@ def _families(entries: Sequence[Entry]) -> int:
     worst = sum(groups)
     pays = sum(several and bool(entry.costs) for several, entry in zip(groups, entries, strict=True))
     promises = [promise for promise, rivals in _rivals(entries).items() if len(rivals) > 1]
-    return max(1, worst + pays + 2 * len(promises))
+    asked = max((len(entry.asked) for entry in entries), default=0)
+    return max(1, worst + pays + 2 * len(promises) + asked * (len(promises) + len(entries)))
 
 
 def findings(entries: Sequence[Entry], least: int = LEAST) -> list[str]:
@@ -56,12 +57,13 @@ def findings(entries: Sequence[Entry], least: int = LEAST) -> list[str]:
     """
     done = [entry for entry in entries if entry.seeds]
     private = [entry for entry in done if entry.private]
-    sentences = [_baseline(done), *_groups(private or done), *_methods(private), _few(done, least)]
+    asked = _asked(private or done)
+    sentences = [_baseline(done), *asked, *_groups(private or done), *_methods(private), _few(done, least)]
     return [sentence for sentence in sentences if sentence]
 
 
 def lead(entries: Sequence[Entry]) -> str:
-    """Return the headline: methods that beat nothing, then who is served worst or pays most.
+    """Return the headline: methods that beat nothing, then the metric asked for, else who is served worst or pays most.
 
     Examples:
         >>> lead([])
@@ -71,7 +73,7 @@ def lead(entries: Sequence[Entry]) -> str:
     if not done:
         return "No run was finished, so there is nothing to compare yet."
     private = [entry for entry in done if entry.private]
-    first = [sentence for sentence in (_baseline(done), *_groups(private or done)[:1]) if sentence]
+    first = [sentence for sentence in (_baseline(done), *(_asked(private) or _groups(private or done))[:1]) if sentence]
     return " ".join(first) or finding(_middle(private or done))
 
 
@@ -139,6 +141,44 @@ def _groups(entries: Sequence[Entry]) -> list[str]:
         f"No group can be told {what}: accuracy lies between {low} and {high}{NO_BREAK}%, and the differences may be "
         "chance."
     ]
+
+
+def _asked(entries: Sequence[Entry]) -> list[str]:
+    """Return one sentence per metric that the comparison was asked for: who is best in it, and which group worst."""
+    names = dict.fromkeys(name for entry in entries for name in entry.asked)
+    told = [part for name in names for part in (_by_metric(name, entries), _worst_by(name, entries))]
+    return [sentence for sentence in told if sentence]
+
+
+def _by_metric(metric: str, entries: Sequence[Entry]) -> str:
+    """Return the values of all methods in a metric at the promise in the middle, and whether one is told to be best."""
+    known = [entry for entry in entries if metric in entry.metrics]
+    if not known:
+        return ""
+    promise = _middle(known).promise
+    better = metrics.higher_is_better(metric)
+    ranked = sorted(
+        (entry for entry in known if entry.promise == promise),
+        key=lambda entry: (-1 if better else 1) * entry.metrics[metric].value,
+    )
+    figures = [f"{plain(entry.metrics[metric])} under {label(entry.method, 40)}" for entry in ranked[:_FIGURES]]
+    words = f"{metric} at {promise}: {', '.join(figures)}"
+    if len(ranked) < 2:
+        return f"{words}."
+    rows = {entry.method: entry.rows for entry in ranked}
+    winner = replicas.best_by(metric, rows, ranked[0].split, level=ranked[0].level)
+    return f"{words}; {f'{label(winner, 40)} is best' if winner else 'no method can be told to be best'}."
+
+
+def _worst_by(metric: str, entries: Sequence[Entry]) -> str:
+    """Return the group that fares worst in a metric under some method at the promise in the middle; empty if none."""
+    entry = next((entry for entry in entries if entry.promise == _middle(entries).promise), None)
+    group = "" if entry is None else replicas.worst_by(metric, entry.rows, entry.split, level=entry.level)
+    if entry is None or not group or group not in entry.asked.get(metric, {}):
+        return ""
+    whole = f", against {entry.metrics[metric].value:.3g} overall" if metric in entry.metrics else ""
+    figure = plain(entry.asked[metric][group])
+    return f"{label(group, 60)} fares worst in {metric}, {figure} under {_named(entry)}{whole}."
 
 
 def _methods(entries: Sequence[Entry]) -> list[str]:

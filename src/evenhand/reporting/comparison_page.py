@@ -29,7 +29,7 @@ from evenhand.reporting.page import (
     facts_and_commands,
     figure,
 )
-from evenhand.reporting.small_cells import LEAST, hidden
+from evenhand.reporting.small_cells import LEAST, hidden, instead
 from evenhand.reporting.text import label
 from evenhand.reporting.uncertainty import FEWEST
 
@@ -205,6 +205,40 @@ def _records(name: str, entries: Sequence[Entry]) -> str:
     return count(shown.count) + (" (too few to tell)" if shown.count < FEWEST else "")
 
 
+def metrics_asked(entries: Sequence[Entry], numbers: Mapping[str, int], costed: bool) -> Section | None:
+    """Return a table per metric that the comparison was asked for: groups by methods; None if nothing was asked.
+
+    With ``costed``, what privacy adds to the metric against the non-private reference stands behind each value.
+
+    Examples:
+        >>> one = Estimate(0.25, 0.2, 0.3, 40)
+        >>> metrics_asked([Entry("dpsgd", 3.0, asked={"fpr": {"a": one}})], {"a": 0}, False).blocks[0].rows
+        [['a', '0.25 (0.2 to 0.3)']]
+    """
+    tables = []
+    for metric in dict.fromkeys(name for entry in entries for name in entry.asked):
+        known = [entry for entry in entries if entry.asked.get(metric)]
+        cells = [[name, *(_asked_cell(entry, metric, name, costed) for entry in known)] for name in numbers]
+        head = ["group", *(f"{entry.method}, {entry.promise}" for entry in known)]
+        caption = f"{metric}: mean and 95 % interval over trainings" + (
+            "; after it what privacy adds against the non-private model." if costed else "."
+        )
+        if known:
+            tables.append(Table(head, cells, caption, folded=False))
+    return Section("The metrics asked for, per group", tables) if tables else None
+
+
+def _asked_cell(entry: Entry, metric: str, group: str, costed: bool) -> str:
+    estimate, cost = (part.get(metric, {}).get(group) for part in (entry.asked, entry.asked_costs))
+    if estimate is None or hidden(estimate):
+        return "" if estimate is None else instead(estimate)
+    return comparison_sections.plain(estimate) + (f"; {cost.value:+.3g}" if costed and cost is not None else "")
+
+
+def _asked(data: ComparisonData) -> Section | None:
+    return metrics_asked(data.private, data.numbers, data.costed)
+
+
 def _owners(data: ComparisonData) -> Section | None:
     return comparison_sections.owners(data.private, data.terms)
 
@@ -242,7 +276,8 @@ def _table(data: ComparisonData) -> Section:
         "worst group",
         "served worst",
     ]
-    head += ["cost", "gap"] if data.costed else []
+    asked = list(dict.fromkeys(name for entry in data.entries for name in entry.asked if name != "accuracy"))
+    head = [*head[:2], *asked, *head[2:]] + (["cost", "gap"] if data.costed else [])
     rows = []
     for entry in data.entries:
         if not entry.seeds:
@@ -252,7 +287,8 @@ def _table(data: ComparisonData) -> Section:
         name = entry.method + ("" if entry.private else f" ({RESEARCH})")
         rows.append(
             [
-                *(name, entry.promise, mean(entry.accuracy, "%")),
+                *(name, entry.promise, *(comparison_sections.plain(entry.metrics.get(metric)) for metric in asked)),
+                mean(entry.accuracy, "%"),
                 *([bare_percent(entry.majority)] if rated else []),
                 *(mean(entry.worst, "%"), label(entry.worst_group, 24) or "too close to tell"),
                 *(costs if data.costed else []),
@@ -294,7 +330,7 @@ def _promises(data: ComparisonData) -> Section:
 
 
 _SECTIONS = (
-    *(_groups, _owners, _worst_groups, _table, _claims),
+    *(_asked, _groups, _owners, _worst_groups, _table, _claims),
     *(_differences, _tuning, _gradients, _promises),
 )
 """What the page consists of, in order; a section that has nothing to say is None."""

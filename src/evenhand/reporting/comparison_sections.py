@@ -70,6 +70,8 @@ class Entry:
         level: at which a group is named, corrected for all that the comparison looks at.
         cell: digest of everything that decides the trainings but their seeds.
         small: groups with too few held-out records to be named, by number; 0 where even that is not shared.
+        asked: metrics that the comparison is about, each by group.
+        asked_costs: how much privacy adds to each of them against the non-private reference; empty without one.
     """
 
     method: str
@@ -95,6 +97,8 @@ class Entry:
     level: float = LEVEL
     cell: str = ""
     small: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
+    asked_costs: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
 
     @property
     def private(self) -> bool:
@@ -360,20 +364,41 @@ def gradient_norms(entries: Sequence[Entry], numbers: Mapping[str, int], room: i
     chart = figure(lambda size: dots(rows[:room], title=title, unit="gradient norm", numbers=numbers, size=size))
     head = ["group"]
     for entry in shown:
-        head += [f"{entry.method}: norm", "above bound, %", "correct, %"]
+        head += [f"{entry.method}: norm", "above bound, %", "bias", "noise", "correct, %"]
     cells = [[name, *(cell for entry in shown for cell in _norm_cells(entry, name))] for name in numbers]
-    remark = "Training records, at most 5,000; means and 95 % intervals over seeds. What is above the bound is cut."
-    return [chart, Notes([remark]), Table(head, cells)]
+    remarks = [
+        "Training records, at most 5,000; means and 95 % intervals over seeds. What is above the bound is cut.",
+        "Bias: mean norm above the bound. Noise: its standard deviation over the group's expected records in a batch. "
+        "A group's mean gradient is off by both (Xu et al. 2021, equation 1): small groups by more noise, groups that "
+        "fit badly by more bias.",
+    ]
+    return [chart, Notes(remarks), Table(head, cells)]
 
 
 def _norm_cells(entry: Entry, group: str) -> list[str]:
     values = entry.training.get(group, {})
-    norm, clipped, accuracy = (values.get(name) for name in ("norm", "clipped", "accuracy"))
+    names = ("norm", "clipped", "bias", "noise", "accuracy")
+    norm, clipped, bias, noise, accuracy = (values.get(name) for name in names)
     return [
         "" if norm is None else f"{norm.value:.3g}",
         "" if clipped is None else bare_percent(clipped.value, 0),
+        "" if bias is None else f"{bias.value:.3g}",
+        "" if noise is None else f"{noise.value:.3g}",
         "" if accuracy is None else bare_percent(accuracy.value),
     ]
+
+
+def plain(estimate: Estimate | None) -> str:
+    """Return a value with its interval in its own unit; empty if there is none.
+
+    Examples:
+        >>> plain(Estimate(0.25, 0.2, 0.3, 40)), plain(None)
+        ('0.25 (0.2 to 0.3)', '')
+    """
+    if estimate is None or not estimate.measured:
+        return ""
+    ends = f" ({estimate.low:.3g} to {estimate.high:.3g})" if math.isfinite(estimate.low) else ""
+    return f"{estimate.value:.3g}{ends}"
 
 
 def owners(entries: Sequence[Entry], terms: str) -> Section | None:

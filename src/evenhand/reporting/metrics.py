@@ -6,6 +6,7 @@ Differences and ratios between groups have fairlearn's names: ``fpr_difference``
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ METRICS: dict[str, Metric] = {
         Metric("calibration_error", "expected calibration error, 15 bins", (*_CLASSES, LABELS), False),
         Metric("mcc", "Matthews correlation coefficient", low=-1.0),
         Metric("log_loss", "mean of -log of the truth's probability", (*_CLASSES, LABELS, TOKENS), False, 0, math.inf),
-        Metric("base_rate", "share of records in the second class", higher=None),
+        Metric("base_rate", "share of records in the second class (with the label)", (*_CLASSES, LABELS), None),
         Metric("selection_rate", "share of records predicted as the second class", higher=None),
         Metric("tpr", "true positive rate: recall"),
         Metric("fpr", "false positive rate", higher=False),
@@ -68,6 +69,10 @@ METRICS: dict[str, Metric] = {
 }
 DISPARITIES = ("demographic_parity", "equalized_odds", "equal_opportunity")
 """Named by fairlearn, each as ``_difference`` and ``_ratio``: of selection rates, of TPR and FPR, of TPR."""
+BETWEEN = "_between"
+"""Ends the name of a metric's distance between two named groups: ``accuracy_between[A|B]``."""
+WORST_OWNERS = "worst_owners"
+"""Mean accuracy of the owners that are served worst: ``worst_owners[3]`` of three of them."""
 ACROSS = ("difference", "ratio", "group_min", "group_max", "std")
 HEADLINE = {
     CLASSES: ("accuracy", "balanced_accuracy"),
@@ -115,9 +120,16 @@ def known(name: str, what: str = "metric", more: Iterable[str] = ()) -> str:
     Examples:
         >>> known("fpr_difference"), known("equalized_odds_ratio"), known("roc_auc[Edema]")
         ('fpr_difference', 'equalized_odds_ratio', 'roc_auc[Edema]')
+        >>> known("accuracy_between[black|white]"), known("worst_owners[3]")
+        ('accuracy_between[black|white]', 'worst_owners[3]')
     """
     stem, across = base(name)
     if stem in DISPARITIES and across in ("difference", "ratio"):
+        return name
+    inside = across[1:-1]
+    if stem == WORST_OWNERS and inside.isdecimal() and int(inside) > 0:
+        return name
+    if stem.removesuffix(BETWEEN) in METRICS and stem.endswith(BETWEEN) and inside.count("|") == 1:
         return name
     if stem not in METRICS:
         parities = (f"{one}_{part}" for one in DISPARITIES for part in ACROSS[:2])
@@ -126,13 +138,14 @@ def known(name: str, what: str = "metric", more: Iterable[str] = ()) -> str:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return the metrics that ``NAME,NAME`` stands for, each once.
+    """Return the metrics that ``NAME,NAME`` stands for, each once; commas within brackets belong to a name.
 
     Examples:
-        >>> listed("fpr, tpr,fpr")
-        ('fpr', 'tpr')
+        >>> listed("fpr, tpr,fpr"), listed("fpr_between[race = a, sex = f|race = b, sex = f]")[0][-16:]
+        (('fpr', 'tpr'), 'ce = b, sex = f]')
     """
-    chosen = tuple(dict.fromkeys(known(part.strip()) for part in text.split(",") if part.strip()))
+    parts = re.split(r",(?![^\[]*\])", text)
+    chosen = tuple(dict.fromkeys(known(part.strip()) for part in parts if part.strip()))
     if not chosen:
         raise UsageError("--metric takes names separated by commas, for example --metric balanced_accuracy,fpr.")
     return chosen
@@ -148,7 +161,7 @@ def higher_is_better(name: str) -> bool:
     stem, across = base(name)
     if across == "ratio":
         return True
-    if across in ("difference", "std"):
+    if across in ("difference", "std") or stem.endswith(BETWEEN):
         return False
     metric = METRICS.get(stem)
     return metric is None or metric.higher is not False
@@ -162,22 +175,25 @@ def bounds(name: str) -> tuple[float, float]:
         ((-1.0, 1.0), (0.0, 2.0), (0.0, inf))
     """
     stem, across = base(name)
-    metric = METRICS.get(stem)
+    metric = METRICS.get(stem.removesuffix(BETWEEN))
     low, high = (0.0, 1.0) if metric is None else (metric.low, metric.high)
     if across == "ratio":
         return -math.inf if low < 0 else 0.0, 1.0
-    return (0.0, high - low) if across in ("difference", "std") else (low, high)
+    return (0.0, high - low) if across in ("difference", "std") or stem.endswith(BETWEEN) else (low, high)
 
 
 def value(row: Mapping[str, Any], name: str, group: str | None = None) -> float | None:
     """Return a metric of one line of metrics.jsonl, over all records or of one group; None if it is not defined.
 
-    Lines of an earlier version have accuracy and log loss per group only.
+    Lines of an earlier version have accuracy and log loss per group only. ``METRIC_between[A|B]`` is the distance of
+    two named groups, |pi_A - pi_B|; ``worst_owners[K]`` the mean accuracy of the K owners that are served worst.
 
     Examples:
         >>> row = {"accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}, "group_metrics": {"fpr": {"a": 0.25, "b": 0.5}}}
         >>> value(row, "accuracy", "b"), value(row, "fpr", "a"), value(row, "fpr_difference"), value(row, "mcc")
         (0.5, 0.25, 0.25, None)
+        >>> value(row, "fpr_between[a|b]"), value({"owners": {"x": 0.9, "y": 0.5, "z": 0.7}}, "worst_owners[2]")
+        (0.25, 0.6)
     """
     if group is not None:
         return by_group(row, name).get(group)
@@ -186,6 +202,14 @@ def value(row: Mapping[str, Any], name: str, group: str | None = None) -> float 
         number = metrics.get(name, row.get(name))
         return None if number is None else float(number)
     stem, across = base(name)
+    if stem in DISPARITIES:
+        return disparities(row.get("group_metrics", {})).get(name)
+    if stem.endswith(BETWEEN):
+        pair = [by_group(row, stem.removesuffix(BETWEEN)).get(group.strip()) for group in across[1:-1].split("|")]
+        return None if pair[0] is None or pair[1] is None else abs(pair[0] - pair[1])
+    if stem == WORST_OWNERS:
+        shares = sorted(share for share in row.get("owners", {}).values() if share is not None)[: int(across[1:-1])]
+        return math.fsum(shares) / len(shares) if shares else None
     if across.startswith("[") or not across:
         return None
     return differences(stem, by_group(row, stem).values()).get(name)
@@ -254,3 +278,60 @@ def sentence(row: Mapping[str, Any]) -> str:
     known_metrics = {name: number for name, number in row["metrics"].items() if name in METRICS and number is not None}
     shown = ", ".join(f"{METRICS[name].words} {number:.4g}" for name, number in known_metrics.items())
     return f"On {row['records']} held-out records: {shown}."
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A group's initial drop, in epochs; ``recovered`` is False when it lasts until the last evaluation."""
+
+    group: str
+    start: float
+    end: float
+    depth: float
+    recovered: bool
+
+    @property
+    def length(self) -> float:
+        """Return how long the drop lasts, in epochs."""
+        return self.end - self.start
+
+
+def initial_drops(curves: Sequence[Mapping[str, Any]]) -> list[Drop]:
+    """Return the groups that fall behind at the start of training, longest drop first.
+
+    A group is in its initial drop from the first evaluation for as long as its accuracy stays below its own start (or
+    at zero) while the overall accuracy is above its start. The drop ends at the first evaluation where that is over.
+    Two evaluations in a row are needed: one alone may be chance.
+
+    Args:
+        curves: evaluations in order: {"epoch", "accuracy", "groups": {name: accuracy}}.
+
+    Examples:
+        >>> rows = [{"epoch": float(e), "accuracy": 0.1 + e / 9, "groups": {"a": e / 9, "b": b}}
+        ...         for e, b in enumerate([0.2, 0.0, 0.1, 0.4, 0.6])]
+        >>> [(drop.group, drop.start, drop.end, drop.recovered) for drop in initial_drops(rows)]
+        [('b', 0.0, 3.0, True)]
+    """
+    if len(curves) < 3:
+        return []
+    if any(row["accuracy"] is None for row in curves):
+        return []
+    drops = [_drop(name, curves) for name, share in curves[0].get("groups", {}).items() if share is not None]
+    return sorted((drop for drop in drops if drop is not None), key=lambda drop: -drop.length)
+
+
+def _drop(name: str, curves: Sequence[Mapping[str, Any]]) -> Drop | None:
+    first = curves[0]
+    start, overall = float(first["groups"][name]), float(first["accuracy"])
+    below: list[Mapping[str, Any]] = []
+    for row in curves[1:]:
+        value = row.get("groups", {}).get(name)
+        if value is None or not ((value < start or value == 0) and row["accuracy"] > overall):
+            break
+        below.append(row)
+    if len(below) < 2:
+        return None
+    recovered = len(below) < len(curves) - 1
+    end = curves[len(below) + 1] if recovered else curves[-1]
+    depth = start - min(float(row["groups"][name]) for row in below)
+    return Drop(name, float(first["epoch"]), float(end["epoch"]), depth, recovered)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from evenhand._numbers import bare_percent, count, interval, percent
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.small_cells import instead
 from evenhand.reporting.text import label, unmarked
 
 _SMALL = 30
@@ -91,8 +92,9 @@ def _served(data: CardData) -> str:
     rows = sorted(data.groups.items(), key=lambda item: (not item[1].measured, item[1].value))
     lines = ["| group | correct | 95 % interval | held-out records |", "|---|---|---|---|"]
     for name, e in rows:
-        ends = interval(e.low, e.high, "%", e.count)
-        lines.append(f"| {unmarked(label(name, 60))} | {percent(e.value, e.count)} | {ends} | {count(e.count)} |")
+        value, ends = percent(e.value, e.count), interval(e.low, e.high, "%", e.count)
+        cells = (value, ends, count(e.count)) if e.measured else (instead(e), "", "")
+        lines.append(f"| {unmarked(label(name, 60))} | {' | '.join(cells)} |")
     values = [group.value for group in data.groups.values() if group.measured]
     spread = f"Best and worst group are {bare_percent(max(values) - min(values), 0)} points apart." if values else ""
     shown = {name: "undefined" if value is None else f"{value:.3f}" for name, value in data.metrics.items()}

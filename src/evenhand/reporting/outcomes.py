@@ -236,6 +236,7 @@ def _labels(outcomes: Outcomes) -> dict[str, float]:
     }
     for place, name in enumerate(outcomes.labels):
         metrics |= {f"roc_auc[{name}]": float(areas[place]), f"pr_auc[{name}]": float(precisions[place])}
+        metrics[f"base_rate[{name}]"] = float(np.mean(truth[:, place] > 0))
     return metrics
 
 

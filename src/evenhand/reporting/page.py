@@ -119,7 +119,16 @@ class Fold:
     open: bool = False
 
 
-Block = Words | Bullets | Notes | Chooser | Figure | Table | Facts | Commands | Fold
+@dataclass(frozen=True)
+class Choice:
+    """Figures by name of which one is shown; the control to choose is hidden until the script is there."""
+
+    kind: ClassVar[str] = "choice"
+    label: str
+    figures: Mapping[str, Figure]
+
+
+Block = Words | Bullets | Notes | Chooser | Choice | Figure | Table | Facts | Commands | Fold
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from evenhand.reporting import metrics
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.uncertainty import (
     FEWEST,
@@ -162,6 +163,43 @@ def better_method(
     }
     sizes = dict.fromkeys(values, FEWEST)
     return named_group(values, sizes, split, lowest=False, level=level, chances=chances) or ""
+
+
+def best_by(metric: str, entries: Mapping[str, Rows], split: Split, *, level: float = LEVEL) -> str:
+    """Return the method that is better than every other in a metric, over the same seeds; empty if none can be told.
+
+    Where all trainings hold out the same records, how far these stand for others is not known for an arbitrary metric,
+    so that no method is named.
+    """
+    common = sorted(set.intersection(*(set(rows) for rows in entries.values()))) if entries else []
+    if split.ratio is None or len(common) < 2:
+        return ""
+    values = {
+        method: [_or_nan(metrics.value(rows[seed], metric)) for seed in common] for method, rows in entries.items()
+    }
+    sizes = {method: size(rows) for method, rows in entries.items()}
+    chances = dict.fromkeys(values, 0.0)
+    lower = not metrics.higher_is_better(metric)
+    return named_group(values, sizes, split, lowest=lower, level=level, chances=chances) or ""
+
+
+def worst_by(metric: str, rows: Rows, split: Split, *, level: float = LEVEL) -> str:
+    """Return the group that fares worse in a metric than every other; empty if none can be told.
+
+    See ``best_by``; a metric of which neither more nor less is better has no worst group.
+    """
+    known = metrics.METRICS.get(metric)
+    if split.ratio is None or len(rows) < 2 or known is None or known.higher is None:
+        return ""
+    groups = _known(rows)
+    values = {name: [_or_nan(metrics.value(row, metric, name)) for row in rows.values()] for name in groups}
+    sizes = {name: size(rows, name) for name in groups}
+    chances = dict.fromkeys(groups, 0.0)
+    return named_group(values, sizes, split, lowest=known.higher, level=level, chances=chances) or ""
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def lowest(rows: Rows, groups: Iterable[str], table: str = "groups") -> list[float]:

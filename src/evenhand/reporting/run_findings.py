@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any, TypeVar
 
+from evenhand import untrusted
 from evenhand._numbers import bare_percent, count, percent
-from evenhand.reporting.group_metrics import Estimate, wilson
-from evenhand.reporting.metrics import METRICS, by_group, differences, disparities
-from evenhand.reporting.page import Bullets, Notes, Section, Table, Words
+from evenhand.reporting import small_cells
+from evenhand.reporting.charts import lines
+from evenhand.reporting.group_metrics import Estimate, GroupFrame, estimate, wilson
+from evenhand.reporting.metrics import METRICS, ORDINAL, by_group, differences, disparities
+from evenhand.reporting.page import Block, Bullets, Figure, Notes, Section, Table, Words, figure
 from evenhand.reporting.uncertainty import FEWEST, Split, named_group
 
+_FOLLOWED: untrusted.Shape = {str: {str: (int, float)}}
 RATES = ("accuracy", "selection_rate", "tpr", "fpr", "tnr", "precision")
 _DISPARITIES = {
     "demographic_parity": ("selection_rate",),
@@ -169,6 +173,52 @@ def section(row: Mapping[str, Any]) -> Section | None:
     return Section("Errors per group", [intro, Bullets(lines), Table(head, cells, folded=False), Notes(remarks)])
 
 
+def bounds_section(curves: Sequence[Mapping[str, Any]], worst: str | None) -> Section | None:
+    """Return the part of a page on bounds and thresholds while training; None unless one of them was recorded.
+
+    Examples:
+        >>> rows = [{"epoch": epoch, "followed": {"threshold Z": {"": 9.0 / epoch}}} for epoch in (1, 2)]
+        >>> bounds_section(rows, None).blocks[-1].rows
+        [['threshold Z', '', '9', '4.5']]
+    """
+    rows = [row for row in curves if row.get("followed") and untrusted.fits(row["followed"], _FOLLOWED)]
+    if not rows:
+        return None
+
+    def values(name: str, group: str, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [float(row["followed"].get(name, {}).get(group, math.nan)) for row in rows]
+
+    epochs = [float(row["epoch"]) for row in rows]
+    blocks: list[Block] = [
+        Words(
+            "What the training held each record's gradient to, at each evaluation. These numbers are public, or made "
+            "of noisy answers that the budget paid for."
+        )
+    ]
+    picked = [rows[i] for i in sorted({(len(rows) - 1) * part // 4 for part in range(5)})]
+    cells = []
+    for name, last in rows[-1]["followed"].items():
+        series = {group or name: list(zip(epochs, values(name, group, rows), strict=True)) for group in last}
+        blocks.append(_followed_chart(name, series, worst))
+        cells += [[name, group, *(f"{value:.3g}" for value in values(name, group, picked))] for group in last]
+    head = ["what", "group", *(f"{float(row['epoch']):.3g}" for row in picked)]
+    return Section("Bounds over training", [*blocks, Table(head, cells, "After this many epochs.")])
+
+
+def _followed_chart(name: str, series: Mapping[str, Sequence[tuple[float, float]]], worst: str | None) -> Figure:
+    """Return one line per group, or one for all."""
+    return figure(
+        lambda size: lines(
+            series,
+            title=f"{name[:1].upper()}{name[1:]} over the training",
+            x_label="epoch",
+            y_label=name,
+            highlight=worst if worst in series else None,
+            size=size,
+        )
+    )
+
+
 def _title(name: str) -> str:
     words = METRICS[name.removesuffix("_difference")].words.split(":")[0]
     return words[:1].upper() + words[1:]
@@ -179,6 +229,45 @@ def _cell(rate: Estimate | None) -> str:
         return "too few to tell"
     ends = f"{bare_percent(rate.low)}\u2013{bare_percent(rate.high)}"
     return f"{bare_percent(rate.value)} ({ends}, {count(rate.count)})"
+
+
+FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss", "rank_mae")
+
+
+def further(last: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the metrics beside accuracy that a card gives: a few of classes, all of other targets.
+
+    Examples:
+        >>> further({"targets": "numbers", "metrics": {"mae": 0.5}})
+        {'mae': 0.5}
+    """
+    if last.get("targets") in (None, ORDINAL):
+        return {name: last[name] for name in FURTHER if name in last}
+    return {name: value for name, value in last["metrics"].items() if name != "accuracy"}
+
+
+def recorded(last: Mapping[str, Any]) -> GroupFrame:
+    """Return the accuracy overall and per group of one line of metrics.jsonl; groups that it leaves out come last.
+
+    Examples:
+        >>> recorded({"accuracy": 0.5, "records": 40, "groups": {"a": 0.5}, "group_records": {"a": 40}}).by_group["a"].count
+        40
+    """  # noqa: E501
+    shares = {name: _share(value, last["group_records"][name]) for name, value in last.get("groups", {}).items()}
+    return GroupFrame(
+        overall=_share(last.get("accuracy"), last.get("records", 0)), by_group=small_cells.with_hidden(shares, last)
+    )
+
+
+def owners(last: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Return the accuracy per owner of one line of metrics.jsonl; owners that it leaves out come last."""
+    shares = {name: _share(share, last["owner_records"][name]) for name, share in last.get("owners", {}).items()}
+    return small_cells.with_hidden(shares, last, "owners")
+
+
+def _share(value: float | None, records: int) -> Estimate:
+    """Return an accuracy with its interval; not measured where targets are real numbers."""
+    return estimate(math.nan, 0) if value is None else estimate(value, records)
 
 
 Value = TypeVar("Value")
@@ -244,6 +333,18 @@ def with_column(by_group: Mapping[str, Value], column: str | None) -> dict[str, 
     return {named(name, column): value for name, value in by_group.items()}
 
 
+def row_with_column(row: Mapping[str, Any], column: str | None) -> dict[str, Any]:
+    """Return one line of metrics.jsonl with the name of the column before every group, where that is known.
+
+    Examples:
+        >>> row_with_column({"groups": {"f": 0.9}, "group_metrics": {"fpr": {"f": 0.1}}}, "sex")
+        {'groups': {'sex = f': 0.9}, 'group_metrics': {'fpr': {'sex = f': 0.1}}}
+    """
+    tables = {key: with_column(row[key], column) for key in ("groups", "group_records") if key in row}
+    metrics = {name: with_column(part, column) for name, part in row.get("group_metrics", {}).items()}
+    return {**row, **tables, **({"group_metrics": metrics} if metrics else {})}
+
+
 def metrics_section(
     metrics: Mapping[str, Mapping[str, float | None]], groups: Mapping[str, Estimate], ranked: Sequence[str]
 ) -> Section | None:
@@ -252,12 +353,15 @@ def metrics_section(
     if not columns or not groups:
         return None
     cells = [
-        [name, count(groups[name].count), *(_figure(values.get(name)) for values in columns.values())]
-        for name in ranked
+        [name, *_size(groups[name]), *(_figure(values.get(name)) for values in columns.values())] for name in ranked
     ]
     head = ["group", "records", *(name.replace("_", " ") for name in columns)]
     note = "Measured on held-out records; a cell is empty where the metric is undefined for the group."
     return Section("Every metric per group", [Table(head, cells, note, folded=False)])
+
+
+def _size(group: Estimate) -> list[str]:
+    return [small_cells.words(group.count) if small_cells.hidden(group) else count(group.count)]
 
 
 def _figure(value: float | None) -> str:

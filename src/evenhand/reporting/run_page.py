@@ -23,12 +23,15 @@ from evenhand._numbers import (
     spent_range,
 )
 from evenhand.reporting import run_findings
-from evenhand.reporting.charts import LABELLED, bars, lines
-from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.charts import bars, lines, multiples
+from evenhand.reporting.group_metrics import Estimate, GroupFrame
+from evenhand.reporting.metrics import METRICS, Drop, initial_drops, sentence
 from evenhand.reporting.page import (
     Block,
     Bullets,
+    Choice,
     Chooser,
+    Figure,
     Notes,
     Section,
     Table,
@@ -38,9 +41,11 @@ from evenhand.reporting.page import (
     figure,
 )
 from evenhand.reporting.run_findings import against_majority, span_of_large, worst_group
+from evenhand.reporting.small_cells import SMALL_CELLS, at_most, hidden, instead
 from evenhand.reporting.text import label, listed
 
 _OWNERS = 60  # owners that are drawn, lowest first
+_TOGETHER = 8  # groups whose curves share one chart; more get a small one each
 _SMALL = 30  # held-out records below which a group's value says little
 
 
@@ -151,7 +156,8 @@ def headline(overall: Estimate, groups: Mapping[str, Estimate]) -> str:
     whole = percent(overall.value, overall.count)
     named_worst = worst_of(groups)
     measured = {name: group for name, group in groups.items() if group.measured}
-    missing = len(groups) - len(measured)
+    few = sum(hidden(group) for group in groups.values())
+    missing = len(groups) - len(measured) - few
     if len(measured) < 2:
         words = f"{whole} of held-out records are answered correctly ({_interval(overall)}). No groups to compare."
     elif len({group.value for group in measured.values()}) == 1:
@@ -166,7 +172,16 @@ def headline(overall: Estimate, groups: Mapping[str, Estimate]) -> str:
             f"({_interval(group)}) against {whole} overall."
         )
     unmeasured = f" {missing} group{'s have' if missing > 1 else ' has'} no held-out records." if missing else ""
-    return words + unmeasured
+    least = max((group.count for group in groups.values() if hidden(group)), default=0)
+    left_out = f" {few} group{'s are' if few > 1 else ' is'} not shown: {at_most(least)}." if few else ""
+    return words + unmeasured + left_out
+
+
+def opening(last: Mapping[str, Any], frame: GroupFrame) -> str:
+    """Return the finding in plain sentences; where there is no accuracy, the metrics of these targets."""
+    if frame.overall.measured or not last.get("metrics"):
+        return headline(frame.overall, frame.by_group)
+    return sentence(last)
 
 
 def worst_of(groups: Mapping[str, Estimate]) -> str | None:
@@ -218,8 +233,10 @@ def _groups(data: ReportData) -> Section:
     overall = ("overall", data.overall)
     constant = None if data.majority is None else ("always answering the largest class", data.majority)
     look: dict[str, Any] = {"numbers": data.numbers, "worst": data.worst, "baseline": constant}
-    chart = figure(lambda size: bars(rows, title=title, reference=overall, size=size, **look))
-    cells = [[name, bare_percent(e.value, missing="not measured"), _ends(e), count(e.count)] for name, e in rows]
+    first = figure(lambda size: bars(rows, title=title, reference=overall, size=size, **look))
+    rates = _by_rate(data)
+    chart: Block = Choice("Metric", {"accuracy": first, **rates}) if rates else first
+    cells = [[name, *_cells(e)] for name, e in rows]
     few = [label(name, 40) for name, e in rows if e.measured and e.count < _SMALL]
     remarks = [
         "Measured on held-out records, which the privacy promise does not cover. Whiskers are 95 % Wilson intervals"
@@ -228,10 +245,29 @@ def _groups(data: ReportData) -> Section:
     if few:
         named = listed(few[:5] + ([f"{len(few) - 5} more"] if len(few) > 5 else []))
         remarks.append(f"Fewer than {_SMALL} held-out records: {named}. Read these values with care.")
+    if any(hidden(e) for _, e in rows):
+        remarks.append(f"Left out, because held-out records are people too: {SMALL_CELLS}.")
     if not data.research:
         remarks.append("Not measured here, because it would not be private: accuracy on the training records.")
     numbers = Table(["group", "correct, %", "95 % interval", "records"], cells)
     return Section(heading, [Words(f"{title}, lowest first."), Chooser(data.numbers), chart, Notes(remarks), numbers])
+
+
+def _by_rate(data: ReportData) -> dict[str, Figure]:
+    """Return a chart for each further rate of two classes, in the order and colours of the first one."""
+    row = {
+        "group_records": {name: e.count for name, e in data.groups.items() if e.measured},
+        "group_metrics": data.metrics,
+    }
+    rates = run_findings.per_group(row)
+
+    def drawn(name: str) -> Figure:
+        missing = Estimate(math.nan, math.nan, math.nan, 0)
+        rows = [(group, rates[name].get(group, missing)) for group in data.ranked]
+        look: dict[str, Any] = {"numbers": data.numbers, "worst": data.worst}
+        return figure(lambda size: bars(rows, title=METRICS[name].words, size=size, **look))
+
+    return {name: drawn(name) for name in rates if name != "accuracy" and rates[name]}
 
 
 def _metrics(data: ReportData) -> Section | None:
@@ -248,7 +284,7 @@ def _owners(data: ReportData) -> Section | None:
     chart = figure(lambda size: bars(rows, title=title, reference=("overall", data.overall), size=size))
     budgets = {name: promised(limit) for name, limit in data.budgets.items()}
     budgets |= {owner.name: owner.promised for owner in data.classes}
-    cells = [[name, bare_percent(e.value), _ends(e), count(e.count), budgets.get(name, "")] for name, e in rows]
+    cells = [[name, *_cells(e), budgets.get(name, "")] for name, e in rows]
     head = ["owner", "correct, %", "95 % interval", "records", "promised epsilon"]
     intro = Words(f"{title}, lowest first: does a stricter promise cost its owner more?")
     return Section("Accuracy per owner", [intro, chart, Table(head, cells, f"Epsilon {data.terms}.")])
@@ -267,13 +303,16 @@ def _curves(data: ReportData) -> Section:
         known = [row for row in curves if row.get("groups", {}).get(name) is not None]
         series[name] = [(float(row["epoch"]), 100 * float(row["groups"][name])) for row in known]
     longest = drops[0] if drops else None
-    chart = figure(
+    many = len(series) - 1 > _TOGETHER
+    title = "Accuracy per group on held-out records while training"
+    axes: dict[str, Any] = {"title": title, "x_label": "epoch", "y_label": "correct, %", "highlight": data.worst}
+    small = (
+        figure(lambda size: multiples(series, whole=whole, numbers=data.numbers, size=size, **axes)) if many else None
+    )
+    chart = small or figure(
         lambda size: lines(
             series,
-            title="Accuracy per group on held-out records while training",
-            x_label="epoch",
-            y_label="correct, %",
-            highlight=data.worst,
+            **axes,
             band=None if longest is None else (longest.start, longest.end, f"{label(longest.group, 40)}: initial drop"),
             numbers=data.numbers,
             size=size,
@@ -284,11 +323,14 @@ def _curves(data: ReportData) -> Section:
     head = ["group", *(f"{float(row['epoch']):.3g}" for row in picked)]
     cells = [[whole, *(bare_percent(row.get("accuracy"), 0) for row in picked)]]
     cells += [[name, *(bare_percent(row.get("groups", {}).get(name), 0) for row in picked)] for name in names]
-    grey = len(series) - LABELLED
-    remarks = [f"{grey} more groups are drawn in grey without a label; the table names them."] if grey > 0 else []
-    remarks += _drops_in_words(drops)
+    remarks = _drops_in_words(drops)
     intro = Words("Accuracy on the same held-out records after each evaluation, per group.")
     return Section(heading, [intro, chart, Notes(remarks), Table(head, cells, "Correct, %, after this many epochs.")])
+
+
+def _bounds(data: ReportData) -> Section | None:
+    """Return clip bounds, group weights and thresholds over the training."""
+    return run_findings.bounds_section(data.curves, data.worst)
 
 
 def _spending(data: ReportData) -> Section:
@@ -351,12 +393,19 @@ def _rates(data: ReportData) -> Section | None:
     return run_findings.section(data.curves[-1]) if data.curves else None
 
 
-_SECTIONS = (_groups, _metrics, _rates, _owners, _curves, _spending, _statement)
+_SECTIONS = (_groups, _metrics, _rates, _owners, _curves, _bounds, _spending, _statement)
 """What the page consists of, in order; a section that has nothing to say is None."""
 
 
 def _interval(estimate: Estimate) -> str:
     return interval(estimate.low, estimate.high, "%", estimate.count)
+
+
+def _cells(estimate: Estimate) -> list[str]:
+    """Return value, interval and number of records for a table."""
+    if not estimate.measured:
+        return [instead(estimate), "", "" if hidden(estimate) else count(estimate.count)]
+    return [bare_percent(estimate.value), _ends(estimate), count(estimate.count)]
 
 
 def _ends(estimate: Estimate) -> str:
@@ -367,63 +416,6 @@ def _detail(estimate: Estimate) -> str:
     if not estimate.measured:
         return "no held-out records"
     return f"{_interval(estimate)}, {count(estimate.count)} held-out records"
-
-
-@dataclass(frozen=True)
-class Drop:
-    """A group's initial drop, in epochs; ``recovered`` is False when it lasts until the last evaluation."""
-
-    group: str
-    start: float
-    end: float
-    depth: float
-    recovered: bool
-
-    @property
-    def length(self) -> float:
-        """Return how long the drop lasts, in epochs."""
-        return self.end - self.start
-
-
-def initial_drops(curves: Sequence[Mapping[str, Any]]) -> list[Drop]:
-    """Return the groups that fall behind at the start of training, longest drop first.
-
-    A group is in its initial drop from the first evaluation for as long as its accuracy stays below its own start (or
-    at zero) while the overall accuracy is above its start. The drop ends at the first evaluation where that is over.
-    Two evaluations in a row are needed: one alone may be chance.
-
-    Args:
-        curves: evaluations in order: {"epoch", "accuracy", "groups": {name: accuracy}}.
-
-    Examples:
-        >>> rows = [{"epoch": float(e), "accuracy": 0.1 + e / 9, "groups": {"a": e / 9, "b": b}}
-        ...         for e, b in enumerate([0.2, 0.0, 0.1, 0.4, 0.6])]
-        >>> [(drop.group, drop.start, drop.end, drop.recovered) for drop in initial_drops(rows)]
-        [('b', 0.0, 3.0, True)]
-    """
-    if len(curves) < 3:
-        return []
-    if any(row["accuracy"] is None for row in curves):
-        return []
-    drops = [_drop(name, curves) for name, share in curves[0].get("groups", {}).items() if share is not None]
-    return sorted((drop for drop in drops if drop is not None), key=lambda drop: -drop.length)
-
-
-def _drop(name: str, curves: Sequence[Mapping[str, Any]]) -> Drop | None:
-    first = curves[0]
-    start, overall = float(first["groups"][name]), float(first["accuracy"])
-    below: list[Mapping[str, Any]] = []
-    for row in curves[1:]:
-        value = row.get("groups", {}).get(name)
-        if value is None or not ((value < start or value == 0) and row["accuracy"] > overall):
-            break
-        below.append(row)
-    if len(below) < 2:
-        return None
-    recovered = len(below) < len(curves) - 1
-    end = curves[len(below) + 1] if recovered else curves[-1]
-    depth = start - min(float(row["groups"][name]) for row in below)
-    return Drop(name, float(first["epoch"]), float(end["epoch"]), depth, recovered)
 
 
 def _drops_in_words(drops: Sequence[Drop]) -> list[str]:

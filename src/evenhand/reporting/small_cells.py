@@ -2,24 +2,34 @@
 
 A group with fewer held-out records than a stated number shows no figure, only that it has fewer. If those left out have
 together fewer records than that number, the next smallest group is left out as well: otherwise their figure would
-follow from the total and the others.
+follow from the total and the others. So of two groups with one too small, neither is shown.
+
+The same holds within groups for the records of one class (or with one label), of which rates such as the true positive
+rate are shares: where a group has too few of either side, every figure that tells the sides apart is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from evenhand.reporting.group_metrics import Estimate
 
 LEAST = 10
 """Held-out records that a group needs for a figure of it to be shared."""
+LEFT_OUT = "left_out"
+"""Where an evaluation that may be shared says which groups and owners it leaves out, and how many records they need."""
 _BY_GROUP = ("groups", "group_records", "group_log_loss")
 _BY_OWNER = ("owners", "owner_records")
+_OF_SIDES = ("base_rate", "tpr", "fpr", "tnr", "precision", "balanced_accuracy", "mcc", "roc_auc", "pr_auc")
+"""Metrics of two classes from which the answers about the records of one of them follow."""
+_OF_LABEL = ("base_rate", "roc_auc", "pr_auc")
+_EVERYBODY = ""
 
 
-def left_out(sizes: Mapping[str, int], least: int = LEAST) -> list[str]:
+def left_out(sizes: Mapping[str, float], least: int = LEAST) -> list[str]:
     """Return the groups whose figures are not shared.
 
     Args:
@@ -76,16 +86,117 @@ def words(least: int = LEAST) -> str:
 
     Examples:
         >>> words(10)
-        'fewer than 10 records'
+        'left out to protect fewer than 10 records'
     """
-    return f"fewer than {least} records"
+    return f"left out to protect fewer than {least} records"
 
 
-def without(row: Mapping[str, Any], groups: Collection[str], owners: Collection[str] = ()) -> dict[str, Any]:
-    """Return an evaluation without the figures of these groups and owners.
+SMALL_CELLS = (
+    "groups with too few records, and the next smallest where the rest would follow from the total; rates of too few "
+    "records of one class"
+)
+"""Why figures are missing, as the end of a sentence."""
+
+
+def at_most(least: int) -> str:
+    """Return why groups are not shown, as the end of a sentence.
 
     Examples:
-        >>> without({"accuracy": 0.9, "groups": {"a": 1.0, "b": 0.5}}, ["b"])
+        >>> at_most(10)
+        'fewer than 10 held-out records, or the next smallest beside such a group'
+    """
+    return f"fewer than {least} held-out records, or the next smallest beside such a group"
+
+
+def instead(estimate: Estimate, missing: str = "not measured") -> str:
+    """Return what stands in place of the figure of a group that has none to show.
+
+    Examples:
+        >>> instead(Estimate(math.nan, math.nan, math.nan, 10)), instead(Estimate(math.nan, 0.0, 1.0, 0))
+        ('left out to protect fewer than 10 records', 'not measured')
+    """
+    return words(estimate.count) if hidden(estimate) else missing
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Figures of one evaluation, or of several of the same kind, that are not shared.
+
+    Attributes:
+        groups: groups with too few records.
+        owners: owners with too few records.
+        sides: groups ("" for all records together) with too few records of one class, or with or without one label,
+            by what follows the metric's name: "" for two classes, "[Edema]" for a label.
+    """
+
+    groups: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+    sides: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    def shows(self, metric: str, group: str = _EVERYBODY) -> bool:
+        """Return whether a metric of a group, or of all records, may be shared."""
+        stem, bracket, rest = metric.partition("[")
+        named = _OF_LABEL if bracket else _OF_SIDES
+        return group not in self.groups and not (stem in named and group in self.sides.get(f"{bracket}{rest}", ()))
+
+
+def too_small(rows: Sequence[Mapping[str, Any]], least: int = LEAST) -> Hidden:
+    """Return what is not shared of these evaluations, by the records that a group has in one of them on average.
+
+    Examples:
+        >>> row = {"records": 90, "group_records": {"a": 50, "b": 40}, "metrics": {"base_rate": 0.3},
+        ...        "group_metrics": {"base_rate": {"a": 0.5, "b": 0.05}}}
+        >>> hidden = too_small([row])
+        >>> hidden.groups, hidden.shows("tpr", "b"), hidden.shows("tpr", "a"), hidden.shows("tpr"), hidden.shows("brier", "b")
+        ((), False, False, True, True)
+    """  # noqa: E501
+
+    def sizes(key: str) -> dict[str, float]:
+        return _mean([{name: float(size) for name, size in row.get(key, {}).items()} for row in rows])
+
+    sides: dict[str, set[str]] = {}
+    for ending in dict.fromkeys(name[9:] for row in rows for name in _tables(row) if name.startswith("base_rate")):
+        within, outside = (_mean([_side(row, ending, second) for row in rows]) for second in (True, False))
+        few = {name for part in (within, outside) for name in left_out(_groups_only(part), least)}
+        total = {str(place): part.get(_EVERYBODY, 0.0) for place, part in enumerate((within, outside))}
+        sides[ending] = few | ({_EVERYBODY} if left_out(total, least) else set())
+    return Hidden(tuple(left_out(sizes("group_records"), least)), tuple(left_out(sizes("owner_records"), least)), sides)
+
+
+def _tables(row: Mapping[str, Any]) -> dict[str, Mapping[str, float | None]]:
+    """Return every metric by group, with that over all records under ""."""
+    overall, parts = row.get("metrics", {}), row.get("group_metrics", {})
+    return {name: {**parts.get(name, {}), _EVERYBODY: overall.get(name)} for name in (*overall, *parts)}
+
+
+def _side(row: Mapping[str, Any], ending: str, second: bool) -> dict[str, float]:
+    """Return how many records of each group, and of all, are in the second class (or not)."""
+    counts = {**row.get("group_records", {}), _EVERYBODY: row.get("records", 0)}
+    shares = _tables(row).get(f"base_rate{ending}", {})
+    return {
+        name: round(counts.get(name, 0) * (share if second else 1 - share))
+        for name, share in shares.items()
+        if share is not None
+    }
+
+
+def _groups_only(sizes: Mapping[str, float]) -> dict[str, float]:
+    return {name: size for name, size in sizes.items() if name != _EVERYBODY}
+
+
+def _mean(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean number of records by name; a name that a table lacks counts as none there."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: round(sum(table.get(name, 0) for table in tables) / len(tables)) for name in names}
+
+
+def without(row: Mapping[str, Any], hidden: Hidden) -> dict[str, Any]:
+    """Return an evaluation without the figures that are hidden; a metric of one class's records becomes None.
+
+    The mean over labels is taken again over those that are shown.
+
+    Examples:
+        >>> without({"accuracy": 0.9, "groups": {"a": 1.0, "b": 0.5}}, Hidden(groups=("b",)))
         {'accuracy': 0.9, 'groups': {'a': 1.0}}
     """
 
@@ -93,8 +204,64 @@ def without(row: Mapping[str, Any], groups: Collection[str], owners: Collection[
         return {name: value for name, value in table.items() if name not in names}
 
     shown = dict(row)
-    for keys, names in ((_BY_GROUP, groups), (_BY_OWNER, owners)):
+    for keys, names in ((_BY_GROUP, hidden.groups), (_BY_OWNER, hidden.owners)):
         shown |= {key: rest(row[key], names) for key in keys if isinstance(row.get(key), Mapping)}
+    groups = [name for name in row.get("group_records", row.get("groups", {})) if name not in hidden.groups]
+    parts = {
+        group: _shown(hidden, {name: table[group] for name, table in _tables(row).items() if group in table}, group)
+        for group in (_EVERYBODY, *groups)
+    }
+    if isinstance(row.get("metrics"), Mapping):
+        shown["metrics"] = {name: parts[_EVERYBODY][name] for name in row["metrics"]}
+        shown |= {name: value for name, value in shown["metrics"].items() if name in row}
     if isinstance(row.get("group_metrics"), Mapping):
-        shown["group_metrics"] = {metric: rest(table, groups) for metric, table in row["group_metrics"].items()}
+        shown["group_metrics"] = {
+            name: {group: parts[group][name] for group in rest(table, hidden.groups)}
+            for name, table in row["group_metrics"].items()
+        }
     return shown
+
+
+def _shown(hidden: Hidden, metrics: Mapping[str, float | None], group: str) -> dict[str, float | None]:
+    """Return the metrics of one group, None for those that are hidden, and means over the labels that are shown."""
+    shown = {name: value if hidden.shows(name, group) else None for name, value in metrics.items()}
+    for stem in _OF_LABEL:
+        labels = [name for name in metrics if name.startswith(f"{stem}[")]
+        if stem in shown and any(not hidden.shows(name, group) for name in labels):
+            defined = [value for name in labels if (value := shown[name]) is not None]
+            shown[stem] = sum(defined) / len(defined) if defined else None
+    return shown
+
+
+def shareable(row: Mapping[str, Any], least: int = LEAST) -> dict[str, Any]:
+    """Return one evaluation of a model as it may be shared; ``left_out`` names what it leaves out.
+
+    It is the one way from a full evaluation to a file that may be shared: metrics.jsonl, and from it report, card,
+    statement and what commands print.
+
+    Examples:
+        >>> row = {"records": 104, "groups": {"a": 0.9, "b": 0.5, "c": 1.0}, "group_records": {"a": 60, "b": 40, "c": 4}}
+        >>> shareable(row)["left_out"], shareable(row)["groups"]
+        ({'least': 10, 'groups': ['b', 'c'], 'owners': []}, {'a': 0.9})
+        >>> shareable({"records": 9, "groups": {}})
+        {'records': 9, 'groups': {}}
+    """  # noqa: E501
+    hidden = too_small([row], least)
+    shown = without(row, hidden)
+    if shown == dict(row):
+        return shown
+    return {**shown, LEFT_OUT: {"least": least, "groups": list(hidden.groups), "owners": list(hidden.owners)}}
+
+
+def with_hidden(
+    estimates: Mapping[str, Estimate], row: Mapping[str, Any], table: str = "groups"
+) -> dict[str, Estimate]:
+    """Return estimates by group (or ``owners``) of a shared evaluation, with those that it leaves out at the end.
+
+    Examples:
+        >>> with_hidden({}, {"left_out": {"least": 10, "groups": ["b"], "owners": []}})
+        {'b': Estimate(value=nan, low=nan, high=nan, count=10)}
+    """
+    said = row.get(LEFT_OUT, {})
+    blank = Estimate(math.nan, math.nan, math.nan, said.get("least", LEAST))
+    return {**estimates, **dict.fromkeys(said.get(table, ()), blank)}

@@ -14,6 +14,7 @@ from evenhand._versions import software
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
 from evenhand.methods.priors import Prior
+from evenhand.reporting import small_cells
 from evenhand.runs import ledger as ledgers
 from evenhand.runs import released_weights, statement_files
 from evenhand.runs import statement as statements
@@ -142,6 +143,11 @@ class Folder:
         """Return the path of metrics on training records, where they were asked for: not private."""
         return self.private / "metrics.jsonl"
 
+    @property
+    def full_metrics_file(self) -> Path:
+        """Return the path of held-out metrics with the figures of small groups; it exists if some are not shared."""
+        return self.private / "held-out.jsonl"
+
     def markers(self) -> list[Path]:
         """Return one small file per checkpoint, with the ledger's head that it was written after."""
         files = (self.checkpoint_file.with_suffix(".json"), *sorted(self.kept.glob("*.json")))
@@ -253,25 +259,39 @@ class Folder:
             and head_in(self.statement_file) == reading.charged_head
         )
 
-    def metrics(self, *, training_records: bool = False) -> list[dict[str, Any]]:
+    def metrics(self, *, training_records: bool = False, full: bool = False) -> list[dict[str, Any]]:
         """Return the evaluations so far, in order, without a line that a crash cut short.
 
-        With ``training_records`` return those on training records, which are not private.
+        With ``training_records`` return those on training records, which are not private; with ``full`` those on
+        held-out records with the figures of groups that are too small to be shared.
         """
-        return list(_evaluations(self.training_metrics_file if training_records else self.metrics_file))
+        lines = list(_evaluations(self.training_metrics_file if training_records else self.metrics_file))
+        if not full or training_records:
+            return lines
+        whole = {line["step"]: line for line in _evaluations(self.full_metrics_file)}
+        return [whole.get(line["step"], line) for line in lines]
 
     def drop_metrics(self, position: int) -> None:
         """Remove evaluations after more steps than ``position``: a crash took those weights. Durable on return."""
-        for file in (self.metrics_file, self.training_metrics_file):
+        for file in (self.metrics_file, self.training_metrics_file, self.full_metrics_file):
             lines = list(_evaluations(file))
             earlier_lines = [line for line in lines if line["step"] <= position]
             if len(earlier_lines) < len(lines):
                 write_durably(file, "".join(json.dumps(line) + "\n" for line in earlier_lines).encode())
 
-    def add_metrics(self, line: Mapping[str, Any], file: Path) -> None:
-        """Add one evaluation to a metrics file, durable on return; the ledger records the file if it is shareable."""
-        before = untrusted.read_bytes(file) if file.exists() else b""
-        write_durably(file, before + json.dumps(line).encode() + b"\n")
+    def add_metrics(self, line: Mapping[str, Any], least: int, *, training_records: bool = False) -> dict[str, Any]:
+        """Add one evaluation, durable on return, and return it as it may be shared.
+
+        Figures of groups with fewer held-out records than ``least`` go into ``full_metrics_file`` only.
+        """
+        if training_records:
+            _add(self.training_metrics_file, line)
+            return dict(line)
+        shared = small_cells.shareable(line, least)
+        if small_cells.LEFT_OUT in shared:
+            _add(self.full_metrics_file, line)
+        _add(self.metrics_file, shared)
+        return shared
 
     def statement(self) -> dict[str, Any]:
         """Return the statement for what the ledger charges now, built from the folder's files."""
@@ -306,12 +326,13 @@ class Folder:
         column = untrusted.read_json(file).get("groups") if file.exists() else None
         return column if isinstance(column, str) else None
 
-    def last_evaluation(self, *, training_records: bool = False) -> dict[str, Any]:
+    def last_evaluation(self, *, training_records: bool = False, full: bool = False) -> dict[str, Any]:
         """Return the last evaluation if it is one of the released model, or of a run that has released none yet.
 
         Lines of an earlier version do not say which weights they measured, and are taken to be of that model.
+        ``full``: see ``metrics``.
         """
-        lines = self.metrics(training_records=training_records)
+        lines = self.metrics(training_records=training_records, full=full)
         current = untrusted.digest(self.path / statement_files.DECISION)
         if current is not None:  # after `adjust` there are lines of other decisions on the same weights
             lines = [line for line in lines if line.get("decision", current) == current]
@@ -376,6 +397,12 @@ def head_in(file: Path) -> str:
         return str(untrusted.read_json(file, {"ledger_head": str})["ledger_head"])
     except VerificationError:
         return f"{file.name} is damaged"
+
+
+def _add(file: Path, line: Mapping[str, Any]) -> None:
+    """Add one line to a metrics file, durable on return; the ledger records the file if it is shareable."""
+    before = untrusted.read_bytes(file) if file.exists() else b""
+    write_durably(file, before + json.dumps(line).encode() + b"\n")
 
 
 def _evaluations(path: Path) -> Iterator[dict[str, Any]]:

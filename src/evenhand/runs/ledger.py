@@ -50,7 +50,17 @@ from filelock import FileLock, Timeout
 from evenhand import durable, untrusted
 from evenhand._versions import software
 from evenhand.errors import BudgetExhausted, LedgerError, PlanMismatchError
-from evenhand.runs.ledger_rows import BLOCK, FORMAT, GENESIS, Reading, encode_row, lacks_first_row, parse, read
+from evenhand.runs.ledger_rows import (
+    BLOCK,
+    FORMAT,
+    GENESIS,
+    Reading,
+    encode_row,
+    lacks_first_row,
+    parse,
+    prior_fields,
+    read,
+)
 from evenhand.types import Commit, PriorRow
 
 __all__ = [
@@ -246,8 +256,7 @@ class Ledger:
         """
         if self.counts is not None or self.counts_lost:
             raise LedgerError("The counts of labels were released before: a second release is not in the plan.")
-        fields = {"sensitivity": row.sensitivity, "std": row.std, "counts": [list(part) for part in row.counts]}
-        self._append({"type": "prior", "kind": row.kind, **fields})
+        self._append(prior_fields(row))
         self.sync()
         self.counts = row
 

@@ -304,6 +304,12 @@ def torn_charge(lines: Sequence[bytes], block: int) -> int:
     return sum(block for line in lines if charges(line))
 
 
+def prior_fields(row: PriorRow) -> dict[str, Any]:
+    """Return the row of the ledger about released counts, without its hashes."""
+    counts = [list(part) for part in row.counts]
+    return {"type": "prior", "kind": row.kind, "sensitivity": row.sensitivity, "std": row.std, "counts": counts}
+
+
 def _prior(rows: Sequence[Mapping[str, Any]]) -> PriorRow | None:
     """Return the one row about counts of labels; raise if there are more, or if it holds what no counts can be."""
     priors = [row for row in rows if row["type"] == "prior"]

@@ -159,6 +159,7 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
     texts += stop_words(mechanism) + prior_words(mechanism)
     texts.append(runs_words(statement["accounting"], guarantee["delta"]))
     texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
+    texts += features_words(statement["public_inputs"])
     texts += files
     texts += [f"Trust: {statement['trust_model']}.", public_counts(statement["public_inputs"])]
     texts.append("Not audited yet." if statement["audit"] is None else f"Audit: {statement['audit']}.")
@@ -179,6 +180,21 @@ def public_counts(inputs: Mapping[str, Any]) -> str:
         f"({inputs['expected_batch']:g}). The promise compares training with and without a record under the same "
         "counts; who knows all other records learns from these alone that one more was there, not what is in it."
     )
+
+
+def features_words(inputs: Mapping[str, Any]) -> list[str]:
+    """Return which public network made the inputs; nothing if none did.
+
+    Examples:
+      >>> features_words({"records": 9}), features_words({"features": "A network, trained on B"})[0][:53]
+      ([], 'Inputs are features of a frozen network: A network, t')
+    """
+    if not inputs.get("features"):
+        return []
+    return [
+        f"Inputs are features of a frozen network: {inputs['features']}. The promise does not cover the data that it "
+        "was trained on."
+    ]
 
 
 def stop_words(mechanism: Mapping[str, Any]) -> list[str]:
@@ -349,7 +365,9 @@ def runs_words(accounting: Mapping[str, Any], delta: float) -> str:
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
+    """Return the public facts; the network behind the inputs only where there is one, as earlier statements have it."""
     facts = plan.facts
+    network = {"features": facts.features} if facts.features else {}
     return {
         "records": facts.records,
         "owners": [list(pair) for pair in facts.owners],
@@ -358,6 +376,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "inputs": facts.inputs,
         "read_off_the_data": list(facts.derived),
         "expected_batch": plan.expected_batch,
+        **network,
     }
 
 

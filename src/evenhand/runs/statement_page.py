@@ -138,6 +138,7 @@ def _inputs(inputs: Mapping[str, Any]) -> dict[str, str]:
         "Groups": _names(inputs["groups"]),
         "Labels": _names(inputs["labels"]),
         "Inputs": inputs["inputs"] or "not declared",
+        **({"Features of": inputs["features"]} if inputs.get("features") else {}),
         "Read off the data": f"{derived}: declare them if they are not public" if derived else "nothing",
     }
 

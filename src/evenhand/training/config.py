@@ -6,12 +6,14 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import _toml, _user_code, _validate
 from evenhand._toml import fits, key, literal, tables, words
 from evenhand.errors import UsageError
+from evenhand.reporting.small_cells import LEAST
 from evenhand.training import trusted_code
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Config:
     nothing private depends on a setting. With ``training_records`` held-out data may hold training records, and figures
     stay private; ``allow_not_finite`` trains although many records are not finite. ``prior`` releases noisy counts of
     the labels, paid from the same promise; ``prior_counts`` declares public ones instead. ``goal`` and ``tau`` say whom
-    the run serves.
+    the run serves. Figures of groups with fewer held-out records than ``least_records`` stay private too.
 
     Examples:
       >>> Config(epsilon=3.0).method
@@ -78,6 +80,7 @@ class Config:
     ordered: bool = False
     test_data: str | None = None
     test_share: float = 0.2
+    keep_together: str | None = None
     model: str = "mlp"
     device: str = "cpu"
     method: str = "dpsgd"
@@ -108,6 +111,7 @@ class Config:
     prior_counts: Sequence[float] = ()
     goal: str = "overall"
     tau: float | str | None = None
+    least_records: int = LEAST
     source: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, Any] = field(default_factory=dict)
@@ -120,6 +124,7 @@ class Config:
         if self.split_seed is not None:
             _validate.whole(self.split_seed, "split_seed", low=0)
         _validate.number(self.test_share, "test_share", low=0, high=1)
+        _validate.whole(self.least_records, "least_records", low=0)
         if self.record_budgets is not None and (self.budgets or self.owners is not None):
             raise UsageError("Give record_budgets alone: each record's own epsilon says which class it belongs to.")
         if {"owners", "owner_shares"} & set(self.source) and (self.owners or self.record_budgets):
@@ -162,6 +167,7 @@ class Config:
             missing_tokens=self.missing_tokens,
             budgets=roles.budgets,
             ordered=self.ordered,
+            keep_together=self.keep_together,
         )
 
     def load_data(self) -> tuple[Data, Data | None]:
@@ -175,11 +181,11 @@ class Config:
             return train, test
         named = self.features_named
         from evenhand.data.feature_cache import featured
-        from evenhand.models.features import extract
+        from evenhand.models.features import extract, provenance
 
         keep = not self.own_data and not _user_code.is_own(named)
-        train = featured(train, named, extract, keep=keep)
-        return train, None if test is None else featured(test, named, extract, keep=keep)
+        replaced = partial(featured, name=named, extract=extract, keep=keep, provenance=provenance(named))
+        return replaced(train), None if test is None else replaced(test)
 
     @property
     def features_named(self) -> str:
@@ -192,10 +198,13 @@ class Config:
         """Return training and held-out records, without features."""
         from evenhand.data import load, read
         from evenhand.data.owners_and_groups import assigned
+        from evenhand.data.record_checks import refuse_both_sides
         from evenhand.data.tables import split
 
         beside = self.roles[1]
         if not self.own_data:
+            if self.keep_together is not None:
+                raise UsageError("keep_together names a column of a file of your own; named data have a fixed split.")
             train, test = load(self.data, data_dir=self.data_dir, options=self.source)
             return assigned(train, test, beside)
         if self.source:
@@ -203,7 +212,9 @@ class Config:
         known = self.declaration()
         data = read(self.data, known, delimiter=self.delimiter)
         if self.test_data is not None:
-            return assigned(data, read(self.test_data, known, delimiter=self.delimiter), beside)
+            held_out = read(self.test_data, known, delimiter=self.delimiter)
+            refuse_both_sides(data, held_out)
+            return assigned(data, held_out, beside)
         return split(
             assigned(data, None, beside)[0], self.test_share, self.seed if self.split_seed is None else self.split_seed
         )
@@ -325,7 +336,7 @@ def to_toml(config: Config) -> str:
 
 _OWN = (
     *("delimiter", "labels", "missing_tokens", "ordered", "test_share", "device"),
-    *("optimizer", "lr_schedule", "lean", "precision", "prior_counts", "goal"),
+    *("optimizer", "lr_schedule", "lean", "precision", "prior_counts", "goal", "least_records"),
 )
 """Settings that are written only where they differ from the default."""
 

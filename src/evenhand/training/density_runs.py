@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,8 +77,8 @@ def train(
         if held_out is not None:
             line = evaluate.row(model, held_out, plan.steps, float(plan.steps))
             line |= {"segment": len(folder.ledger().keys) - 1, "weights": released_weights.digest(model)}
-            metrics = folder.training_metrics_file if research else folder.metrics_file
-            write_durably(metrics, (json.dumps(line) + "\n").encode())
+            folder.drop_metrics(-1)
+            line = folder.add_metrics(line, config.least_records, training_records=research)
             spent = max((epsilon for epsilon in plan.epsilons if epsilon is not None), default=None)
             telling.log(plan.steps, collect_released(line, spent, spent))
 

@@ -17,6 +17,7 @@ from evenhand.errors import UsageError
 from evenhand.reporting.group_metrics import GroupFrame, Measures, estimate, measure_outcomes, natural
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
 from evenhand.reporting.outcomes import Outcomes, by_group, values
+from evenhand.training.losses import by_word
 from evenhand.types import Facts
 
 if TYPE_CHECKING:
@@ -106,8 +107,13 @@ def shares_right(scores: Tensor, targets: Tensor, kind: str, model: nn.Module) -
         return torch.full((len(targets),), math.nan, dtype=torch.float64)
     if kind == LABELS:
         return ((scores_of(scores, kind, model) > 0) == (targets > 0)).all(1).double()
-    right = (scores_of(scores, kind, model).argmax(-1) == targets).double()
+    right = (_by_place(scores, targets, kind, model).argmax(-1) == targets).double()
     return right if right.dim() == 1 else right.flatten(1).mean(1)
+
+
+def _by_place(scores: Tensor, targets: Tensor, kind: str, model: nn.Module) -> Tensor:
+    """Return outputs with the classes last, in the order that losses read."""
+    return by_word(scores, targets).movedim(1, -1) if kind == TOKENS else scores_of(scores, kind, model)
 
 
 def _against_rest(scores: Tensor) -> Tensor:
@@ -170,16 +176,17 @@ def _shaped(scores: Tensor, true: Tensor) -> Tensor:
 
 
 def _tokens(model: nn.Module, data: Data) -> Outcomes:
-    """Return losses and right answers per record of a language model, whose outputs are (record, place, word).
+    """Return losses and right answers per record of a language model, whose outputs are as ``losses.by_word`` reads.
 
     Places whose target is negative (padding) do not count.
     """
     parts: list[tuple[Tensor, ...]] = []
-    for scores, targets in _passes(model, data):
+    for outputs_given, targets in _passes(model, data):
+        scores = _by_place(outputs_given, targets, TOKENS, model)
         if scores.shape[:-1] != targets.shape:
             raise UsageError(
                 f"The targets are tokens of shape {tuple(targets.shape[1:])} a record, and the model gives outputs of "
-                f"shape {tuple(scores.shape[1:])}: give one score per place and word, (record, place, word)."
+                f"shape {tuple(outputs_given.shape[1:])}: give one score per place and word, (record, place, word)."
             )
         counted = targets >= 0
         likely = scores.double().log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)

@@ -15,7 +15,7 @@ from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.fingerprint import survey
 from evenhand.data.owners_and_groups import by_record
-from evenhand.data.record_checks import refuse_other_shape, refuse_training_records
+from evenhand.data.record_checks import refuse_both_sides, refuse_other_shape, refuse_training_records
 from evenhand.density import METHODS
 from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.gradients.doctor.refusals import refuse_wrapped
@@ -25,6 +25,7 @@ from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
 from evenhand.methods.priors import Prior
 from evenhand.reporting.metrics import CLASSES, NUMBERS, ORDINAL
+from evenhand.reporting.small_cells import LEAST
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.runs.os_errors import boundary
 from evenhand.training import density_runs, evaluate, losses, trusted_code, weight_average
@@ -85,6 +86,7 @@ def fit(
     prior: bool | PriorKind | Sequence[float] | Mapping[Any, float] | Prior = True,
     goal: str | Goal = "overall",
     tau: float | str | None = None,
+    least_records: int = LEAST,
     config: Config | None = None,
     on_start: OnStart | None = None,
     loggers: Sequence[Logger] = (),
@@ -137,6 +139,7 @@ def fit(
         "parity:fpr" (also tpr, selection_rate, equalized_odds) between groups. It decides the loss's offsets and how
         outputs become answers; the promise does not depend on it.
       tau: strength of the offset in place of the goal's own; "held-out" chooses it on held-out records.
+      least_records: figures of groups with fewer held-out records than this stay in the run's ``private`` folder.
       config: what the command line was asked, kept in the folder for ``resume``.
       on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
       loggers: given released values (held-out accuracy, epsilon of the plan and so far) at each evaluation, see
@@ -157,6 +160,7 @@ def fit(
     held_out = None if test is None else wrap(test)
     if held_out is not None:
         refuse_other_shape(data, held_out)
+        refuse_both_sides(data, held_out)
     if held_out is not None and not training_records:
         refuse_training_records(survey(data), held_out)
     telling = Broadcast(loggers, evaluates=test is not None and not training_records)
@@ -195,6 +199,7 @@ def fit(
             allow_not_finite=allow_not_finite,
             prior=plan.prior is not None,
             **goals.recorded(wanted),
+            least_records=least_records,
         )
         run_config = dataclasses.replace(run_config, **settings_of(descent, loss, ema, computing, augment, views))
         write_durably(folder.path / "config.toml", to_toml(run_config).encode())
@@ -221,7 +226,7 @@ def fit(
             return goals.begin(private, data, wanted, used)
 
         with boundary(folder.path):
-            return run(private, data, held_out, companions, telling, progress, before, training_records)
+            return run(private, data, held_out, companions, telling, progress, before, training_records, least_records)
 
 
 @boundary()
@@ -304,7 +309,8 @@ def resume(
             return goals.begin(private, data, wanted, used)
 
         with boundary(folder.path):
-            return run(private, data, held_out, companions, telling, progress, before, research)
+            least = config.least_records
+            return run(private, data, held_out, companions, telling, progress, before, research, least=least)
 
 
 def countable(data: Data, asked: bool | PriorKind) -> PriorKind | None:

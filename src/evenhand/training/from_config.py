@@ -66,6 +66,7 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
         prior=tuple(config.prior_counts) or config.prior,
         goal=config.goal,
         tau=config.tau,
+        least_records=config.least_records,
         config=config,
         **options,
     )

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from evenhand import durable
 from evenhand.data.dataset import Data
+from evenhand.reporting.small_cells import LEAST
 from evenhand.runs import released_weights
 from evenhand.runs.folder import write_durably
 from evenhand.runs.ledger import BLOCK
@@ -76,14 +76,15 @@ def run(
     progress: bool | None,
     before: Callable[[], Serving] = Serving,
     training_records: bool = False,
+    least: int = LEAST,
 ) -> Run:
     """Run all remaining steps with evaluation and checkpoints, release the model, and return the run.
 
     ``before`` is called before a step is charged, and returns the goal that decisions serve. With ``training_records``
-    everything that is measured on ``test`` stays in the folder's ``private`` part.
+    everything that is measured on ``test`` stays in the folder's ``private`` part; so do figures of groups with fewer
+    records in it than ``least``.
     """
     folder = private.folder
-    file = folder.training_metrics_file if training_records else folder.metrics_file
     data = data.on(next(private.model.parameters()).device)
     with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
         serving = before()
@@ -99,7 +100,7 @@ def run(
             if _epoch_ends(private):
                 _log(private, losses, len(batch))
                 if test is not None and private.remaining:
-                    _evaluate(private, test, companions, telling, file, serving)
+                    _evaluate(private, test, companions, telling, training_records, least, Settled(serving.decision))
             if received and private.at_block_end:
                 private.checkpoint()
                 raise Interrupted(
@@ -114,7 +115,9 @@ def run(
         if test is None and (decision := serving.decision) is not None:
             decision.write(folder)
         if test is not None and not _measured(private, companions, training_records):
-            _evaluate(private, test, companions, telling, file, serving, last=True)
+            with companions.shown():
+                settled = settle(folder, private.model, test, serving, least)
+            _evaluate(private, test, companions, telling, training_records, least, settled)
         private.release(companions.average)
     finished = Run(private.folder, private.model)
     page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
@@ -173,19 +176,16 @@ def _evaluate(
     test: Data,
     companions: Companions,
     telling: Broadcast,
-    metrics: Path,
-    serving: Serving,
-    last: bool = False,
+    training_records: bool,
+    least: int,
+    settled: Settled,
 ) -> None:
-    """Measure the weights that would be released, write a line of metrics, and give the values to the loggers.
-
-    The ``last`` evaluation settles the decision, writes it, and measures every other strength of the offset too.
-    """
+    """Measure the weights that would be released, write a line of metrics, and give the values to the loggers."""
     with companions.shown():
-        settled = settle(private.folder, private.model, test, serving) if last else Settled(serving.decision)
         line = evaluate.row(private.model, test, private.position, _epoch(private), settled.answering) | settled.line
         line |= {"segment": private.segment, "weights": released_weights.digest(private.model)}
-    private.folder.add_metrics(line, metrics)
+        line |= {"followed": private.followed()}
+    line = private.folder.add_metrics(line, least, training_records=training_records)
     if telling:
         private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)

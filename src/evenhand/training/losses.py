@@ -239,15 +239,16 @@ def named(loss: str | Loss) -> Loss:
 def by_word(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return outputs with the classes in the second place, as torch wants them.
 
-    A language model gives (record, place, word). Where that cannot be told from torch's (record, word, place), because
-    there are as many places as words, it is taken as torch takes it.
+    A language model gives (record, place, word). Torch's (record, word, place) is taken only where it cannot be that:
+    with as many places as words outputs are read as (record, place, word). Losses and metrics both read them here.
 
     Examples:
-      >>> by_word(torch.zeros(2, 5, 9), torch.zeros(2, 5, dtype=torch.long)).shape
-      torch.Size([2, 9, 5])
+      >>> tokens = torch.zeros(2, 5, dtype=torch.long)
+      >>> by_word(torch.zeros(2, 5, 9), tokens).shape, by_word(torch.zeros(2, 9, 5), tokens).shape
+      (torch.Size([2, 9, 5]), torch.Size([2, 9, 5]))
     """
-    if outputs.dim() == 3 and targets.dim() == 2 and outputs.shape[1] == targets.shape[1] != outputs.shape[2]:
-        return outputs.transpose(1, 2)
+    if targets.dim() > 1 and outputs.shape[:-1] == targets.shape:
+        return outputs.movedim(-1, 1)
     return outputs
 
 

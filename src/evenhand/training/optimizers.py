@@ -23,6 +23,79 @@ from evenhand import _validate
 from evenhand.errors import UsageError
 
 Optimizer: TypeAlias = torch.optim.Optimizer
+
+
+class AdamBC(Optimizer):
+    """Adam that takes the noise's share out of the second moment (DP-AdamBC, Tang et al. 2024).
+
+    The update is ``m / sqrt(max(v - phi, floor phi, eps^2))``, m and v corrected for their start as in Adam. phi is the
+    average of the noise's variance per coordinate with the weights of v, so it follows schedules and bounds that
+    change. In private training v is mostly noise, equal for all coordinates, and plain Adam turns into SGD; without it
+    rare features get the steps that Adam gives them.
+
+    The private step tells the noise (``see_noise``) before each update; it is public. Untold, this is Adam. ``floor``
+    is a share of phi, so that it carries over between batch sizes and bounds; the paper tunes an absolute one.
+
+    Examples:
+      >>> weight = nn.Parameter(torch.zeros(1))
+      >>> optimizer = AdamBC([weight], lr=0.1)
+      >>> optimizer.see_noise(3.0)
+      >>> weight.grad = torch.tensor([5.0])
+      >>> optimizer.step()
+      >>> weight                                                # 0.1 * 5 / sqrt(25 - 9)
+      Parameter containing:
+      tensor([-0.1250], requires_grad=True)
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        floor: float = 0.05,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        _validate.number(floor, "floor", low=0, open_low=False)
+        _validate.number(eps, "eps", low=0)
+        settings = {"lr": lr, "betas": betas, "floor": floor, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**settings, "noise": 0.0, "noise_average": 0.0, "noise_weight": 0.0})
+
+    def see_noise(self, std: float) -> None:
+        """Note the standard deviation of the noise in every coordinate of the next gradient."""
+        for group in self.param_groups:
+            group["noise"] = float(std)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters along their gradients. A closure is refused: it would look at the data again."""
+        if closure is not None:
+            raise UsageError("AdamBC takes one private gradient per step: call step() without a closure.")
+        for group in self.param_groups:
+            decay = group["betas"][1]
+            group["noise_average"] = decay * group["noise_average"] + (1 - decay) * group["noise"] ** 2
+            group["noise_weight"] = decay * group["noise_weight"] + (1 - decay)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._follow(parameter, group)
+
+    def _follow(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> None:
+        """Move one parameter."""
+        assert parameter.grad is not None
+        gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state.update(step=0, mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter))
+        state["step"] += 1
+        (first, second), steps = group["betas"], state["step"]
+        state["mean"].mul_(first).add_(gradient, alpha=1 - first)
+        state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        noise = group["noise_average"] / group["noise_weight"]
+        least = max(group["floor"] * noise, group["eps"] ** 2)
+        scale = (state["square"] / (1 - second**steps) - noise).clamp_(min=least).sqrt_()
+        parameter.addcdiv_(state["mean"], scale, value=-group["lr"] / (1 - first**steps))
+
+
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFactory: TypeAlias = Callable[..., LRScheduler]
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
@@ -34,6 +107,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamax": torch.optim.Adamax,
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
+    "adam_bc": AdamBC,
 }
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
 """The optimizers that have one, with our default."""

@@ -32,12 +32,12 @@ from evenhand.runs.folder import Folder, publish
 from evenhand.runs.ledger import Ledger
 from evenhand.runs.os_errors import boundary
 from evenhand.runs.recorder import Recorder
-from evenhand.training.augment import Handed
 from evenhand.training.guards import model_guards
-from evenhand.training.guards.coupling_guard import Coupling
+from evenhand.training.guards.coupling_guard import Coupling, Handed
 from evenhand.training.losses import Loss
+from evenhand.training.optimizers import AdamBC
 from evenhand.training.weight_average import Average
-from evenhand.types import Batch, Pass
+from evenhand.types import Batch, Pass, State
 
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))
 
@@ -97,8 +97,9 @@ class Private:
         self._guards = guards
         self._watch, self._coupling = guards(loss)
         self.memory: Mapping[str, Any] = memory
-        self._left_out, self._allow_not_finite = LeftOut(), allow_not_finite
+        self._left_out, self._rows, self._allow_not_finite = LeftOut(), 0, allow_not_finite
         self._looked: Data | None = None
+        self._seen: State | None = None
         self.restored_position, self._position = restored_position, ledger.reserved
         self._drawn: Batch | None = None
         self._started = False
@@ -115,6 +116,19 @@ class Private:
     def left_out(self) -> int:
         """Return how many rows were not finite and added nothing, over all steps. NOT private."""
         return self._left_out.count
+
+    def followed(self) -> dict[str, dict[str, float]]:
+        """Return bounds and thresholds of the last step by name and group ("" for all), which may be shown.
+
+        They are made of public numbers and noisy answers. Nothing before the first step, or without privacy.
+        """
+        if self._seen is None or self.plan.guarantee == "not private":
+            return {}
+        groups, values = self.plan.facts.groups, self._mechanism.rule.followed(self._seen)
+        return {
+            name: dict(zip(groups if len(column) == len(groups) > 1 else [""], column, strict=True))
+            for name, column in values.items()
+        }
 
     @property
     def position(self) -> int:
@@ -202,22 +216,28 @@ class Private:
             blocks = Blocks(len(drawn), drawn.keys, self._mechanism.summation, self._mechanism.whole)
             self._ledger.refuse_blocked()
             with self._blocking():
-                if self._coupling.due(self._position):
+                looked = self._coupling.due(self._position)
+                if looked:
                     self._coupling.look(self._position, batch.inputs, batch.targets)
                 result = self._pass(batch, early, blocks)
-                self._coupling.agree(result.loss)
+                if looked:
+                    self._coupling.agree(result.loss)
             self._note_foreign()
             released = private_gradient(self._mechanism, result, drawn, self.memory)
             self._position += 1  # from here on the noise of this position is out: it must never serve a second gradient
             self._drawn = None
-            self.memory = released.memory
+            self.memory, self._seen = released.memory, released.state
             self._recorder.add(released.commit, time.perf_counter() - started)
             if self.at_block_end:
                 with boundary(self.folder.path):
                     self._recorder.flush()
+            if isinstance(self.optimizer, AdamBC):
+                self.optimizer.see_noise(released.commit.std / self.plan.expected_batch)
             self._update(released.gradient)
             self._watch.updated(thorough=self.at_block_end or self._coupling.due(self._position))
-            self._left_out.add(released.left_out, len(drawn))
+            self._rows += len(drawn)
+            if released.left_out:
+                self._left_out.add(released.left_out, self._rows)
             return result.loss
 
     def _pass(self, batch: Batch, early: Early | None, blocks: Blocks) -> Pass:
@@ -291,7 +311,7 @@ class Private:
                 average.apply()
             publish(self.model, self.folder.model_file, self._ledger)
             self.folder.write_statement()
-        self._left_out.summary()
+        self._left_out.summary(self._rows)
 
     def _check_state(self) -> None:
         """Raise if the run was blocked, or if its state is not the one that the last private step left."""

@@ -32,7 +32,7 @@ from evenhand.runs.ledger import (
     refuse_shortened,
     refuse_withdrawn,
 )
-from evenhand.runs.ledger_rows import LARGEST, Reading, encode_row, parse
+from evenhand.runs.ledger_rows import LARGEST, Reading, encode_row, parse, prior_fields
 from evenhand.runs.os_errors import boundary
 from evenhand.runs.run_files import digests
 from evenhand.training import trusted_code
@@ -245,6 +245,9 @@ def begin(folder: Folder, out: Path, plan: Plan, point: Point) -> Folder:
     lines = [line for line in folder.metrics() if line["step"] <= point.mark.position]
     if lines:
         write_durably(new.metrics_file, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    if folder.full_metrics_file.exists():
+        write_durably(new.full_metrics_file, untrusted.read_bytes(folder.full_metrics_file))
+        new.drop_metrics(point.mark.position)
     earlier = [mark for mark in checkpoints.marks(folder) if 0 < mark.position < point.mark.position]
     checkpoints.take(new, point.mark, [mark for mark in earlier if mark.head in point.then.hashes])
     return new
@@ -344,7 +347,7 @@ def _clear(out: Path, left: Reading) -> None:
             file.unlink()
 
 
-_LEFT = (b'{"type":"release",', b'{"type":"told",', b'{"type":"file",', b'{"type":"prior",')
+_LEFT = (b'{"type":"release",', b'{"type":"told",', b'{"type":"file",')
 
 
 def beginning(data: bytes, head: str) -> bytes:
@@ -376,7 +379,13 @@ def forked(start: bytes, left: Reading, *, position: int, plan: str, steps: int)
     foreign, told = left.foreign[len(before.foreign) :], left.told[len(before.told) :]
     line, mark = encode_row({**fork, "keys": keys, "id": secrets.token_hex(16)}, before.head)
     lines, head = [start, line], mark
+    if left.prior_lost and not before.prior_lost:
+        raise LedgerError(
+            "A crash cut the released counts of labels short after this checkpoint, so a run that goes back to it "
+            "could release them a second time: start a new run; the dataset ledger adds up both."
+        )
     for row in (
+        *([] if left.prior is None or before.prior is not None else [prior_fields(left.prior)]),
         *({"type": "foreign", "position": place} for place in foreign if place <= position),
         *({"type": "told", "position": place} for place in told if place <= position),
         {"type": "replan", "plan": plan, "steps": steps, "from": before.reserved},

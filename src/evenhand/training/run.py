@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,7 @@ from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import UsageError, VerificationError
-from evenhand.reporting import group_metrics, model_card, run_findings, run_page
-from evenhand.reporting.metrics import ORDINAL, sentence
+from evenhand.reporting import group_metrics, model_card, run_findings, run_page, small_cells
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished page. With figures of training records it can be saved in the private folder ``within`` only."""
+    """A finished page. With figures that must not be shared it can be saved in the private folder ``within`` only."""
 
     page: str
     within: Path | None = None
@@ -43,8 +41,8 @@ class Report:
         """Write the page and return its path."""
         if self.within is not None and not Path(path).resolve().is_relative_to(self.within.resolve()):
             raise UsageError(
-                f"This page has figures of training records, which are not private: save it in {self.within}, for "
-                "example as report-full.html there."
+                "This page has figures that must not be shared, of training records or of small groups: save it in "
+                f"{self.within}, for example as report-full.html there."
             )
         write_durably(Path(path), self.page.encode())
         return Path(path)
@@ -107,7 +105,7 @@ class Run:
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """Return the evaluations on held-out data during training."""
+        """Return the evaluations on held-out data during training, without figures of groups too small to be shared."""
         return self.folder.metrics()
 
     @property
@@ -118,11 +116,12 @@ class Run:
         ``fpr_{difference,ratio,group_min,group_max,std}`` and so on, ``demographic_parity_difference``, and per group
         ``fpr[<group>]``. Rates per group have 95 % intervals (``fpr_low[<group>]``, ``fpr_high[<group>]``), and so has
         the gap between groups (``fpr_difference_low``, ``fpr_difference_high``, over all pairs together). They hold the
-        chance of the held-out records, not that of another training.
+        chance of the held-out records, not that of another training. Small groups are among them where the run has its
+        ``private`` folder: share ``evaluations``, or the run's files, which leave them out.
         """
         import pandas
 
-        rows = [run_findings.flatten_evaluation(row) for row in self.evaluations]
+        rows = [run_findings.flatten_evaluation(row) for row in self.folder.metrics(full=True)]
         return pandas.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)) or ["step"])
 
     @property
@@ -167,7 +166,8 @@ class Run:
             "Spent epsilon (per record, add/remove)": _epsilon(statement.epsilon),
             "Delta": self.plan.delta,
         }
-        metrics = {name: f"{last[name]:.4g}" for name in ("accuracy", *_FURTHER) if last.get(name) is not None}
+        names = [name for name in ("accuracy", *run_findings.FURTHER) if last.get(name) is not None]
+        metrics = {name: f"{last[name]:.4g}" for name in names}
         rows = [
             [name, f"{share:.1%}", last["group_records"].get(name, 0)] for name, share in last.get("groups", {}).items()
         ]
@@ -177,8 +177,7 @@ class Run:
     def card(self) -> str:
         """Return the model card as Markdown: the model, its accuracy per group, and the promise."""
         statement, last = self.folder.statement(), self.folder.last_evaluation()
-        frame = _recorded(last)
-        plan = self.plan
+        frame, plan = run_findings.recorded(last), self.plan
         return model_card.card(
             model_card.CardData(
                 title=f"{plan.method}, {plan.facts.records} training records",
@@ -187,7 +186,7 @@ class Run:
                 warnings=statement["warnings"],
                 overall=frame.overall,
                 groups=frame.by_group,
-                metrics=_further(last),
+                metrics=run_findings.further(last),
                 labels=plan.facts.labels,
                 not_covered=statement["does_not_cover"],
                 software=statement["software"],
@@ -195,19 +194,26 @@ class Run:
         )
 
     def report(
-        self, test: Any = None, *, groups: Iterable[Any] | None = None, training_records: bool = False
+        self,
+        test: Any = None,
+        *,
+        groups: Iterable[Any] | None = None,
+        training_records: bool = False,
+        full: bool = False,
+        least_records: int = small_cells.LEAST,
     ) -> Report:
         """Return a page on accuracy per group, from the recorded evaluations, or measured anew on ``test``.
 
         ``test`` is compared with digests of the training records in the run's ``private`` folder, and refused if it
         contains such records. With ``training_records`` nothing is compared, and the page can be saved in ``private``
-        only.
+        only. So can a page with ``full`` figures: else those of groups with fewer than ``least_records`` records in
+        ``test`` are left out, and of recorded evaluations those that the run was told to leave out.
         """
-        recorded = self.folder.metrics(training_records=training_records)
-        last = self.folder.last_evaluation(training_records=training_records)
-        within = self.folder.private if training_records else None
+        recorded = self.folder.metrics(training_records=training_records, full=full)
+        last = self.folder.last_evaluation(training_records=training_records, full=full)
+        within = self.folder.private if training_records or full else None
         if test is None:
-            frame = _recorded(last)
+            frame = run_findings.recorded(last)
         else:
             from evenhand.data.dataset import wrap
             from evenhand.training.evaluate import evaluate
@@ -216,7 +222,9 @@ class Run:
             if not training_records:
                 self._refuse_training_records(data)
             frame = evaluate(self.model, data, self.decision)
-        return Report(run_page.render(_report(self.folder, recorded, last, frame, research=training_records)), within)
+            if within is None:
+                frame = group_metrics.GroupFrame(frame.overall, small_cells.by_size(frame.by_group, least_records))
+        return Report(run_page.render(_report(self.folder, recorded, last, frame, research=within is not None)), within)
 
     def _refuse_training_records(self, data: Data) -> None:
         """Raise if ``data`` contain training records; if their digests are gone, print that nothing was compared."""
@@ -232,40 +240,6 @@ class Run:
             )
 
 
-_FURTHER = ("balanced_accuracy", "roc_auc", "mcc", "log_loss", "rank_mae")
-
-
-def _further(last: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics beside accuracy that a card gives: a few of classes, all of other targets."""
-    if last.get("targets") in (None, ORDINAL):
-        return {name: last[name] for name in _FURTHER if name in last}
-    return {name: value for name, value in last["metrics"].items() if name != "accuracy"}
-
-
-def _recorded(last: Mapping[str, Any]) -> group_metrics.GroupFrame:
-    last = last or {"accuracy": 0.0, "records": 0, "groups": {}, "group_records": {}}
-    return group_metrics.GroupFrame(
-        overall=_share(last["accuracy"], last["records"]),
-        by_group={name: _share(value, last["group_records"][name]) for name, value in last["groups"].items()},
-    )
-
-
-def _share(value: float | None, records: int) -> group_metrics.Estimate:
-    """Return an accuracy with its interval; not measured where targets are real numbers."""
-    return group_metrics.estimate(math.nan, 0) if value is None else group_metrics.estimate(value, records)
-
-
-def _headline(last: Mapping[str, Any], frame: group_metrics.GroupFrame) -> str:
-    """Return the finding in plain sentences; where there is no accuracy, the metrics of these targets."""
-    if frame.overall.measured or not last.get("metrics"):
-        return run_page.headline(frame.overall, frame.by_group)
-    return sentence(last)
-
-
-def _owners(last: Mapping[str, Any]) -> dict[str, group_metrics.Estimate]:
-    return {name: _share(share, last["owner_records"][name]) for name, share in last.get("owners", {}).items()}
-
-
 def _report(
     folder: Folder,
     metrics: list[dict[str, Any]],
@@ -279,11 +253,11 @@ def _report(
     shown = owner_classes.chosen_few([row["epsilon"] for row in owners])
     column = folder.group_column()
     frame = group_metrics.GroupFrame(frame.overall, run_findings.with_column(frame.by_group, column))
-    metrics = [{**row, "groups": run_findings.with_column(row.get("groups", {}), column)} for row in metrics]
+    metrics = [run_findings.row_with_column(row, column) for row in metrics]
     by_metric = {name: run_findings.with_column(of, column) for name, of in last.get("group_metrics", {}).items()}
     return run_page.ReportData(
         title=f"{plan.method} on {plan.facts.records} records",
-        headline=_headline(last, frame),
+        headline=run_page.opening(last, frame),
         overall=frame.overall,
         groups=frame.by_group,
         curves=metrics,
@@ -298,7 +272,7 @@ def _report(
         warnings=statement["warnings"],
         facts=_facts(plan, statement),
         reproduce=_reproduce(folder),
-        owners=_owners(last),
+        owners=run_findings.owners(last),
         delta=plan.delta,
         research=research,
         majority=last.get("majority"),

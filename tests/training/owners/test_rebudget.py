@@ -32,7 +32,9 @@ def old(method: str = "idp_sample") -> Plan:
     return eh.plan(method, OLD, data=FACTS, epochs=10, batch_size=40)
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "idp_sample", "idp_scale", "dpsgd_f", "global_adapt"])
+@pytest.mark.parametrize(
+    "method", ["dpsgd", "idp_sample", "idp_scale", "dpsgd_f", "global_adapt", "adaptive_clip", "group_dro"]
+)
 def test_raised_budgets_are_met_by_all_steps_together(method: str) -> None:
     before = old(method)
     made = replan(before, NEW, 200)

@@ -10,7 +10,19 @@ from typing import Any
 from evenhand import _validate
 from evenhand.data import read_files
 from evenhand.data.fingerprint import of_source
-from evenhand.data.sources import census, chexpert, cifar, ctg, german, ham10000, mnist, names, pneumonia, thinwall
+from evenhand.data.sources import (
+    census,
+    chexpert,
+    cifar,
+    ctg,
+    german,
+    ham10000,
+    mnist,
+    names,
+    pneumonia,
+    sentiment,
+    thinwall,
+)
 from evenhand.data.sources.base import Loaded, Place, Source, data_folder
 from evenhand.data.sources.digits import digits
 from evenhand.data.sources.variants import Shape
@@ -37,8 +49,10 @@ SOURCES: dict[str, Source] = {
         ctg.CTG,
         german.GERMAN,
         ham10000.HAM10000,
+        ham10000.PICTURES,
         names.NAMES,
         pneumonia.PNEUMONIA,
+        sentiment.SENTIMENT,
         thinwall.THINWALL,
         chexpert.CHEXPERT,
     )

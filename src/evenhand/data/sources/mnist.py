@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from evenhand import _validate
 from evenhand.data.dataset import Data
 from evenhand.data.sources.base import File, Loaded, Place, Source, classified, damaged, pixels
+from evenhand.data.sources.variants import count_for_share, cut
 from evenhand.errors import UsageError
 
 PARTS = ("train", "t10k")
@@ -44,15 +45,12 @@ def unbalanced(place: Place, minority: int = 8, kept: int | None = None, share: 
     if kept is not None and share is not None:
         raise UsageError("Give kept (a number of records) or share (of the training records): not both.")
     train, test = mnist(place)
-    mine = train.group == minority
-    others = int((~mine).sum())
+    rare = train.group == minority
     if share is not None:
-        part = _validate.number(share, "share", low=0, high=1)
-        count = math.floor(others * part / (1 - part))
+        count = count_for_share(rare, _validate.number(share, "share", low=0, high=1))
     else:
         count = 500 if kept is None else _validate.whole(kept, "kept", low=0)
-    surplus = mine & (mine.cumsum(0) > count)
-    return train.take((~surplus).nonzero().squeeze(1)), test
+    return train.take(cut(rare, count)), test
 
 
 def fashion(place: Place) -> Loaded:

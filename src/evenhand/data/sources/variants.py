@@ -1,4 +1,4 @@
-"""Options that every named source has: fewer records, owners, noisy labels.
+"""Options that every named source has: fewer records, a class made rare, owners, noisy labels.
 
 Who owns a record and whose label is changed follow from public seeds, the record's number and its own class: from no
 other record. Of a number of records to keep, one record more or less moves at most one other in or out. All of it is
@@ -7,6 +7,7 @@ for research; real owners come with the data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,8 @@ class Shape:
 
     Attributes:
       records: keep so many training records, drawn by a public seed, in their order.
+      rare: a class of which only the first training records stay; the held-out part stays whole.
+      rare_share: what share of the remaining training records that class makes up.
       owners: "class" (every class is an owner), "random class" ("owner 1" holds a class drawn by ``owner_seed``, and so
         on), sets of classes as in "0-4/5-9" ("digits" for short), or a table of names with a list of classes each.
       owner_shares: instead of ``owners``, a table of names with the share of records that each is given at random.
@@ -46,6 +49,8 @@ class Shape:
     """
 
     records: int | None = None
+    rare: str | int | None = None
+    rare_share: float = 0.01
     owners: str | Mapping[str, Any] | None = None
     owner_shares: Mapping[str, Any] | None = None
     owner_overlap: float = 0.0
@@ -55,6 +60,7 @@ class Shape:
     def __post_init__(self) -> None:
         _validate.number(self.owner_overlap, "owner_overlap", low=0, high=1, open_low=False)
         _validate.whole(self.owner_seed, "owner_seed", low=0)
+        _validate.number(self.rare_share, "rare_share", low=0, high=1)
         if self.owners is not None and self.owner_shares is not None:
             raise UsageError("Give owners (by class) or owner_shares (at random): with both a record has two owners.")
 
@@ -63,11 +69,14 @@ class Shape:
 
         Held-out records get owners too, so that recall can be reported per owner.
         """
+        remaining = None if self.rare is None else _remaining(train, str(self.rare), self.rare_share)
         if self.owners is not None or self.owner_shares is not None:
             train = owned(train, self._owners(train, 1))
             test = test if test is None else owned(test, self._owners(test, 2))
         if self.label_noise:
             train = _noisy(train, self.label_noise)
+        if remaining is not None:
+            train = train.take(remaining)
         if self.records is not None:  # last: what a record is given follows from its number among all of them
             train = train.take(_drawn(len(train), _validate.whole(self.records, "records")))
         return train, test
@@ -132,6 +141,33 @@ def _shares(shares: Any) -> tuple[list[str], NDArray[np.float64]]:
     if abs(fractions.sum() - 1) > 1e-6:
         raise UsageError("owner_shares must add up to 1.")
     return list(shares), fractions / fractions.sum()
+
+
+def cut(rare: Tensor, count: int) -> Tensor:
+    """Return the rows that remain if of those in the mask ``rare`` only the first ``count`` stay.
+
+    Examples:
+      >>> cut(torch.tensor([True, False, True, True]), 1).tolist()
+      [0, 1]
+    """
+    return (~(rare & (rare.cumsum(0) > count))).nonzero().squeeze(1)
+
+
+def count_for_share(rare: Tensor, share: float) -> int:
+    """Return how many of the rows in a mask may stay to make up at most this share of all that remain.
+
+    Examples:
+      >>> count_for_share(torch.arange(1000) < 100, 0.01)
+      9
+    """
+    return math.floor(int((~rare).sum()) * share / (1 - share))
+
+
+def _remaining(data: Data, name: str, share: float) -> Tensor:
+    """Return the rows that remain if the class called ``name`` is cut to this share of them."""
+    _validate.known(name, data.facts.labels, "class of these data")
+    rare = torch.tensor([label == name for label in labels(data)])
+    return cut(rare, count_for_share(rare, share))
 
 
 def _drawn(count: int, records: int) -> Tensor:

@@ -139,9 +139,9 @@ class Company:
         also at each kept row alone.
         """
         with self._alone() as before:
+            start = self._state.picture()
             if precise and self._exact and self._in_float64(rows, seed, before, alone=True):
                 return Finding(coupled=True)
-            start = self._state.picture()
             first = self._run(rows.first, rows.indices, seed, before)
             one = self._state.picture()
             second = self._run(rows.second, rows.indices, seed, before)
@@ -179,9 +179,9 @@ class Company:
 
     def snapshot(self) -> Snapshot | None:
         """Return buffers that passes move, to be put back before a second pass of the same step; None if none does."""
-        if not self.moving:
-            return None
         buffers = [(table, table[key]) for table, key in self._moving_buffers()]
+        if not buffers:
+            return None
         tables = {id(table): (table, list(table.items())) for table, _ in buffers}
         return Snapshot([*tables.values(), *((tensor, tensor.detach().clone()) for _, tensor in buffers)])
 

@@ -6,10 +6,12 @@ from evenhand.gradients.fast.dense_native import loops as dense_loops
 from evenhand.gradients.fast.lstm_native import compiled as lstm_loops
 from evenhand.gradients.fast.lstm_native import grams, lstm_steps
 
+path_for = DenseChain.of
+
 
 def compiled() -> bool:
     """Return whether all compiled loops are there and compute what they should."""
     return dense_loops() is not None and lstm_loops() is not None
 
 
-__all__ = ["DenseChain", "bounded_weights", "compiled", "grams", "lstm_steps"]
+__all__ = ["bounded_weights", "compiled", "grams", "lstm_steps", "path_for"]

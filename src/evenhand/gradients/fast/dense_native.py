@@ -7,6 +7,7 @@ with the noise, they are compared with numpy when they are loaded.
 from __future__ import annotations
 
 import ctypes
+import functools
 from array import array
 from collections.abc import Sequence
 
@@ -236,7 +237,7 @@ def _right_straight(compiled: DenseLoops, grad: Tensor, out: Tensor) -> bool:
     return torch.equal(compiled.straighten(grad, out), exact)
 
 
-loops = NativeLibrary("_dense.so", DenseLoops, right)
+loops = functools.cache(NativeLibrary("_dense.so", DenseLoops, right).load)
 """Return the compiled loops, or None if they are not there or do not compute what they should."""
 
 

@@ -7,6 +7,7 @@ when it is loaded.
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 from torch import Tensor
@@ -138,5 +139,5 @@ def _near(computed: Tensor, exact: Tensor) -> bool:
     return torch.allclose(computed.double(), exact, rtol=1e-5, atol=2e-6)
 
 
-compiled = NativeLibrary("_recurrent.so", Compiled, right)
+compiled = functools.cache(NativeLibrary("_recurrent.so", Compiled, right).load)
 """Return the compiled steps, or None if they are not there or do not compute what they should."""

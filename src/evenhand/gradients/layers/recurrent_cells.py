@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from evenhand.gradients.fast_paths import lstm_steps
+from evenhand.gradients.fast_paths import fast
 from evenhand.gradients.layers.base import Shares
 from evenhand.gradients.layers.recurrent_gradients import Gates
 from evenhand.gradients.memory import Corner, ScratchBuffers
@@ -158,7 +158,7 @@ class LSTM:
         weight, bias = weights.joint(turn=width)
         cell = states[1].clone(memory_format=torch.contiguous_format) if states else x.new_zeros(size, width)
         columns = both.unbind(0), both[1:, :, inputs:].unbind(0), slopes.unbind(0), through.unbind(0), forget.unbind(0)
-        step = lstm_steps(x) or TorchSteps()
+        step = fast().lstm_steps(x) or TorchSteps()
         for before, after, gates, direct, forget_gate in zip(*columns, strict=False):
             torch.addmm(bias, before, weight, out=gates)
             step.forward(gates, cell, after, direct, forget_gate)
@@ -173,7 +173,7 @@ class LSTM:
         weight = weights.hh.roll(width, 0)
         whole, direct, forget_gates, above = slopes.unbind(0), through.unbind(0), forget.unbind(0), grad.unbind(0)
         dh, dc = (above[-1] + final[0]).contiguous(), final[1].clone(memory_format=torch.contiguous_format)
-        step = lstm_steps(dh) or TorchSteps()
+        step = fast().lstm_steps(dh) or TorchSteps()
         for t in reversed(range(time)):
             if t < time - 1:
                 torch.addmm(above[t], whole[t + 1], weight, out=dh)

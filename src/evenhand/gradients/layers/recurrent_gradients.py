@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from evenhand.gradients.fast_paths import grams
+from evenhand.gradients.fast_paths import fast
 from evenhand.gradients.layers.linear import Outer
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.row_norms import ROW_LIMIT, RowNorms, chunks, roundings
@@ -134,7 +134,7 @@ class Gates:
 
 def _grams(x: Tensor, grad: Tensor, ones: int) -> Grams:
     """Measure by Gram matrices over time, in compiled loops where they can be had."""
-    return grams(x, grad, ones, LIMIT) or torch_grams(x, grad, ones, LIMIT)
+    return fast().grams(x, grad, ones, LIMIT) or torch_grams(x, grad, ones, LIMIT)
 
 
 def torch_grams(x: Tensor, grad: Tensor, ones: int, most: float) -> Grams:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from evenhand.errors import UsageError
+from evenhand.methods import registry
 from evenhand.types import Facts, Guarantee, State, Stats
 
 if TYPE_CHECKING:
@@ -37,6 +39,13 @@ class Rule(ABC):
         """Return the memory for the next step, from this step's noisy answers only."""
         return state.memory
 
+    def followed(self, state: State) -> Mapping[str, Sequence[float]]:
+        """Return what a report draws over the steps: bounds and thresholds by name, one number or one per group.
+
+        Like everything that is made of a state alone, it may be shown: public numbers and answers that are private.
+        """
+        return {"clip bound": [float(self.sensitivity(state).max())]}
+
 
 class SampleRule(Rule):
     """A rule whose weight depends on its own row only.
@@ -60,3 +69,39 @@ class BatchRule(Rule):
     @abstractmethod
     def weights(self, stats: Stats, state: State) -> Tensor:
         """Return one weight per row of ``stats``."""
+
+
+def built(over: Any) -> Any:
+    """Return the rule that ``over`` names: a registered name, the JSON form of a rule, or the rule itself."""
+    if isinstance(over, Rule):
+        return over
+    if isinstance(over, str):
+        return registry.build("rule", over)
+    if isinstance(over, Mapping):
+        return registry.build("rule", **over)
+    raise UsageError("over= takes a rule: a name such as 'psac', or eh.rules.Psac(r=0.01).")
+
+
+def bounded_by_owner(over: Any) -> SampleRule:
+    """Return the rule that ``over`` names; raise unless it keeps each record within the bound C_k of its owner class.
+
+    Budgets per owner are calibrated for records of sensitivity C_k. A rule whose sensitivity follows noisy answers is
+    private too, since the noise follows with it; but what an owner's budget buys would then be decided by those
+    answers, so it must be composed on purpose, with its queries.
+    """
+    import torch
+
+    rule = built(over)
+    bound = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    if isinstance(rule, SampleRule) and rule.guarantee == "by construction" and not rule.needs:
+        declared = rule.sensitivity(State(0, bound.clone(), memory=rule.initial(_MADE_UP)))
+        if declared.shape == bound.shape and torch.equal(declared, bound):
+            return rule
+    raise UsageError(
+        "Owners with budgets of their own need a rule that looks at one record at a time and bounds it by the C_k of "
+        f"its owner, which {rule.name!r} does not: take one such as 'clip', 'auto_s' or 'psac'. A rule with side "
+        "queries is composed by hand: eh.Method(rule, queries=[...], sampling='owner')."
+    )
+
+
+_MADE_UP = Facts(2, (("a", 1), ("b", 1)), groups=("a", "b"))

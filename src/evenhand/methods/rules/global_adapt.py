@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evenhand import _validate
-from evenhand.methods import references
+from evenhand.methods import averages, references
 from evenhand.methods.registry import register
 from evenhand.methods.rules.base import SampleRule
 from evenhand.types import Facts, State, Stats
@@ -26,6 +26,8 @@ class GlobalAdapt(SampleRule):
 
     ``Z <- Z exp(-rate + b / B)``, where b is the noisy answer of the query ``exceedance`` (how many norms lie above
     a fraction of Z) and B the EXPECTED batch size. Published code divides by the realised size, which leaks it.
+    ``memory`` averages the noisy counts first ("none" as published, "full", or a number between 0 and 1). Z itself is a
+    product over all steps, in which noise averages out already, so this smooths its path rather than its end.
 
     Formal guarantees:
       Unit one record, add/remove: ``n C / max(n, Z) <= C`` for any Z. Z depends on the data through noisy answers only.
@@ -41,6 +43,7 @@ class GlobalAdapt(SampleRule):
 
     threshold: float = 50.0
     rate: float = 0.1
+    memory: str | float = "none"
 
     name = "global_adapt"
     reference = references.ESIPOVA.text
@@ -48,6 +51,7 @@ class GlobalAdapt(SampleRule):
     def __post_init__(self) -> None:
         _validate.number(self.threshold, "threshold", low=0)
         _validate.number(self.rate, "rate", low=0)
+        averages.decay_of(self.memory)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -60,10 +64,15 @@ class GlobalAdapt(SampleRule):
 
     def advance(self, state: State) -> Mapping[str, Any]:
         """Return the next threshold, from the noisy count and the expected batch size, within the range of floats."""
-        power = float(state.answers["exceedance"][0]) / state.public.batch - self.rate
+        power = averages.averaged(state, "exceedance", self.memory)[0] / state.public.batch - self.rate
         low, high = _RANGE
         moved = math.log(state.memory["threshold"]) + power
-        return {"threshold": math.exp(min(max(moved, math.log(low)), math.log(high)))}
+        earlier = {} if self.memory == "none" else averages.remembered(state, "exceedance", self.memory)
+        return {**earlier, "threshold": math.exp(min(max(moved, math.log(low)), math.log(high)))}
+
+    def followed(self, state: State) -> Mapping[str, Sequence[float]]:
+        """Return the threshold Z."""
+        return {"threshold Z": [state.memory["threshold"]]}
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """Return C / Z if n <= Z, else C / n."""

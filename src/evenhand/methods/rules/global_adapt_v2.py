@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,10 @@ class GlobalAdaptV2(SampleRule):
     def z(self, state: State) -> float:
         """Return the threshold in this step's epoch."""
         return max(self.floor, self.threshold * _SHAPES[self.shape](self.rate, state.epoch, self.every))
+
+    def followed(self, state: State) -> Mapping[str, Sequence[float]]:
+        """Return the threshold z."""
+        return {"threshold z": [self.z(state)]}
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """Return C / z if n <= z, else C / (n + r / (n + r))."""

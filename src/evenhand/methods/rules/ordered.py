@@ -19,7 +19,7 @@ from evenhand.errors import UsageError
 from evenhand.methods import references, registry
 from evenhand.methods.registry import register
 from evenhand.methods.rules import tails
-from evenhand.methods.rules.base import BatchRule, Rule, SampleRule
+from evenhand.methods.rules.base import BatchRule, SampleRule, built
 from evenhand.methods.rules.tails import Beta, Column, Tail
 from evenhand.types import Facts, Guarantee, State, Stats
 
@@ -178,6 +178,10 @@ class Ordered(BatchRule):
         """Return the next memory of the inner rule."""
         return self.inner.advance(state)  # type: ignore[no-any-return]
 
+    def followed(self, state: State) -> Mapping[str, Sequence[float]]:
+        """Return what the inner rule follows."""
+        return self.inner.followed(state)  # type: ignore[no-any-return]
+
     def sensitivity(self, state: State) -> Tensor:
         """Return the sensitivity of the inner rule, per owner class."""
         return self.inner.sensitivity(state)  # type: ignore[no-any-return]
@@ -209,11 +213,7 @@ class Ordered(BatchRule):
 
 def _spec(over: Any) -> dict[str, Any]:
     """Return the JSON form of the inner rule, so that a plan can name it."""
-    if isinstance(over, str):
-        over = registry.build("rule", over)
-    if not isinstance(over, Rule | Mapping):
-        raise UsageError("over= takes the rule to multiply: a name such as 'psac', or eh.rules.Psac(r=0.01).")
-    return dict(registry.spec(over) if isinstance(over, Rule) else over)
+    return dict(over) if isinstance(over, Mapping) else registry.spec(built(over))
 
 
 def _held(rule: SampleRule, stats: Stats, state: State, bound: NDArray[np.float64]) -> NDArray[np.float64]:

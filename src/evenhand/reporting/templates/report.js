@@ -8,6 +8,8 @@ bar.addEventListener('click',e=>{const b=e.target.closest('button');if(!b)return
 if(b.dataset.g!==undefined){off.has(b.dataset.g)?off.delete(b.dataset.g):off.add(b.dataset.g)}
 else for(const c of all('button[data-g]'))b.dataset.all==='1'?off.delete(c.dataset.g):off.add(c.dataset.g);
 show()})}
+for(const pick of all('.pick')){const s=pick.querySelector('select');pick.querySelector('label').hidden=false;
+s.addEventListener('change',()=>all('figure',pick).forEach((f,i)=>f.toggleAttribute('hidden',i!==s.selectedIndex)))}
 const tip=document.createElement('div');tip.className='tip';tip.hidden=true;document.body.append(tip);
 const words=new Map();
 for(const g of all('svg [data-n]')){const t=g.querySelector('title');if(t){words.set(g,t.textContent);t.remove()}}

@@ -53,7 +53,13 @@ class Held:
 
 
 def frontier(
-    held: Held, prior: Prior, *, trained_tau: float, groups: Sequence[str] = (), chosen: float | None = None
+    held: Held,
+    prior: Prior,
+    *,
+    trained_tau: float,
+    groups: Sequence[str] = (),
+    chosen: float | None = None,
+    least: int = 1,
 ) -> list[dict[str, Any]]:
     """Return a row per strength of the offset, from the outputs of one trained model; none for other targets.
 
@@ -63,6 +69,7 @@ def frontier(
       trained_tau: the strength that the loss had.
       groups: names of the rows of a prior by group.
       chosen: a further strength to show, the one in use.
+      least: held-out records that a class or group needs to be named as worst.
 
     Examples:
       >>> import torch
@@ -74,13 +81,13 @@ def frontier(
         return []
     path = sorted({*PATH, *(() if chosen is None else (chosen,))})
     return [
-        {"tau": tau, **_figures(held, decision, prior)}
+        {"tau": tau, **_figures(held, decision, prior, least)}
         for tau in path
         for decision in [Decision.of(Goal(), prior, tau=tau, trained_tau=trained_tau, groups=groups)]
     ]
 
 
-def _figures(held: Held, decision: Decision, prior: Prior) -> dict[str, Any]:
+def _figures(held: Held, decision: Decision, prior: Prior, least: int) -> dict[str, Any]:
     """Return what one decision gives: overall, weighted to the training prior, balanced, worst class, worst group."""
     adjusted = decision.adjust(held.scores, held.kind, held.groups if decision.by_group else None)
     truth = held.truth.numpy()
@@ -99,17 +106,19 @@ def _figures(held: Held, decision: Decision, prior: Prior) -> dict[str, Any]:
         present = counts > 0
         weighted = float((recalls[present] * shares[present]).sum() / shares[present].sum())
     present = ~np.isnan(recalls)
-    place = int(np.nanargmin(recalls)) if present.any() else None
+    shown = np.where(counts >= least, recalls, math.nan)
+    place = None if np.isnan(shown).all() else int(np.nanargmin(shown))
     row: dict[str, Any] = {
         "accuracy": float(right.mean()),
         "accuracy_training_prior": weighted,
         "balanced": float(recalls[present].mean()) if present.any() else None,
+        "left_out": int((present & (counts < least)).sum()),
         "worst": None if place is None else float(recalls[place]),
     }
     if place is not None:
         name = held.labels[place] if place < len(held.labels) else str(place)
         row |= _cell("worst_class", name, float(recalls[place]), int(counts[place]))
-    served = _groups(held, right)
+    served = _groups(held, right, least)
     if served is not None:
         row |= _cell("worst_group", *served)
     return row
@@ -138,13 +147,16 @@ def _by_label(guess: NDArray[Any], truth: NDArray[Any]) -> tuple[NDArray[Any], N
     return np.where(both, value, math.nan), np.minimum(present, absent)
 
 
-def _groups(held: Held, right: NDArray[Any]) -> tuple[str, float, int] | None:
+def _groups(held: Held, right: NDArray[Any], least: int) -> tuple[str, float, int] | None:
     """Return the group with the lowest accuracy and its records; None without groups, or if groups are the classes."""
     names = np.array([str(name) for name in held.groups], dtype=object)
     distinct = sorted(set(names.tolist()))
     if len(distinct) < 2 or held.kind == LABELS or _are_classes(names, held.truth.numpy()):
         return None
     shares = {name: (float(right[names == name].mean()), int((names == name).sum())) for name in distinct}
+    shares = {name: cell for name, cell in shares.items() if cell[1] >= least}
+    if not shares:
+        return None
     lowest = min(shares, key=lambda name: shares[name][0])
     return lowest, *shares[lowest]
 

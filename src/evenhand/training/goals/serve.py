@@ -115,12 +115,12 @@ class Serving:
         parts = tuple((halves[1 - half], self._chosen(held.take(halves[half]))) for half in (0, 1))
         return self._chosen(held), Crossed(parts)
 
-    def frontier(self, held: Held, decision: Decision | None) -> list[dict[str, Any]]:
+    def frontier(self, held: Held, decision: Decision | None, least: int) -> list[dict[str, Any]]:
         """Return what each strength of the offset gives, see ``frontier``; none without counts."""
         if self.prior is None:
             return []
         chosen = None if decision is None or self.goal.name == "parity" else decision.tau
-        return frontier(held, self.prior, trained_tau=self.trained_tau, groups=self.groups, chosen=chosen)
+        return frontier(held, self.prior, trained_tau=self.trained_tau, groups=self.groups, chosen=chosen, least=least)
 
     def _chosen(self, held: Held) -> Decision:
         """Return the decision that these held-out records choose."""
@@ -206,10 +206,11 @@ class Settled:
     line: dict[str, Any] = field(default_factory=dict)
 
 
-def settle(folder: Folder, model: nn.Module, data: Data, serving: Serving) -> Settled:
+def settle(folder: Folder, model: nn.Module, data: Data, serving: Serving, least: int) -> Settled:
     """Choose the decision, write it into the run folder, and return it with the frontier for the metrics.
 
-    A run without counts whose answers are its plain outputs gets no ``decision.json``.
+    A run without counts whose answers are its plain outputs gets no ``decision.json``. A class or group with fewer than
+    ``least`` held-out records is not named as the worst.
     """
     records = held(model, data)
     decision, answering = serving.settle(records)
@@ -220,7 +221,7 @@ def settle(folder: Folder, model: nn.Module, data: Data, serving: Serving) -> Se
         "goal": str(decision.goal),
         "tau": decision.tau,
         "decision": untrusted.digest(folder.path / FILE),
-        "frontier": serving.frontier(records, decision),
+        "frontier": serving.frontier(records, decision, least),
     }
     return Settled(answering, line)
 

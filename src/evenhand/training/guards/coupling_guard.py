@@ -4,6 +4,8 @@ Records of a batch are run twice, among different other records, and their losse
 (``record_coupling.py``). The time is limited: before training and during it each at most ``SECONDS`` of this thread, or
 half a percent of what training takes if that is more. Which steps are checked comes from the run's secret stream, never
 from the data. Nothing that a check computes is released, only that a run was refused or stopped.
+
+A batch that a user's own loop changed at random couples records too, before every step (`Handed`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from evenhand import generators
 from evenhand.data.dataset import Data
-from evenhand.errors import CoupledError, EvenhandError, UnsupportedModelError
+from evenhand.errors import CoupledError, EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients.batch_utils import batch_size, finite_rows, take, without_values
 from evenhand.gradients.doctor.record_coupling import Company, Finding, Rows
 from evenhand.gradients.memory import out_of_memory
@@ -60,6 +63,50 @@ def escape(share: float, looks: int = DRAWS) -> float:
       ['2e-10', '2.7e-05', '0.0059', '0.13', '0.37']
     """
     return (1 - share) ** looks
+
+
+class Handed:
+    """A batch given to a user's own loop; ``check`` notices if it was changed by draws that are not secret.
+
+    The loop may change rows by a fixed function. Random changes would draw from generators that others can know, and
+    one record more would shift the draws of all others: they belong into ``augment=``. Draws from a generator of the
+    user's own are not noticed.
+
+    Examples:
+      >>> rows = torch.ones(3, 2); handed = Handed(rows)
+      >>> handed.check(rows * 2)
+      >>> handed.check(rows + torch.rand(3, 2))
+      Traceback (most recent call last):
+      ...
+      evenhand.errors.UsageError: The batch was changed and something was drawn at random in between, ...
+    """
+
+    def __init__(self, *values: Any) -> None:
+        self._places, self._drawn = self._look(values), self._generators()
+
+    def check(self, *values: Any) -> None:
+        """Raise if the rows were changed and a global generator of torch, numpy or Python drew in between."""
+        if self._look(values) == self._places:
+            return
+        now, before = self._generators(), self._drawn
+        if now[1] != before[1] or not torch.equal(now[0], before[0]):
+            raise UsageError(
+                "The batch was changed and something was drawn at random in between, from generators that others can "
+                "know: one record more would then change what all others get, and no bound holds. Nothing was "
+                "released. Pass the random part as augment= (or make it in the dataset); its draws are secret there."
+            )
+
+    @staticmethod
+    def _look(values: Any) -> list[tuple[int, int]]:
+        """Return address and version of every tensor."""
+        plain = all(isinstance(value, Tensor) for value in values)
+        leaves = values if plain else [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+        return [(leaf.data_ptr(), leaf._version) for leaf in leaves]
+
+    @staticmethod
+    def _generators() -> tuple[Tensor, Any]:
+        """Return marks of the global generators; they change with every draw."""
+        return torch.default_generator.get_state(), generators.mark()
 
 
 class Coupling:

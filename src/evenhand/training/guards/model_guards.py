@@ -150,7 +150,7 @@ class Watch:
         if not self._before:
             self._between(layout)
             self._before.append((layout, layout.state()))
-            self._start = self.company.snapshot()
+            self._start = self.company.snapshot() if self.company.moving else None
         elif self._start is not None:
             self._start.restore()  # a batch in parts is one pass to what passes move
 
