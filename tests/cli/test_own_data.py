@@ -20,7 +20,7 @@ import evenhand as eh
 from evenhand.data import Category, Declaration, Number, Table, from_frame
 from evenhand.runs.folder import Folder
 from evenhand.training.config import from_toml, to_toml
-from evenhand.training.run import predict, preprocessing
+from evenhand.training.goals.predict import predict, preprocessing
 
 INIT = ["--label", "ill", "--labels", "no,yes", "--groups", "city", "--number", "age=0:100", "--drop", "name"]
 

@@ -28,6 +28,7 @@ def train(config: Path | None, asked: Mapping[str, Any], out: Path | None, logge
     _numbers(values)
     _methods([values.get("method", "dpsgd")])
     _promise(values)
+    _goal(values)
     _files(asked)
     for name in loggers:
         _validate.known(name, LOGGERS, "logger")
@@ -88,6 +89,13 @@ def _methods(names: Iterable[Any]) -> None:
     for name in names:
         if isinstance(name, str):
             _validate.known(catalogue.split_name(name)[0], known, "method")
+
+
+def _goal(values: Mapping[str, Any]) -> None:
+    """Refuse a goal that does not exist, and a strength of the offset that it cannot have."""
+    from evenhand.training.goals.goal import Goal, check_tau
+
+    check_tau(values.get("tau"), Goal.parse(values.get("goal", "overall")))
 
 
 def _promise(values: Mapping[str, Any]) -> None:

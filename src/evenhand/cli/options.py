@@ -115,6 +115,18 @@ Lean = Annotated[bool | None, typer.Option("--lean/--no-lean", help="Less memory
 Precision = Annotated[
     str | None, typer.Option("--precision", help="float32, or bf16 for the model; norms, sums and noise stay full.")
 ]
+GoalName = Annotated[
+    str | None,
+    typer.Option("--goal", help="Whom to serve: overall (default), balanced, worst, or parity:fpr|tpr|selection_rate."),
+]
+Tau = Annotated[
+    str | None,
+    typer.Option("--tau", help="Strength of the offset for small classes, or held-out. Default: that of the goal."),
+]
+PriorCounts = Annotated[
+    str | None,
+    typer.Option("--prior", metavar="N,N", help="Publicly known counts of the labels, instead of noisy ones."),
+]
 BatchSize = Annotated[float | None, typer.Option("--batch-size", help="EXPECTED records per step (Poisson sampling).")]
 
 
@@ -140,6 +152,34 @@ def source(settings: list[str] | None) -> dict[str, Any]:
       {'records': 10000, 'owners': 'digits'}
     """
     return parsed(settings, "--source", "records=10000")
+
+
+def counts(text: str | None) -> list[float] | None:
+    """Return the counts that ``--prior`` declares.
+
+    Examples:
+      >>> counts("900,100")
+      [900.0, 100.0]
+    """
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError("--prior takes one publicly known count per label: --prior 900,100.") from None
+
+
+def strength(text: str | None) -> float | str | None:
+    """Return the number that ``--tau`` gives, else its text, which the library checks.
+
+    Examples:
+      >>> strength("2"), strength("held-out")
+      (2.0, 'held-out')
+    """
+    try:
+        return text if text is None else float(text)
+    except ValueError:
+        return text
 
 
 def metrics(names: str | None) -> tuple[str, ...]:

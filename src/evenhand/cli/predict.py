@@ -43,7 +43,7 @@ def run(
     from evenhand.data.columns import text
     from evenhand.data.own_data import read_table
     from evenhand.data.tables import guarded
-    from evenhand.training.run import predict, preprocessing
+    from evenhand.training.goals.predict import predict, preprocessing
 
     table = read_table(source, preprocessing(folder), delimiter=delimiter)
     copied_columns = {name: [guarded(text(cell)) for cell in table.cells(name)] for name in keep or []}

@@ -82,11 +82,14 @@ def run(
     allow_not_finite: Annotated[
         bool | None, typer.Option("--allow-not-finite", help="Train although many records are not finite.")
     ] = None,
-    prior: Annotated[
+    no_prior: Annotated[
         bool | None,
-        typer.Option("--prior/--no-prior", help="Release noisy counts of the labels too: under 1 % of the promise."),
+        typer.Option("--no-prior", help="Release no noisy counts of the labels: they cost under 1 % of the promise."),
     ] = None,
     least_records: options.LeastRecords = None,
+    prior: options.PriorCounts = None,
+    goal: options.GoalName = None,
+    tau: options.Tau = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default a new one in runs/.")] = None,
     log: Annotated[
         list[str] | None, typer.Option("--log", help="Released values to: tensorboard (a folder in --out), mlflow.")
@@ -134,7 +137,10 @@ def run(
         compose=compose,
         training_records=training_records,
         allow_not_finite=allow_not_finite,
-        prior=prior,
+        prior=False if no_prior else None,
+        prior_counts=options.counts(prior),
+        goal=goal,
+        tau=options.strength(tau),
         least_records=least_records,
         settings=options.parsed(settings),
     ) | options.budgets(budgets)

@@ -32,8 +32,8 @@ _MOST_EVALUATIONS = 20_000
 _README = """# A run of evenhand
 
 May be shared: model.safetensors, model-last.safetensors, plan.json, ledger.jsonl, statement.json, statement.md,
-composition.json, preprocessing.json, signature.json, metrics.jsonl, model-card.md, report.html, owners.csv. Not if
-statement.md says that the model is not private.
+composition.json, preprocessing.json, signature.json, metrics.jsonl, model-card.md, report.html, owners.csv,
+decision.json. Not if statement.md says that the model is not private.
 The metrics describe the evaluation data, which the privacy statement does not cover.
 
 Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files,
@@ -65,7 +65,7 @@ class Folder:
     """Paths of one run's files, and how they are read and written. What is read is checked, never trusted."""
 
     path: Path
-    HASHED: ClassVar = ("composition.json", "preprocessing.json", "metrics.jsonl")
+    HASHED: ClassVar = ("composition.json", "preprocessing.json", "metrics.jsonl", "decision.json")
     """Public files that a statement rests on, beside plan, ledger and model."""
 
     @property
@@ -332,7 +332,11 @@ class Folder:
         Lines of an earlier version do not say which weights they measured, and are taken to be of that model.
         ``full``: see ``metrics``.
         """
-        last: dict[str, Any] = next(reversed(self.metrics(training_records=training_records, full=full)), {})
+        lines = self.metrics(training_records=training_records, full=full)
+        current = untrusted.digest(self.path / statement_files.DECISION)
+        if current is not None:  # after `adjust` there are lines of other decisions on the same weights
+            lines = [line for line in lines if line.get("decision", current) == current]
+        last: dict[str, Any] = next(reversed(lines), {})
         measured = last.get("weights")
         if measured is None or not self.model_file.exists():
             return last

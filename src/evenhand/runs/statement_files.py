@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ def schema() -> dict[str, Any]:
     return document
 
 
+DECISION = "decision.json"
+"""How a run's outputs become answers; only a run with a goal, or with counts of labels, has one."""
 FROM_NOISE = (
     "model.safetensors",
     "model-last.safetensors",
@@ -41,6 +43,7 @@ FROM_NOISE = (
     "model-card.md",
     "report.html",
     "owners.csv",
+    "decision.json",
 )
 """Shareable because the noise stands between them and the training records; without it they are not."""
 FROM_FACTS = (
@@ -75,7 +78,7 @@ _LIKE = {
 
 
 def sharing(
-    *, certified: bool, insecure: bool = False, foreign: bool = False, withdrawn: bool = False
+    *, certified: bool, insecure: bool = False, foreign: bool = False, withdrawn: bool = False, decided: bool = False
 ) -> dict[str, Any]:
     """Return which files may be shared and which must not, for a run with an established guarantee or without one.
 
@@ -84,6 +87,7 @@ def sharing(
       insecure: the noise came from a public seed, so that it hides nothing from who knows the seed.
       foreign: the weights were also changed outside of private steps.
       withdrawn: budgets were lowered, and another run goes on from an earlier checkpoint of this one.
+      decided: the run has a decision of its own; one without it names no such file.
 
     Examples:
       >>> sharing(certified=True)["may_be_shared"][0]
@@ -93,22 +97,24 @@ def sharing(
       >>> "metrics.jsonl" in sharing(certified=True, withdrawn=True)["must_not_be_shared"]
       True
     """
+    noisy = FROM_NOISE if decided else tuple(name for name in FROM_NOISE if name != DECISION)
     protected = certified and not insecure and not withdrawn
     cost = _FREE + (_UNLESS if foreign else "") if protected else _DELETED if withdrawn else _LIKE[certified]
     return {
-        "may_be_shared": [*(FROM_NOISE if protected else ()), *FROM_FACTS],
-        "must_not_be_shared": [*(() if protected else FROM_NOISE), *KEPT],
+        "may_be_shared": [*(noisy if protected else ()), *FROM_FACTS],
+        "must_not_be_shared": [*(() if protected else noisy), *KEPT],
         "intermediate_checkpoints": f"{cost}; {_KEPT}",
     }
 
 
-def of_run(plan: Plan, ledger: Reading) -> dict[str, Any]:
-    """Return ``sharing`` for a run with this plan and ledger."""
+def of_run(plan: Plan, ledger: Reading, files: Collection[str] = ()) -> dict[str, Any]:
+    """Return ``sharing`` for a run with this plan and ledger, which has these files."""
     return sharing(
         certified=plan.certified and not ledger.blocked,
         insecure=statement_warnings.insecure(ledger),
         foreign=bool(ledger.foreign),
         withdrawn=ledger.withdrawn is not None,
+        decided=DECISION in files,
     )
 
 
@@ -125,7 +131,7 @@ def words(permissions: Mapping[str, Any]) -> list[str]:
     return [
         f"May be shared: {shareable} (metrics, card and report describe the evaluation data, "
         f"which this statement does not cover). Must not be shared: {others}."
-        if set(FROM_NOISE) <= set(permissions["may_be_shared"])
+        if {*FROM_NOISE} - {DECISION} <= set(permissions["may_be_shared"])
         else f"May be shared: {shareable}. Must not be shared{where}: {others}.",
         f"Intermediate checkpoints: {permissions['intermediate_checkpoints']}.",
     ]

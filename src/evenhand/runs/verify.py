@@ -158,7 +158,7 @@ def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> tuple[
 
 def _unshareable_files(plan: Plan, reading: Reading) -> list[str]:
     """Return the files that must not be shared, so that a copy of the folder may lack them."""
-    return list(statement_files.of_run(plan, reading)["must_not_be_shared"])
+    return list(statement_files.of_run(plan, reading, reading.files())["must_not_be_shared"])
 
 
 def _history(plan: Plan) -> tuple[tuple[str, int], ...]:

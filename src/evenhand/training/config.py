@@ -59,8 +59,8 @@ class Config:
     epsilon per owner, ``record_budgets`` is a column or file with an epsilon per record. From ``loss`` to ``precision``
     nothing private depends on a setting. With ``training_records`` held-out data may hold training records, and figures
     stay private; ``allow_not_finite`` trains although many records are not finite. ``prior`` releases noisy counts of
-    the labels, paid from the same promise. Figures of groups with fewer held-out records than ``least_records`` stay
-    private too.
+    the labels, paid from the same promise; ``prior_counts`` declares public ones instead. ``goal`` and ``tau`` say whom
+    the run serves. Figures of groups with fewer held-out records than ``least_records`` stay private too.
 
     Examples:
       >>> Config(epsilon=3.0).method
@@ -109,6 +109,9 @@ class Config:
     allow_not_finite: bool = False
     prior: bool = True
     least_records: int = LEAST
+    prior_counts: Sequence[float] = ()
+    goal: str = "overall"
+    tau: float | str | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, Any] = field(default_factory=dict)
@@ -333,7 +336,7 @@ def to_toml(config: Config) -> str:
 
 _OWN = (
     *("delimiter", "labels", "missing_tokens", "ordered", "test_share", "device"),
-    *("optimizer", "lr_schedule", "lean", "precision", "least_records"),
+    *("optimizer", "lr_schedule", "lean", "precision", "least_records", "prior_counts", "goal"),
 )
 """Settings that are written only where they differ from the default."""
 

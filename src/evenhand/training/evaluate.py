@@ -22,8 +22,11 @@ from evenhand.types import Facts
 
 if TYPE_CHECKING:
     from evenhand.data import Declaration
+    from evenhand.training.goals.serve import Answering
 
 CHUNK = 1024
+_DRAWS = 0
+"""Seed of a randomised decision while it is measured, so that figures can be computed again."""
 OWNERS = 1000
 """Up to so many owner classes are evaluated one by one; of more hardly any has enough held-out records to tell."""
 
@@ -122,8 +125,10 @@ def _against_rest(scores: Tensor) -> Tensor:
     return torch.stack(columns, dim=1) + math.log(scores.shape[1] - 1)
 
 
-def measure_model(model: nn.Module, data: Data) -> Outcomes:
+def measure_model(model: nn.Module, data: Data, decision: Answering | None = None) -> Outcomes:
     """Return what the model says of every held-out record, for the metrics of its kind of targets.
+
+    A ``decision`` moves the outputs before they are answers, see ``goals.decision``.
 
     Examples:
       >>> import evenhand as eh
@@ -136,6 +141,11 @@ def measure_model(model: nn.Module, data: Data) -> Outcomes:
         return _tokens(model, data)
     scores, true = compute_scores(model, data)
     scores = scores.double()
+    if decision is not None:
+        scores = decision.adjust(
+            _shaped(scores, true) if kind == LABELS else scores,
+            *(kind, data.group_names(), torch.Generator().manual_seed(_DRAWS)),
+        )
     if kind == NUMBERS:
         truth, guess = true.double().numpy(), _shaped(scores, true).numpy()
         bounds = None if data.declared is None else data.declared.target
@@ -202,9 +212,9 @@ def move_to_device(value: Any, device: torch.device) -> Any:
     return value.to(device)
 
 
-def evaluate(model: nn.Module, data: Data) -> GroupFrame:
+def evaluate(model: nn.Module, data: Data, decision: Answering | None = None) -> GroupFrame:
     """Return accuracy overall and per group with 95 % intervals; not measured where targets are real numbers."""
-    outcomes = measure_model(model, data)
+    outcomes = measure_model(model, data, decision)
     if outcomes.kind == NUMBERS:
         nothing = estimate(math.nan, 0)
         return GroupFrame(nothing, dict.fromkeys(dict.fromkeys(data.group_names()), nothing))
@@ -229,13 +239,13 @@ def measures(model: nn.Module, data: Data) -> Measures:
     return measure_outcomes(measure_model(model, data), groups=data.group_names(), owners=owners)
 
 
-def row(model: nn.Module, data: Data, step: int, epoch: float) -> dict[str, Any]:
+def row(model: nn.Module, data: Data, step: int, epoch: float, decision: Answering | None = None) -> dict[str, Any]:
     """Return one line of metrics.jsonl: all metrics of ``measures`` but those across groups, for every evaluation.
 
     ``targets`` names the kind of targets where they are not classes. An undefined value is None, since plain JSON has
     no NaN: accuracy too, where targets are real numbers.
     """
-    outcomes, facts = measure_model(model, data), data.facts
+    outcomes, facts = measure_model(model, data, decision), data.facts
     overall = values(outcomes)
     groups = by_group(outcomes, data.group.numpy(), facts.groups)
     right = torch.from_numpy(outcomes.right)
@@ -291,7 +301,13 @@ class Predictions:
     probabilities: list[list[float]]
 
 
-def predict_arrays(model: nn.Module, inputs: Any, labels: Sequence[str]) -> Predictions:
+def predict_arrays(
+    model: nn.Module,
+    inputs: Any,
+    labels: Sequence[str],
+    decision: Answering | None = None,
+    groups: Sequence[str] | None = None,
+) -> Predictions:
     """Return the predictions of a model for inputs as it takes them; outputs are called 0, 1, ... without labels."""
     rows = inputs if isinstance(inputs, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(_numeric(inputs)))
     first = next(model.parameters())
@@ -300,7 +316,7 @@ def predict_arrays(model: nn.Module, inputs: Any, labels: Sequence[str]) -> Pred
     model.eval()
     try:
         with torch.no_grad():
-            parts = [model(part.to(first.device)).double().softmax(-1).cpu() for part in torch.split(rows, 1024)]
+            parts = [model(part.to(first.device)).double().cpu() for part in torch.split(rows, 1024)]
     except RuntimeError as error:
         raise UsageError(
             f"The model cannot take inputs of shape {tuple(rows.shape[1:])} a record ({type(error).__name__}): pass "
@@ -309,6 +325,9 @@ def predict_arrays(model: nn.Module, inputs: Any, labels: Sequence[str]) -> Pred
     finally:
         model.train(was_training)
     scores = torch.cat(parts)
+    if decision is not None:
+        scores = decision.adjust(scores_of(scores, CLASSES, model), CLASSES, groups)
+    scores = scores.softmax(-1)
     names = tuple(labels) or tuple(str(place) for place in range(scores.shape[-1]))
     if scores.ndim != 2 or scores.shape[1] != len(names):
         raise UsageError("The model does not give one output per label: use run.model and your own threshold.")
@@ -323,7 +342,13 @@ def _numeric(inputs: Any) -> Any:
     return array.astype(np.float32) if array.dtype.kind in "fb" else array
 
 
-def name_scores(outputs: Tensor, declared: Declaration, model: nn.Module) -> Predictions:
+def name_scores(
+    outputs: Tensor,
+    declared: Declaration,
+    model: nn.Module,
+    decision: Answering | None = None,
+    groups: Sequence[str] | None = None,
+) -> Predictions:
     """Return the predictions that a model's outputs stand for, in the words of the declared target.
 
     Raises:
@@ -337,6 +362,8 @@ def name_scores(outputs: Tensor, declared: Declaration, model: nn.Module) -> Pre
     names = tuple(declared.several or declared.labels)
     if scores.ndim != 2 or scores.shape[1] != len(names):
         raise UsageError("The model does not give one output per label: pass the architecture that was trained.")
+    if decision is not None:
+        scores = decision.adjust(scores, kind, groups)
     if declared.several:
         likely = scores.sigmoid().tolist()
         chosen = ["; ".join(name for name, share in zip(names, row, strict=True) if share > 0.5) for row in likely]

@@ -23,6 +23,7 @@ from evenhand.mechanism.make_plan import Plan
 from evenhand.mechanism.make_plan import plan as make_plan
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
+from evenhand.methods.priors import Prior
 from evenhand.reporting.metrics import CLASSES, NUMBERS, ORDINAL
 from evenhand.reporting.small_cells import LEAST
 from evenhand.runs.folder import Folder, write_durably
@@ -31,6 +32,8 @@ from evenhand.training import density_runs, evaluate, losses, trusted_code, weig
 from evenhand.training.attach import start
 from evenhand.training.augment import Augment, views_of
 from evenhand.training.config import PYTHON, Config, descent_again, of_run, settings_of, to_toml, views_again
+from evenhand.training.goals import serve as goals
+from evenhand.training.goals.goal import Goal
 from evenhand.training.guards.model_guards import Compute, adapt_to_views
 from evenhand.training.loggers import Broadcast, Logger
 from evenhand.training.loop import Companions, run
@@ -80,7 +83,9 @@ def fit(
     compose: bool = True,
     training_records: bool = False,
     allow_not_finite: bool = False,
-    prior: bool | PriorKind = True,
+    prior: bool | PriorKind | Sequence[float] | Mapping[Any, float] | Prior = True,
+    goal: str | Goal = "overall",
+    tau: float | str | None = None,
     least_records: int = LEAST,
     config: Config | None = None,
     on_start: OnStart | None = None,
@@ -128,7 +133,12 @@ def fit(
       allow_not_finite: train although more than one record in a hundred holds values that are not finite.
       prior: release noisy counts of the labels once, before the first step: they cost at most a hundredth of the
         promise, and decisions can then be moved towards small classes afterwards. "labels by group" counts them for
-        each group. False leaves them out; targets that are no labels have none.
+        each group. False leaves them out; targets that are no labels have none. Publicly known counts or shares, one
+        per label, can be declared instead and cost nothing: ``prior=[900, 100]``.
+      goal: whom the run serves: "overall", "balanced" (all classes alike), "worst" (the worst class first), or
+        "parity:fpr" (also tpr, selection_rate, equalized_odds) between groups. It decides the loss's offsets and how
+        outputs become answers; the promise does not depend on it.
+      tau: strength of the offset in place of the goal's own; "held-out" chooses it on held-out records.
       least_records: figures of groups with fewer held-out records than this stay in the run's ``private`` folder.
       config: what the command line was asked, kept in the folder for ``resume``.
       on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
@@ -154,6 +164,7 @@ def fit(
     if held_out is not None and not training_records:
         refuse_training_records(survey(data), held_out)
     telling = Broadcast(loggers, evaluates=test is not None and not training_records)
+    known = None if isinstance(prior, bool | str) else prior
     chosen = find_method(method, settings)
     promise = choose_promise(epsilon, delta, noise, privacy)
     plan = make_plan(
@@ -162,7 +173,14 @@ def fit(
         epochs=epochs,
         batch_size=batch_size,
         allow_unproven=allow_unproven,
-        prior=countable(data, prior),
+        prior=countable(data, prior if isinstance(prior, bool | str) else False),
+    )
+    wanted = goals.ask(
+        *(goal, tau, known),
+        data=data,
+        held_out=held_out,
+        released=plan.prior is not None,
+        research=training_records,
     )
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
     several, ema, computing = views_of(augment, views), weight_average.named(average), compute or Compute()
@@ -181,6 +199,7 @@ def fit(
             allow_not_finite=allow_not_finite,
             prior=plan.prior is not None,
             least_records=least_records,
+            **goals.recorded(wanted),
         )
         run_config = dataclasses.replace(run_config, **settings_of(descent, loss, ema, computing, augment, views))
         write_durably(folder.path / "config.toml", to_toml(run_config).encode())
@@ -196,15 +215,15 @@ def fit(
             allow_not_finite=allow_not_finite,
         )
 
-        def before() -> None:
-            """Say what is about to happen, then release the counts."""
+        def before() -> goals.Serving:
+            """Say what is about to happen, then release the counts and take the loss that the goal needs."""
             if on_start is not None:
                 fetched = data.on(next(model.parameters()).device)
                 if several is not None:
                     fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
                 with computing.casting(model):
                     on_start(plan, estimated_seconds(*adapt_to_views(model, used, several), plan, fetched, computing))
-            private.release_prior(data)
+            return goals.begin(private, data, wanted, used)
 
         with boundary(folder.path):
             return run(private, data, held_out, companions, telling, progress, before, training_records, least_records)
@@ -268,14 +287,16 @@ def resume(
     torch_optimizer, schedule = descent_again(config, optimizer, scheduler).build(model, plan.steps)
     companions = Companions(schedule, None if ema is None else Average(model, ema))
     with threads.suited(model, data.facts.inputs, plan.expected_batch):
+        used = default_loss(data, model) if chosen_loss is None else losses.named(chosen_loss)
+        wanted = goals.ask(
+            *(config.goal, config.tau, config.prior_counts or None),
+            data=data,
+            held_out=held_out,
+            released=plan.prior is not None,
+            research=research,
+        )
         private = start(
-            *(
-                model,
-                torch_optimizer,
-                default_loss(data, model) if chosen_loss is None else losses.named(chosen_loss),
-                plan,
-                folder,
-            ),
+            *(model, torch_optimizer, used, plan, folder),
             insecure_seed=config.insecure_seed,
             compute=compute or Compute(config.micro_batch, config.lean, config.precision),
             views=views_again(config, augment, views),
@@ -284,8 +305,8 @@ def resume(
             release_untrained=release_untrained,
         )
 
-        def before() -> None:
-            private.release_prior(data)
+        def before() -> goals.Serving:
+            return goals.begin(private, data, wanted, used)
 
         with boundary(folder.path):
             least = config.least_records

@@ -9,6 +9,7 @@ from evenhand import density
 from evenhand.accounting.budgets import Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data import Data
+from evenhand.errors import UsageError
 from evenhand.mechanism.make_plan import plan
 from evenhand.methods.catalogue import method
 from evenhand.training import density_runs, trusted_code
@@ -62,7 +63,9 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
         compose=config.compose,
         training_records=config.training_records,
         allow_not_finite=config.allow_not_finite,
-        prior=config.prior,
+        prior=tuple(config.prior_counts) or config.prior,
+        goal=config.goal,
+        tau=config.tau,
         least_records=config.least_records,
         config=config,
         **options,
@@ -88,6 +91,11 @@ def _density(
     config: Config, data: Data, held_out: Data | None, out: Path | None, *, progress: bool | None = None, **options: Any
 ) -> Run:
     """Fit a density and return its run; no progress is shown."""
+    if config.goal != "overall" or config.tau is not None or config.prior_counts:
+        raise UsageError(
+            f"{config.method} releases densities of classes, which have no offsets to train with: goal, tau and "
+            "declared counts are for gradient methods. Nothing was spent."
+        )
     budgets = read_budgets(config, data)
     promise = choose_promise(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     folder = out if out is not None else new_folder(planned(config, data.facts, promise))

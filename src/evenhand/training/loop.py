@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from evenhand.runs.folder import write_durably
 from evenhand.runs.ledger import BLOCK
 from evenhand.runs.recorder import LOST
 from evenhand.training import evaluate
+from evenhand.training.goals.serve import Serving, Settled, settle
 from evenhand.training.loggers import Broadcast, collect_released
 from evenhand.training.optimizers import Schedule
 from evenhand.training.private import Private, Stateful
@@ -73,19 +75,20 @@ def run(
     companions: Companions,
     telling: Broadcast,
     progress: bool | None,
-    before: Callable[[], None] = lambda: None,
+    before: Callable[[], Serving] = Serving,
     training_records: bool = False,
     least: int = LEAST,
 ) -> Run:
     """Run all remaining steps with evaluation and checkpoints, release the model, and return the run.
 
-    ``before`` is called before anything is spent. With ``training_records`` everything that is measured on ``test``
-    stays in the folder's ``private`` part; so do figures of groups with fewer records in it than ``least``.
+    ``before`` is called before a step is charged, and returns the goal that decisions serve. With ``training_records``
+    everything that is measured on ``test`` stays in the folder's ``private`` part; so do figures of groups with fewer
+    records in it than ``least``.
     """
     folder = private.folder
     data = data.on(next(private.model.parameters()).device)
     with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
-        before()
+        serving, record = before(), partial(folder.add_metrics, least=least, training_records=training_records)
         folder.drop_metrics(private.restored_position)
         saving = Saving(private)
         shown.started(lost=private.position - private.restored_position)
@@ -98,7 +101,7 @@ def run(
             if _epoch_ends(private):
                 _log(private, losses, len(batch))
                 if test is not None and private.remaining:
-                    _evaluate(private, test, companions, telling, training_records, least)
+                    _evaluate(private, test, companions, telling, record, serving)
             if received and private.at_block_end:
                 private.checkpoint()
                 raise Interrupted(
@@ -110,8 +113,10 @@ def run(
             if private.at_block_end:
                 saving.save_if_due()
         private.checkpoint()
+        if test is None and (decision := serving.decision) is not None:
+            decision.write(folder)
         if test is not None and not _measured(private, companions, training_records):
-            _evaluate(private, test, companions, telling, training_records, least)
+            _evaluate(private, test, companions, telling, record, serving, last=True)
         private.release(companions.average)
     finished = Run(private.folder, private.model)
     page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
@@ -166,14 +171,25 @@ def _epoch_ends(private: Private) -> bool:
 
 
 def _evaluate(
-    private: Private, test: Data, companions: Companions, telling: Broadcast, training_records: bool, least: int
+    private: Private,
+    test: Data,
+    companions: Companions,
+    telling: Broadcast,
+    record: Callable[[dict[str, Any]], dict[str, Any]],
+    serving: Serving,
+    last: bool = False,
 ) -> None:
-    """Measure the weights that would be released, write a line of metrics, and give the values to the loggers."""
+    """Measure the weights that would be released, write a line of metrics, and give the values to the loggers.
+
+    ``record`` writes the line and returns what of it may be shared. The ``last`` evaluation settles the decision, writes
+    it, and measures every other strength of the offset too.
+    """
     with companions.shown():
-        line = evaluate.row(private.model, test, private.position, _epoch(private))
+        settled = settle(private.folder, private.model, test, serving) if last else Settled(serving.decision)
+        line = evaluate.row(private.model, test, private.position, _epoch(private), settled.answering) | settled.line
         line |= {"segment": private.segment, "weights": released_weights.digest(private.model)}
         line |= {"followed": private.followed()}
-    line = private.folder.add_metrics(line, least, training_records=training_records)
+    line = record(line)
     if telling:
         private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)

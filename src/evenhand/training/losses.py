@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from evenhand import _validate
 from evenhand.errors import UsageError
+from evenhand.methods.priors import Prior
 
 if TYPE_CHECKING:
     from evenhand.data import Data
@@ -145,12 +146,68 @@ class ClassWeighted:
         return torch.tensor(self.weights, dtype=values.dtype, device=values.device)[targets] * values
 
 
-LOSSES: dict[str, type[CrossEntropy | Focal | Binary | MeanSquared | ClassWeighted]] = {
+@dataclass(frozen=True)
+class LogitAdjusted:
+    """Cross-entropy of ``outputs + tau * log prior``: rare labels must be told with a margin (Menon et al. 2021).
+
+    The offsets are constants, so a record's loss depends on that record alone. ``prior`` is a ``Prior`` (noisy counts
+    that were charged, or declared ones), or counts or shares that are publicly known; counts taken from private labels
+    would leak. With several labels per record, or a single output for two classes, it is binary cross-entropy with log
+    odds as offsets. A prior by group is pooled: the group belongs to the decision, see ``goals``.
+
+    Examples:
+      >>> LogitAdjusted([3, 1], tau=1)(torch.zeros(2, 2), torch.tensor([0, 1]))  # -log(3/4), -log(1/4)
+      tensor([0.2877, 1.3863])
+    """
+
+    prior: Prior | Sequence[float]
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.number(self.tau, "tau", low=0, open_low=False)
+        if not isinstance(self.prior, Prior):
+            object.__setattr__(self, "prior", Prior.declared(self.prior))
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one value per record."""
+        if self._several or (outputs.numel() == targets.numel() and len(self.offsets) == 2):
+            row = self._row(outputs)
+            return Binary()(outputs + (row if self._several else row[1] - row[0]), targets)
+        words = by_word(outputs, targets)
+        if words.dim() < 2 or words.shape[1] != len(self.offsets):
+            raise UsageError(
+                f"The prior has {len(self.offsets)} labels, but the model has other outputs: give one count per label, "
+                "in the order of the labels."
+            )
+        row = self._row(words).reshape(1, -1, *[1] * (words.dim() - 2))
+        return _within(functional.cross_entropy(words + row, targets, reduction="none"))
+
+    @property
+    def offsets(self) -> tuple[float, ...]:
+        """Return the constants that are added to the outputs, one per label: the engine adds them by itself."""
+        assert isinstance(self.prior, Prior)
+        return _offsets(self.prior, self.tau)
+
+    @property
+    def as_torch(self) -> nn.Module | None:
+        """Return torch's equal loss of outputs with the offsets, for records with one label; None for several."""
+        return None if self._several else _as_torch(0.0)
+
+    @property
+    def _several(self) -> bool:
+        return isinstance(self.prior, Prior) and self.prior.kind == "each label"
+
+    def _row(self, outputs: Tensor) -> Tensor:
+        return torch.tensor(self.offsets, dtype=outputs.dtype, device=outputs.device)
+
+
+LOSSES: dict[str, type[CrossEntropy | Focal | Binary | MeanSquared | ClassWeighted | LogitAdjusted]] = {
     "cross_entropy": CrossEntropy,
     "focal": Focal,
     "binary": Binary,
     "mse": MeanSquared,
     "class_weighted": ClassWeighted,
+    "logit_adjusted": LogitAdjusted,
 }
 
 
@@ -173,9 +230,9 @@ def named(loss: str | Loss) -> Loss:
         if not equals:
             raise UsageError(f"A loss takes NAME:KEY=VALUE,KEY=VALUE, for example focal:gamma=2; {name!r} has more.")
         settings[_validate.known(key, [f.name for f in fields(kind)], f"setting of the loss {name}")] = _value(value)
-    missing = [f.name for f in fields(kind) if f.name == "weights" and f.name not in settings]
-    if missing:
-        raise UsageError(f"The loss {name} needs weights: {name}:weights=[1,5] for two classes.")
+    for needed in ("weights", "prior"):
+        if needed in (f.name for f in fields(kind)) and not isinstance(settings.get(needed), list):
+            raise UsageError(f"The loss {name} needs {needed}: {name}:{needed}=[1,5] for two classes.")
     return kind(**settings)
 
 
@@ -239,6 +296,11 @@ def _single(model: nn.Module, inputs: Any) -> bool:
 @cache
 def _as_torch(smoothing: float) -> nn.CrossEntropyLoss:
     return nn.CrossEntropyLoss(reduction="none", label_smoothing=smoothing)
+
+
+@lru_cache(64)
+def _offsets(prior: Prior, tau: float) -> tuple[float, ...]:
+    return tuple(tau * offset for offset in prior.pooled().offsets()[0])
 
 
 def _within(values: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from evenhand import _notebook, untrusted
 from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
-from evenhand.errors import EvenhandError, UsageError, VerificationError
+from evenhand.errors import UsageError, VerificationError
 from evenhand.reporting import group_metrics, model_card, run_findings, run_page, small_cells
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
-    from evenhand.data import Declaration, Table
     from evenhand.data.dataset import Data
     from evenhand.mechanism.make_plan import Plan
     from evenhand.methods.priors import Prior
     from evenhand.training.evaluate import Predictions
+    from evenhand.training.goals.decision import Decision
 
 
 @dataclass(frozen=True)
@@ -134,20 +134,29 @@ class Run:
         """Return the column whose values are the groups, where the data declared one."""
         return self.folder.group_column()
 
-    def predict(self, inputs: Any) -> Predictions:
-        """Return the model's predictions for new records.
+    @property
+    def decision(self) -> Decision | None:
+        """Return how outputs become answers; None if the largest output is the answer."""
+        from evenhand.training.goals.decision import read
+
+        return read(self.path)
+
+    def predict(self, inputs: Any, *, groups: Sequence[str] | None = None) -> Predictions:
+        """Return the answers of model and decision for new records.
 
         Args:
           inputs: a DataFrame with the columns of the training data, where those were declared; else inputs as the
             model takes them, an array or a tensor.
+          groups: the group of each record, where the run's decision depends on it and no column says it.
         """
         from evenhand.data.frames import is_frame
+        from evenhand.training.goals.predict import predict
 
         if is_frame(inputs) and (self.path / "preprocessing.json").exists():
-            return predict(self.path, inputs, model=self.model)
+            return predict(self.path, inputs, model=self.model, groups=groups)
         from evenhand.training.evaluate import predict_arrays
 
-        return predict_arrays(self.model, inputs, self.plan.facts.labels)
+        return predict_arrays(self.model, inputs, self.plan.facts.labels, self.decision, groups)
 
     def _repr_html_(self) -> str:
         statement, last = self.privacy, self.folder.last_evaluation()
@@ -212,7 +221,7 @@ class Run:
             data = wrap(test, groups=groups) if groups is not None else wrap(test)
             if not training_records:
                 self._refuse_training_records(data)
-            frame = evaluate(self.model, data)
+            frame = evaluate(self.model, data, self.decision)
             if within is None:
                 frame = group_metrics.GroupFrame(frame.overall, small_cells.by_size(frame.by_group, least_records))
         return Report(run_page.render(_report(self.folder, recorded, last, frame, research=within is not None)), within)
@@ -370,49 +379,3 @@ def _density(folder: Folder) -> nn.Module:
             return rebuilt(load_file(str(folder.model_file)))
     except (SafetensorError, VerificationError):
         raise UsageError(f"{folder.model_file} is damaged: it was not loaded.") from None
-
-
-def preprocessing(path: str | Path) -> Declaration:
-    """Return how the run's inputs were encoded: declared bounds, categories and labels, from its preprocessing.json."""
-    from evenhand.data import Declaration
-
-    file = Folder.existing(path).path / "preprocessing.json"
-    if not file.exists():
-        raise UsageError(
-            f"{path} has no preprocessing.json: it was not trained on a declared file. Use eh.load(run).model instead."
-        )
-    try:
-        return Declaration.from_json(untrusted.read_json(file))
-    except EvenhandError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise VerificationError("preprocessing.json cannot be read: it was damaged or edited.") from None
-
-
-def predict(
-    path: str | Path, table: Table | Any, *, model: nn.Module | str | None = None, features: str | None = None
-) -> Predictions:
-    """Return the model's predictions for new records, encoded exactly as the training records were.
-
-    Args:
-      path: the run folder.
-      table: a Table, or a DataFrame with the columns of the training file; a label is not needed.
-      model: see ``load``.
-      features: the file (``file.py:factory``) of a frozen network whose features the run was trained on.
-    """
-    import torch
-
-    from evenhand.data import Table, from_frame
-    from evenhand.models.features import extract
-    from evenhand.training.evaluate import name_scores
-
-    known = preprocessing(path)
-    inputs = known.inputs(table if isinstance(table, Table) else from_frame(table))
-    config = of_run(Path(path), code={"features": features})
-    if config.features is not None:
-        inputs = extract(config.features_named, inputs)
-    trained = load(path, model=model).model.eval()
-    device = next(trained.parameters()).device
-    with torch.no_grad():
-        parts = [trained(rows.to(device)).double().cpu() for rows in torch.split(inputs, 1024)]
-    return name_scores(torch.cat(parts), known, trained)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import starmap
 from operator import is_
 from typing import Any, TypeAlias, cast
@@ -312,7 +312,11 @@ def slope(
     (tensor([0.6931]), tensor([[ 0.5000, -0.5000]]))
     """
     if _usual(loss_fn) and outputs.dim() == _VECTORS and targets.dim() == 1 and targets.dtype == torch.long:
-        return _cross_entropy(outputs, targets)
+        offsets = _offsets(loss_fn)
+        if not offsets:
+            return _cross_entropy(outputs, targets)
+        if len(offsets) == outputs.shape[1]:
+            return _cross_entropy(outputs + _row(offsets, outputs.dtype, outputs.device), targets)
     version = outputs._version
     with torch.enable_grad():
         loss = losses(loss_fn, outputs.requires_grad_(), targets, size)
@@ -336,6 +340,17 @@ def _usual(loss_fn: Any) -> bool:
         and known.ignore_index == _IGNORED
         and not touched(known)
     )
+
+
+def _offsets(loss_fn: Any) -> tuple[float, ...]:
+    """Return the constants that a loss of ours adds to the outputs before cross-entropy; none for most."""
+    return loss_fn.offsets if "offsets" in vars(type(loss_fn)) else ()
+
+
+@lru_cache(16)
+def _row(offsets: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the offsets as a tensor, which no caller writes into."""
+    return torch.tensor(offsets, dtype=dtype, device=device)
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,160 @@
+"""Measure one training at many strengths of the offset: overall against balanced against worst, at no further cost.
+
+Moving the offset after training uses released weights and released (or public) counts only. What is measured here
+describes held-out records, which the statement does not cover.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evenhand.methods.priors import Prior
+from evenhand.reporting.group_metrics import wilson
+from evenhand.reporting.metrics import CLASSES, LABELS, ORDINAL
+from evenhand.training.goals.decision import Decision
+from evenhand.training.goals.goal import PATH, Goal
+
+FEW = 30
+"""Held-out records below which a class or group says little."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Held-out records and a trained model's plain outputs for them.
+
+    Attributes:
+      scores: one column per class or label.
+      truth: class numbers, or 0 and 1 per label.
+      kind: of the targets.
+      labels: names of the labels; empty where they have none.
+      groups: the group of each record.
+    """
+
+    scores: Tensor
+    truth: Tensor
+    kind: str
+    labels: Sequence[str] = ()
+    groups: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.truth)
+
+    def take(self, rows: Tensor) -> Held:
+        """Return these records only."""
+        names = [self.groups[row] for row in rows.tolist()] if self.groups else ()
+        return Held(self.scores[rows], self.truth[rows], self.kind, self.labels, names)
+
+
+def frontier(
+    held: Held, prior: Prior, *, trained_tau: float, groups: Sequence[str] = (), chosen: float | None = None
+) -> list[dict[str, Any]]:
+    """Return a row per strength of the offset, from the outputs of one trained model; none for other targets.
+
+    Args:
+      held: held-out records with plain outputs.
+      prior: counts of the training labels.
+      trained_tau: the strength that the loss had.
+      groups: names of the rows of a prior by group.
+      chosen: a further strength to show, the one in use.
+
+    Examples:
+      >>> import torch
+      >>> held = Held(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]), "classes")
+      >>> [row["worst"] for row in frontier(held, Prior.declared([9, 1]), trained_tau=0.0)][:2]
+      [0.0, 0.0]
+    """
+    if held.kind not in (CLASSES, ORDINAL, LABELS) or not len(held):
+        return []
+    path = sorted({*PATH, *(() if chosen is None else (chosen,))})
+    return [
+        {"tau": tau, **_figures(held, decision, prior)}
+        for tau in path
+        for decision in [Decision.of(Goal(), prior, tau=tau, trained_tau=trained_tau, groups=groups)]
+    ]
+
+
+def _figures(held: Held, decision: Decision, prior: Prior) -> dict[str, Any]:
+    """Return what one decision gives: overall, weighted to the training prior, balanced, worst class, worst group."""
+    adjusted = decision.adjust(held.scores, held.kind, held.groups if decision.by_group else None)
+    truth = held.truth.numpy()
+    if held.kind == LABELS:
+        guess = (adjusted > 0).numpy()
+        right = (guess == (truth > 0)).all(1)
+        recalls, counts = _by_label(guess, truth > 0)
+        weighted = None
+    else:
+        right = adjusted.argmax(-1).numpy() == truth
+        width = adjusted.shape[-1]
+        counts = np.bincount(truth, minlength=width)
+        hits = np.bincount(truth, weights=right, minlength=width)
+        recalls = np.divide(hits, counts, out=np.full(width, math.nan), where=counts > 0)
+        shares = np.array(prior.pooled().shares()[0])
+        present = counts > 0
+        weighted = float((recalls[present] * shares[present]).sum() / shares[present].sum())
+    present = ~np.isnan(recalls)
+    place = int(np.nanargmin(recalls)) if present.any() else None
+    row: dict[str, Any] = {
+        "accuracy": float(right.mean()),
+        "accuracy_training_prior": weighted,
+        "balanced": float(recalls[present].mean()) if present.any() else None,
+        "worst": None if place is None else float(recalls[place]),
+    }
+    if place is not None:
+        name = held.labels[place] if place < len(held.labels) else str(place)
+        row |= _cell("worst_class", name, float(recalls[place]), int(counts[place]))
+    served = _groups(held, right)
+    if served is not None:
+        row |= _cell("worst_group", *served)
+    return row
+
+
+def _cell(key: str, name: str, share: float, records: int) -> dict[str, Any]:
+    """Return name, share, records, interval, and whether the records are enough to tell."""
+    low, high = wilson(share, records)
+    return {
+        key: {
+            "name": name,
+            "accuracy": share,
+            "n": records,
+            "interval": [low, high],
+            "too_few_to_tell": records < FEW,
+        }
+    }
+
+
+def _by_label(guess: NDArray[Any], truth: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return balanced accuracy of each label, and how many records have it; NaN where all or none do."""
+    present, absent = truth.sum(0), (~truth).sum(0)
+    hits, passes = (guess & truth).sum(0), (~guess & ~truth).sum(0)
+    both = (present > 0) & (absent > 0)
+    value = (hits / np.maximum(present, 1) + passes / np.maximum(absent, 1)) / 2
+    return np.where(both, value, math.nan), np.minimum(present, absent)
+
+
+def _groups(held: Held, right: NDArray[Any]) -> tuple[str, float, int] | None:
+    """Return the group with the lowest accuracy and its records; None without groups, or if groups are the classes."""
+    names = np.array([str(name) for name in held.groups], dtype=object)
+    distinct = sorted(set(names.tolist()))
+    if len(distinct) < 2 or held.kind == LABELS or _are_classes(names, held.truth.numpy()):
+        return None
+    shares = {name: (float(right[names == name].mean()), int((names == name).sum())) for name in distinct}
+    lowest = min(shares, key=lambda name: shares[name][0])
+    return lowest, *shares[lowest]
+
+
+def _are_classes(names: NDArray[Any], truth: NDArray[Any]) -> bool:
+    """Return whether every group has records of one class only."""
+    return all(len(np.unique(truth[names == name])) == 1 for name in set(names.tolist()))
+
+
+def best(rows: Sequence[dict[str, Any]], goal: Goal) -> float:
+    """Return the strength that serves a goal best among rows of a frontier; the smallest of several equal ones."""
+    key = "worst" if goal.name == "worst" else "balanced"
+    return float(max(rows, key=lambda row: (-math.inf if row[key] is None else row[key], -row["tau"]))["tau"])
