@@ -64,6 +64,13 @@ def run(
         int | None,
         typer.Option("--least-records", help="Share no figures of groups with fewer held-out records; default 10."),
     ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            "--replicas",
+            help="auto: train the seeds of small models together, many times quicker; on: refuse others. Default off.",
+        ),
+    ] = None,
     settings: options.Settings = None,
     delta: options.Delta = None,
     epochs: options.Epochs = None,
@@ -99,6 +106,7 @@ def run(
         baseline=baseline,
         split=split,
         least_records=least_records,
+        replicas=replicas,
         settings=options.parsed(settings),
         delta=delta,
         epochs=epochs,
@@ -159,8 +167,11 @@ def _text(comparison: Comparison) -> str:
 def _summary(comparison: Comparison) -> dict[str, Any]:
     import json
 
+    from evenhand.comparison.in_python import rows
+
     return {
         **json.loads(comparison.files.get("full_json", comparison.files["json"]).read_bytes()),
+        "rows": [row for entry in comparison.entries for row in rows(entry)],
         "files": {name: str(path) for name, path in comparison.files.items()},
         "runs": [str(result.task.path) for result in comparison.results],
         "reused": comparison.reused,

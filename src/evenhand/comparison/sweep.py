@@ -34,10 +34,13 @@ _OWN: dict[str, type] = {
     "study": Mapping,
     "split": str,
     "least_records": int,
+    "replicas": str,
 }
 SPLITS = ("resampled", "fixed")
+REPLICAS = ("off", "auto", "on")
+"""Whether runs that differ in their seeds alone are trained together: never, where that is possible, or always."""
 
-_PLAIN = ("seeds", "reference", "baseline", "variants", "split", "least_records")
+_PLAIN = ("seeds", "reference", "baseline", "variants", "split", "least_records", "replicas")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Sweep:
     counted against ``baseline``. ``file`` is the name of the experiment's file. ``split`` is "resampled" (each seed has
     its own held-out records, the same for all methods) or "fixed"; by default resampled where the data are public and
     have no official test set. Figures of groups with fewer held-out records than ``least_records`` are not shared.
+    ``replicas`` "auto" trains the seeds of small models together, "on" refuses what cannot be, "off" trains one by one.
 
     Examples:
       >>> [cell.name for cell in Sweep(Config(), methods=("sgd", "dpsgd"), epsilons=(1.0, 3.0), seeds=1).cells()]
@@ -115,12 +119,14 @@ class Sweep:
     file: str = ""
     split: str | None = None
     least_records: int = LEAST
+    replicas: str = "off"
 
     def __post_init__(self) -> None:
         _validate.whole(self.seeds, "seeds")
         _validate.whole(self.least_records, "least_records", low=0)
         if self.split is not None:
             _validate.known(self.split, SPLITS, "kind of split")
+        _validate.known(self.replicas, REPLICAS, "way to train replicas")
         if self.split == "resampled" and not self._divisible:
             raise UsageError(
                 "These data come with held-out records of their own, so there is nothing to resample: leave out "

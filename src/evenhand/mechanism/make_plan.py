@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from evenhand import _validate
 from evenhand.accounting import calibration
@@ -162,17 +163,31 @@ def _calibrated(
         raise UsageError(f"{chosen.name!r} is a private method: say what was promised, for example epsilon=3.")
     if isinstance(privacy, FixedNoise):
         return privacy.noise, *alike
-    promised = [float(epsilon) for epsilon in budgets if epsilon is not None]
-    sizes = [count for _, count in facts.owners]
+    promised = tuple(float(epsilon) for epsilon in budgets if epsilon is not None)
+    sizes = tuple(count for _, count in facts.owners)
     side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
     if chosen.sampling == "owner":
-        scale, rates = calibration.owner_rates(sizes, promised, batch, shape, delta, query_noise=side)
-        return scale, tuple(rates), alike[1]
+        scale, rates = _solve_rates(sizes, promised, batch, tuple(shape), delta, side)
+        return scale, rates, alike[1]
     if chosen.bounds == "owner":
         scale, bounds = calibration.owner_bounds(sizes, promised, rate, shape, delta, query_noise=side)
         return scale, alike[0], tuple(bounds)
     events = [(rate, noise, count) for noise, count in shape]
     return calibration.calibrate(events, min(promised), delta, query_noise=side), *alike
+
+
+@lru_cache(maxsize=1024)
+def _solve_rates(
+    sizes: tuple[int, ...],
+    promised: tuple[float, ...],
+    batch: float,
+    shape: tuple[tuple[float, int], ...],
+    delta: float,
+    side: float,
+) -> tuple[float, tuple[float, ...]]:
+    """Return the scale of the noise and each owner's rate, once for all methods of a comparison that need the same."""
+    scale, rates = calibration.owner_rates(sizes, promised, batch, shape, delta, query_noise=side)
+    return scale, tuple(rates)
 
 
 def level_of(chosen: Method, count: int, noise: float, bound: float) -> PlannedLevel:
