@@ -287,7 +287,7 @@ def _profile(plan: Plan, ledger: Reading, owner: int) -> dict[str, Any]:
     return {"mu": mu, "guess_rate_at_1_percent": guess, "profile": [list(pair) for pair in pairs]}
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=512)
 def _figures(events: tuple[Event, ...], delta: float) -> tuple[float, float, tuple[float, ...]]:
     """Return mu, guess rate and profile; cached, since a run that ends needs them several times at 0.1 seconds each."""
     composed = accountant.compose(events)

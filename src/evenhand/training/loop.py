@@ -181,8 +181,8 @@ def _evaluate(
 ) -> None:
     """Measure the weights that would be released, write a line of metrics, and give the values to the loggers.
 
-    ``record`` writes the line and returns what of it may be shared. The ``last`` evaluation settles the decision, writes
-    it, and measures every other strength of the offset too.
+    ``record`` writes the line and returns what of it may be shared. The ``last`` evaluation settles the decision,
+    writes it, and measures every other strength of the offset too.
     """
     with companions.shown():
         settled = settle(private.folder, private.model, test, serving) if last else Settled(serving.decision)
