@@ -82,7 +82,8 @@ def run(name: str, runs: Path, *, small: bool = False, jobs: int | None = None) 
     sweep = grid.sweep(quick(values) if small else values, HERE, f"experiments/{name}.toml")
     if not sweep.public:
         raise UsageError(f"{name} uses data that are not public: its figures cannot be published.")
-    found = compare(sweep, runs / name, jobs=jobs)
+    executor = "here" if jobs == 1 else "processes"  # in one process, methods and studies share plans and data
+    found = compare(sweep, runs / name, jobs=jobs, executor=executor)
     for reason in found.failed:
         print(f"{name}: failed: {reason}", file=sys.stderr)
     return table(name, runs)

@@ -14,6 +14,7 @@ from evenhand.comparison.compare import Comparison, compare
 from evenhand.comparison.compared_methods import Line
 from evenhand.comparison.run_cell import Validation, finished, loaded, perform, plan_task
 from evenhand.comparison.sweep import Sweep
+from evenhand.data.dataset import wrap
 from evenhand.errors import UsageError
 from evenhand.runs.verify import verify
 from evenhand.training.config import Config
@@ -207,10 +208,10 @@ def test_trials_are_counted_and_final_runs_say_that_trials_chose_their_settings(
 
 
 def test_data_are_not_loaded_again_for_another_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    times: list[int] = []
-    monkeypatch.setattr(Config, "load_data", lambda self: times.append(1) or (None, None))
-    run_cell._loaded.cache_clear()
+    times, data = list[int](), wrap(torch.zeros(4, 2), [0, 1, 0, 1])
+    monkeypatch.setattr(Config, "load_data", lambda self: times.append(1) or (data, None))
+    run_cell.forget()
     for cell in grid.sweep({**VALUES, "source": {"records": 900}}).cells():
         run_cell.loaded(cell)
-    run_cell._loaded.cache_clear()
+    run_cell.forget()
     assert len(times) == 1

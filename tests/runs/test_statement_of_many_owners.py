@@ -13,6 +13,7 @@ import pytest
 import evenhand as eh
 from commands import evenhand
 from evenhand import untrusted
+from evenhand.accounting import owner_classes
 from evenhand.errors import UsageError, VerificationError
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder
@@ -56,7 +57,7 @@ def test_the_command_gives_words_page_and_data(folder: Folder, tmp_path: Path) -
     for name in ("a.md", "a.html", "a.json"):
         assert evenhand("statement", folder.path, "--out", tmp_path / name).returncode == 0
     assert json.loads((tmp_path / "a.json").read_bytes()) == written
-    assert f"And {OWNERS - statements.OWNERS_SHOWN} more owners" in (tmp_path / "a.md").read_text()
+    assert f"And {OWNERS - owner_classes.OWNERS_SHOWN} more owners" in (tmp_path / "a.md").read_text()
     assert (tmp_path / "a.md").read_bytes() == (folder.path / "statement.md").read_bytes()
 
 

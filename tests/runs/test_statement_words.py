@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from evenhand.accounting.owner_classes import further_owners
 from evenhand.runs import folder as runs
 from evenhand.runs.folder import Folder
-from evenhand.runs.statement import further_owners, markdown, paragraphs
+from evenhand.runs.statement import markdown, paragraphs
 from evenhand.runs.statement_files import FROM_FACTS, FROM_NOISE, KEPT, sharing
 
 

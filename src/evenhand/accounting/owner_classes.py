@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LISTED = 20
 """Classes that are listed one by one; more are summarised, with the whole table in a file."""
+OWNERS_SHOWN = 50
+"""Classes that a statement has a sentence for; more are counted."""
 FIGURES = ("epsilon", "budget", "rate", "bound", "noise_multiplier")
 QUANTILES = {"least": 0.0, "lower_quarter": 0.25, "middle": 0.5, "upper_quarter": 0.75, "most": 1.0}
 
@@ -136,3 +138,36 @@ def in_words(quantiles: Mapping[str, Any]) -> list[str]:
                 f"{name}: {least}" + ("" if least == most else f" to {most} (quartiles {lower}, {middle}, {upper})")
             )
     return lines
+
+
+def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return one sentence on the owners that are not listed; it says that they keep to their budgets only if they do.
+
+    Examples:
+      >>> row = {"epsilon": 1.0, "budget": 2.0}
+      >>> further_owners([row] * 52), further_owners([row])
+      (['And 2 more owners, each within its own budget.'], [])
+    """
+    left = owners[OWNERS_SHOWN:]
+    if not left:
+        return []
+    remark = "each within its own budget" if within(left) else "listed in statement.json"
+    return [f"And {len(left)} more owners, {remark}."]
+
+
+def owner_words(row: Mapping[str, Any], delta: float) -> str:
+    """Return the promise to an owner class, and what its records are exposed to, as a sentence."""
+    promised = "" if row["budget"] is None else f", promised {row['budget']:g}"
+    return (
+        f"Each of the {row['records']} records of owner {row['name']!r}: epsilon {rounded_up(row['epsilon'])}"
+        f"{promised}, delta {delta:g}, add/remove one record{_exposed(row)}."
+    )
+
+
+def _exposed(row: Mapping[str, Any]) -> str:
+    if row.get("bound") is None:
+        return ""
+    if row["rate"] == 0:
+        return "; not drawn any more"
+    bound, noise = span(row["bound"]), span(row["noise_multiplier"])
+    return f"; drawn with rate {row['rate']:.4g}, clip bound {bound}, noise multiplier {noise}"

@@ -374,7 +374,7 @@ def _first_steps(stages: Sequence[Stage], steps: int) -> tuple[Stage, ...]:
     return tuple(parts)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _epsilon_by_class(stages: tuple[Stage, ...], delta: float, budgets: tuple[float | None, ...]) -> tuple[float, ...]:
     """Compute the epsilon of every owner class after all these stages, composed step by step: an upper bound.
 

@@ -66,6 +66,13 @@ def run(
         str | None,
         typer.Option("--metric", metavar="NAME,NAME", help="What to compare and tune by: fpr_difference, mae ..."),
     ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            "--replicas",
+            help="auto: train the seeds of small models together, many times quicker; on: refuse others. Default off.",
+        ),
+    ] = None,
     settings: options.Settings = None,
     delta: options.Delta = None,
     epochs: options.Epochs = None,
@@ -103,6 +110,7 @@ def run(
         split=split,
         least_records=least_records,
         metric=list(options.metrics(metric)) or None,
+        replicas=replicas,
         settings=options.parsed(settings),
         delta=delta,
         epochs=epochs,

@@ -86,10 +86,10 @@ def run(
         bool | None,
         typer.Option("--no-prior", help="Release no noisy counts of the labels: they cost under 1 % of the promise."),
     ] = None,
+    least_records: options.LeastRecords = None,
     prior: options.PriorCounts = None,
     goal: options.GoalName = None,
     tau: options.Tau = None,
-    least_records: options.LeastRecords = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default a new one in runs/.")] = None,
     log: Annotated[
         list[str] | None, typer.Option("--log", help="Released values to: tensorboard (a folder in --out), mlflow.")

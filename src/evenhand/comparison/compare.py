@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def compare(
     folder = Path(out)
     _validate.known(executor, EXECUTORS, "executor")
     sweep.cells()
-    crew = _Crew(executor, None if jobs is None else _validate.whole(jobs, "jobs"), progress)
+    crew = _Crew(executor, None if jobs is None else _validate.whole(jobs, "jobs"), progress, sweep.replicas)
     with _locked(folder):
         done, winners = _run_trials(sweep, folder, crew)
         missing = {trial.key for trial in sweep.trials()} - set(winners)
@@ -116,16 +116,49 @@ class _Crew:
     executor: str
     jobs: int | None
     progress: bool | None
+    replicas: str
 
     def run(self, tasks: Sequence[Task]) -> tuple[dict[str, executors.Failure], int]:
         """Run the tasks that are not finished; return the failures by name, and how many were finished before."""
-        missing = {task.path.name: task for task in tasks if not finished(task)}
-        before, cores = len(tasks) - len(missing), _cores()
-        workers = max(1, min(cores, len(missing))) if self.jobs is None else self.jobs
-        with _interruptible(before, len(tasks)), _bar(tasks, len(missing), self.progress) as watch:
-            threads = max(1, cores // workers)
-            failed = EXECUTORS[self.executor](missing, perform, jobs=workers, threads=threads, watch=watch)
+        missing = [task for task in tasks if not finished(task)]
+        before = len(tasks) - len(missing)
+        stacks, alone = ({}, missing) if self.replicas == "off" else _stacks(missing, self.replicas)
+        with _interruptible(before, len(tasks), bool(stacks)), _bar(tasks, len(missing), self.progress) as watch:
+            failed = self._run_stacks(stacks, watch)
+            trained = len(missing) - len(alone)
+            failed |= self._execute(
+                {task.path.name: task for task in alone}, perform, lambda busy, done: watch(busy, trained + done)
+            )
         return failed, before
+
+    def _run_stacks(self, stacks: Mapping[str, tuple[Task, ...]], watch: Watch) -> dict[str, executors.Failure]:
+        """Train stacks of replicas; return the failures by the name of each run."""
+        if not stacks:
+            return {}
+        from evenhand.comparison.replica_runs import perform_together
+
+        sizes = [len(stack) for stack in stacks.values()]
+        failed = self._execute(
+            stacks,
+            perform_together,
+            lambda busy, done: watch([stacks[name][0].path.name for name in busy], sum(sizes[:done])),
+        )
+        return {task.path.name: why for name, why in failed.items() for task in stacks[name] if not finished(task)}
+
+    def _execute(
+        self, tasks: Mapping[str, Any], work: Callable[[Any], None], watch: Watch
+    ) -> dict[str, executors.Failure]:
+        cores = _cores()
+        workers = max(1, min(cores, len(tasks))) if self.jobs is None else self.jobs
+        threads = max(1, cores // workers)
+        return EXECUTORS[self.executor](tasks, work, jobs=workers, threads=threads, watch=watch)
+
+
+def _stacks(tasks: Sequence[Task], mode: str) -> tuple[dict[str, tuple[Task, ...]], list[Task]]:
+    """Return the runs to train together and those to train alone. Imports torch only here."""
+    from evenhand.comparison.replica_runs import grouped
+
+    return grouped(tasks, mode)
 
 
 def _cores() -> int:
@@ -155,7 +188,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interruptible(before: int, total: int) -> Iterator[None]:
+def _interruptible(before: int, total: int, together: bool) -> Iterator[None]:
     """Stop the workers after their checkpoints when a signal comes, and raise an error that says how to go on."""
     received: list[int] = []
 
@@ -172,8 +205,12 @@ def _interruptible(before: int, total: int) -> Iterator[None]:
     except KeyboardInterrupt:
         raise Interrupted(
             received[0] if received else signal.SIGINT,
-            f"Stopped; nothing is lost ({before} of {total} runs were finished before this start). "
-            "Continue with the same command.",
+            (
+                "Stopped; replicas that were in training begin anew, and what they charged stays charged "
+                if together
+                else "Stopped; nothing is lost "
+            )
+            + f"({before} of {total} runs were finished before this start). Continue with the same command.",
         ) from None
     finally:
         for number, handler in handlers.items():

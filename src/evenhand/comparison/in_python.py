@@ -78,6 +78,7 @@ def compare(
     model: str = "mlp",
     out: str | Path | None = None,
     jobs: int | None = None,
+    replicas: str = "off",
     progress: bool | None = None,
     **settings: Any,
 ) -> Compared:
@@ -92,6 +93,8 @@ def compare(
       model: a built-in name, or ``file.py:factory`` of your own.
       out: folder of the comparison; default a new one in runs/. ``Compared.save`` copies what may be shared.
       jobs: worker processes for data by name; data in memory and your own rules are run in this process.
+      replicas: "auto" trains the seeds of a small model together, many times quicker, and other models one by one;
+        "on" refuses those; see docs/how-to/experiments.md.
       progress: show a bar; default only in a terminal.
       settings: what a file for ``evenhand compare`` may hold: epochs, batch_size, lr, delta, reference, baseline ...
 
@@ -106,6 +109,7 @@ def compare(
         raise UsageError(f"methods takes a list of names: methods=[{methods!r}].")
     folder = _new_folder() if out is None else Path(out)
     values = {"methods": list(methods), "epsilons": list(epsilons), "seeds": seeds, "model": model, **settings}
+    values["replicas"] = replicas
     if isinstance(data, str):
         if test is not None:
             raise UsageError("Data by name bring their own held-out records: leave out test=, or pass test_data=PATH.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -115,7 +116,7 @@ def perform(task: Task) -> None:
     from evenhand.training.from_config import train
     from evenhand.training.run import Run, load
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(processor_threads())
     began = time.process_time()
     folder, config = task.folder, task.cell.config
     durable.refuse_link(task.path)
@@ -142,6 +143,11 @@ def perform(task: Task) -> None:
         research.write(folder, model, training, task.plan)
     spent = seconds(task) + time.process_time() - began
     write_durably(folder.private / "processor_seconds.txt", f"{spent:.3f}\n".encode())
+
+
+def processor_threads() -> int:
+    """Return how many threads a worker may use."""
+    return int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 
 def _says_tuned(task: Task) -> bool:
@@ -206,19 +212,44 @@ _GIVEN: list[tuple[Data, Data | None]] = []
 @contextlib.contextmanager
 def given(train: Data, held_out: Data | None) -> Iterator[None]:
     """Let cells of the source "python" find these data, in this process, until the context ends."""
-    _planned.cache_clear()
-    _loaded.cache_clear()
+    forget()
     _GIVEN.append((train, held_out))
     try:
         yield
     finally:
         _GIVEN.pop()
-        _planned.cache_clear()
-        _loaded.cache_clear()
+        forget()
+
+
+def forget() -> None:
+    """Drop all data and plans that were cached for the next cell."""
+    _planned.cache_clear()
+    _read.cache_clear()
+    _SMALL.clear()
+
+
+_SMALL: dict[tuple[_Same, Validation | None], tuple[Any, Any]] = {}
+"""Small data that were loaded: with resampled splits every seed has its own, and every method asks for them again."""
+_NUMBERS = 2**18
+"""Numbers in the inputs of data that are small."""
+
+
+def _loaded(same: _Same, validation: Validation | None) -> tuple[Any, Any]:
+    """Return the data of a config, loaded once if they are small, else if they are among the last two."""
+    key = (same, validation)
+    if key not in _SMALL:
+        from evenhand.models.build import declared_shape
+
+        data = _read(same, validation)
+        shape = declared_shape(data[0].facts)
+        if shape is None or data[0].facts.records * math.prod(shape) > _NUMBERS:
+            return data
+        _SMALL[key] = data
+    return _SMALL[key]
 
 
 @lru_cache(maxsize=2)
-def _loaded(same: _Same, validation: Validation | None) -> tuple[Any, Any]:
+def _read(same: _Same, validation: Validation | None) -> tuple[Any, Any]:
     """Load the data of a config, and split its training part for a trial."""
     if validation is None:
         return _GIVEN[-1] if same.config.data == PYTHON and _GIVEN else same.config.load_data()

@@ -34,10 +34,13 @@ _OWN: dict[str, Any] = {
     "study": Mapping,
     "split": str,
     "metric": (str, list),
+    "replicas": str,
 }
 SPLITS = ("resampled", "fixed")
+REPLICAS = ("off", "auto", "on")
+"""Whether runs that differ in their seeds alone are trained together: never, where that is possible, or always."""
 
-_PLAIN = ("seeds", "reference", "baseline", "variants", "split")
+_PLAIN = ("seeds", "reference", "baseline", "variants", "split", "replicas")
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class Sweep:
     counted against ``baseline``. ``file`` is the name of the experiment's file. ``split`` is "resampled" (each seed has
     its own held-out records, the same for all methods) or "fixed"; by default resampled where the data are public and
     have no official test set. ``metrics`` are what the comparison is about, the first of them what tuning goes by;
-    none: accuracy.
+    none: accuracy. ``replicas`` "auto" trains the seeds of small models together, "on" refuses what cannot be, "off"
+    trains one by one.
 
     Examples:
       >>> [cell.name for cell in Sweep(Config(), methods=("sgd", "dpsgd"), epsilons=(1.0, 3.0), seeds=1).cells()]
@@ -116,11 +120,13 @@ class Sweep:
     file: str = ""
     split: str | None = None
     metrics: tuple[str, ...] = ()
+    replicas: str = "off"
 
     def __post_init__(self) -> None:
         _validate.whole(self.seeds, "seeds")
         if self.split is not None:
             _validate.known(self.split, SPLITS, "kind of split")
+        _validate.known(self.replicas, REPLICAS, "way to train replicas")
         if self.split == "resampled" and not self._divisible:
             raise UsageError(
                 "These data come with held-out records of their own, so there is nothing to resample: leave out "
@@ -314,6 +320,11 @@ def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> S
     base = absolute(
         merged(Config(prior=False), {key: value for key, value in values.items() if key not in _OWN}), folder
     )
+    if base.prior or base.prior_counts or base.goal != "overall":
+        raise UsageError(
+            "A comparison trains for the goal overall and releases no counts of labels: leave out goal and prior, and "
+            "move the decisions of single runs afterwards (evenhand adjust)."
+        )
     if base.budgets and ("epsilons" in options or base.epsilon is not None):
         raise UsageError("Give epsilons, which hold for every record, or budgets per owner: not both.")
     chosen: dict[str, Any] = {"methods": (base.method,), "epsilons": (base.epsilon or 3.0,)}

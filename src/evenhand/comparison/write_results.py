@@ -88,6 +88,7 @@ def _page(
             + (", and the held-out records of each" if sweep.resampled else "; one held-out split for all"),
             "Noise": "operating-system entropy" if base.insecure_seed is None else "PUBLIC SEED: research only",
             "Runs": f"{len(done)} private, each with its own ledger and statement in this folder",
+            **_replicas(sweep),
         },
         reproduce=_command(sweep),
         research=research,
@@ -100,6 +101,19 @@ def _page(
         split=_split(sweep),
         least=least,
     )
+
+
+def _replicas(sweep: Sweep) -> dict[str, str]:
+    """Return how many replicas were trained together, and what publishing them or the best of them costs."""
+    if sweep.replicas == "off":
+        return {}
+    cost = (
+        "research on public data; on private data each would be a release, also where only the best is shown"
+        if sweep.public
+        else "each is a release of its own: whoever sees figures of all, or of the best, is bounded by what all "
+        "runs spend together"
+    )
+    return {"Replicas": f"{sweep.seeds} of each method and promise, trained together where the model allows it; {cost}"}
 
 
 def _split(sweep: Sweep) -> str:

@@ -181,6 +181,46 @@ def release_parts(
     return [part.view(total.shape) for part, total in zip(split, totals, strict=True)]
 
 
+def release_rows(
+    totals: Tensor,
+    stds: Sequence[float],
+    spacings: Sequence[float],
+    sources: Sequence[Ahead],
+    step: int,
+    divisors: Sequence[float],
+) -> None:
+    """Write over each row of ``totals`` (float64) the noisy gradient that ``release`` makes of it, for its own run.
+
+    Args:
+      totals: the bounded sums of several runs, one row each.
+      stds: standard deviation of each run's noise.
+      spacings: of the runs' grids.
+      sources: of the runs' normals.
+      step: of the plans; its noise must serve once.
+      divisors: each noisy sum is divided by its own.
+
+    Raises:
+      UnsupportedModelError: a sum is not finite. Nothing is released then.
+
+    >>> totals, source = torch.zeros(2, 3, dtype=torch.float64), Ahead(Stream.insecure(0, 0))
+    >>> release_rows(totals, [1.0, 0.0], [2**-20, 0.25], [source, Ahead(Stream.fresh())], 5, [2.0, 1.0])
+    >>> one = release(torch.zeros(3), 1.0, 2**-20, Stream.insecure(0, 0), "gradient", 5, divisor=2.0)
+    >>> bool((totals[0] == one).all()), (totals[1] + 0.0).tolist()
+    (True, [0.0, 0.0, 0.0])
+    """
+    if not math.isfinite(float(totals.sum())):
+        raise _not_finite()
+    rows, spacing, std = totals.numpy(), np.asarray(spacings)[:, None], np.asarray(stds)[:, None]
+    np.rint(np.multiply(rows, 1 / spacing, out=rows), out=rows)
+    scale = std / spacing
+    for place, source in enumerate(sources):
+        few = rows.shape[1] <= FEW  # more would be computed ahead by a thread for each run
+        normals = (source if few else source.stream).normals("gradient", step, rows.shape[1])
+        rows[place] += normals * scale[place]
+    np.rint(rows, out=rows)
+    rows *= spacing / np.asarray(divisors)[:, None]
+
+
 def _by_loops(
     loops: Loops,
     totals: Sequence[Tensor],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 
 from evenhand import _validate
 from evenhand.accounting import calibration
@@ -193,13 +194,13 @@ def _calibrated(
         raise UsageError(f"{chosen.name!r} is a private method: say what was promised, for example epsilon=3.")
     if isinstance(privacy, FixedNoise):
         return privacy.noise, *alike
-    promised = [float(epsilon) for epsilon in budgets if epsilon is not None]
-    sizes = [count for _, count in facts.owners]
+    promised = tuple(float(epsilon) for epsilon in budgets if epsilon is not None)
+    sizes = tuple(count for _, count in facts.owners)
     side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
     fixed: list[Event] = [] if counts is None else [(1.0, counts.noise, 1)]
     if chosen.sampling == "owner":
-        scale, rates = calibration.owner_rates(sizes, promised, batch, shape, delta, query_noise=side, fixed=fixed)
-        return scale, tuple(rates), alike[1]
+        scale, rates = _solve_rates(sizes, promised, batch, tuple(shape), delta, side, tuple(fixed))
+        return scale, rates, alike[1]
     if chosen.bounds == "owner":
         scale, bounds = calibration.owner_bounds(sizes, promised, rate, shape, delta, query_noise=side, fixed=fixed)
         return scale, alike[0], tuple(bounds)
@@ -247,6 +248,21 @@ def _planned_prior(
     cells = len(facts.labels) * (len(facts.groups) if kind == "labels by group" else 1)
     strictest = min((float(epsilon) for epsilon in budgets if epsilon is not None), default=1.0)
     return PlannedPrior(kind, default_prior_noise(strictest, delta, facts.records, cells))
+
+
+@lru_cache(maxsize=64)
+def _solve_rates(
+    sizes: tuple[int, ...],
+    promised: tuple[float, ...],
+    batch: float,
+    shape: tuple[tuple[float, int], ...],
+    delta: float,
+    side: float,
+    fixed: tuple[Event, ...],
+) -> tuple[float, tuple[float, ...]]:
+    """Return the scale of the noise and each owner's rate, once for all methods of a comparison that need the same."""
+    scale, rates = calibration.owner_rates(sizes, promised, batch, shape, delta, query_noise=side, fixed=fixed)
+    return scale, tuple(rates)
 
 
 def level_of(chosen: Method, count: int, noise: float, bound: float) -> PlannedLevel:

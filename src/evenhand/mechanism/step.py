@@ -67,6 +67,32 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
       standard deviation ``commit.std`` (and likewise per query): the numbers that made the noise are the numbers
       returned for the ledger (law 2). Divides by the EXPECTED batch size (law 5).
     """
+    weighed = weigh(mechanism, result, batch, memory)
+    total = result.last_sum(weighed.weights)
+    noise = noise_for(mechanism, weighed, sum([value.numel() for value in total.values()]))
+    gradient = _add_noise(mechanism, noise, total, batch.position, in_place=result.spend is not None)
+    return Released(gradient, *conclude(mechanism, weighed, noise), weighed.left_out, weighed.state)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The first half of a step: a weight for every row of the batch, and what its release needs. Nothing is released.
+
+    ``weights`` are bounded: ``0 <= weight * norm <= sensitivity[owner]``, and 0 for rows that are not finite. They are
+    secret. ``asked`` is what the side queries are charged.
+    """
+
+    weights: Tensor
+    state: State
+    level: PlannedLevel
+    sensitivity: Tensor
+    bound: Tensor
+    asked: tuple[tuple[float, float], ...]
+    left_out: int
+
+
+def weigh(mechanism: Mechanism, result: Pass, batch: Batch, memory: Mapping[str, Any]) -> Weighed:
+    """Return the weights of a pass over the sampled rows, after the noisy answers that the rule may look at."""
     rule, position = mechanism.rule, batch.position
     level = mechanism.plan.level_at(position)
     stats, finite = _select_finite_rows(result, batch)
@@ -78,16 +104,19 @@ def private_gradient(mechanism: Mechanism, result: Pass, batch: Batch, memory: M
         state = State(position, state.bound, answers, memory, mechanism.public)
     sensitivity = _check_sensitivity(mechanism, state, bound)
     weights = clamp_weights(weights_of(rule, stats, state), stats, sensitivity)
-    total = result.last_sum(_all_rows(weights, finite))
-    noise = mechanism.gradient_noise(level, sensitivity, bound, sum([value.numel() for value in total.values()]))
-    gradient = _add_noise(mechanism, noise, total, position, in_place=result.spend is not None)
-    return Released(
-        gradient=gradient,
-        memory=rule.advance(state),
-        commit=Commit(position, 1, noise.covered, noise.std, asked),
-        left_out=0 if finite is None else int((~finite).sum()),
-        state=state,
-    )
+    left_out = 0 if finite is None else int((~finite).sum())
+    return Weighed(_all_rows(weights, finite), state, level, sensitivity, bound, asked, left_out)
+
+
+def noise_for(mechanism: Mechanism, weighed: Weighed, dimension: int) -> GradientNoise:
+    """Return the noise that a sum of ``dimension`` numbers, made with exactly these weights, must get."""
+    return mechanism.gradient_noise(weighed.level, weighed.sensitivity, weighed.bound, dimension)
+
+
+def conclude(mechanism: Mechanism, weighed: Weighed, noise: GradientNoise) -> tuple[Mapping[str, Any], Commit]:
+    """Return the rule's next memory, and what the ledger must say of a step that was released with this noise."""
+    commit = Commit(weighed.state.step, 1, noise.covered, noise.std, weighed.asked)
+    return mechanism.rule.advance(weighed.state), commit
 
 
 def _select_finite_rows(result: Pass, batch: Batch) -> tuple[Stats, Tensor | None]:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,23 +144,34 @@ class DatasetLedger:
         of the same ``run`` has it. ``left`` is the plan of a run that this one was forked from: it counts in full, and
         is entered too if it is not here. No run is forgotten, whatever its owners were called.
         """
+        return self.enter_all([Entry(plan, self.owners, seeded, run)], left=left)
+
+    def enter_all(self, new: Sequence[Entry], *, left: Plan | None = None) -> dict[str, Any]:
+        """Record that several runs are about to start together; return one count and total that covers all of them.
+
+        Their plans have one delta, one unit and the same owners. Everything else is said at ``enter``.
+        """
         with self._locked():
             before = dataset_entries.read(self.folder)
-            here = {entry.key for entry in before.found}
-            unknown = [Entry(left, None, seeded, run)] if left is not None and (run, left.digest) not in here else []
-            new_entry = Entry(plan, self.owners, seeded, run)
-            for place, entry in enumerate([*unknown, new_entry], before.number):
+            here, first = {entry.key for entry in before.found}, new[0]
+            unknown = (
+                [Entry(left, None, first.seeded, first.run)]
+                if left is not None and (first.run, left.digest) not in here
+                else []
+            )
+            for place, entry in enumerate([*unknown, *new], before.number):
                 write_json(self.folder / f"{place:06d}.json", entry.to_json())
             entries = [*before.found, *unknown]
-        known = {entry.key for entry in entries}
+        known, plan = {entry.key for entry in entries}, first.plan
+        states = [(entry, False) for entry in entries] + [(entry, True) for entry in new]
         counted = [
-            (entry.new(known), entry is new_entry or (self.owners is not None and entry.owners == self.owners))
-            for entry in (*entries, new_entry)
+            (entry.new(known), starts or (self.owners is not None and entry.owners == self.owners))
+            for entry, starts in states
             if entry.plan.certified
             and entry.plan.unit in (WHOLE, plan.unit)
-            and (entry is new_entry or not (entry.seeded or entry.run in before.open_to_all))
+            and (starts or not (entry.seeded or entry.run in before.open_to_all))
         ]
-        runs = before.lost + len(entries) + 1
+        runs = before.lost + len(states)
         names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
         epsilons = {name: _total(counted, name, plan.delta) for name in names}
         noted = {"tuned": True} if self.tuned else {}
@@ -276,3 +287,25 @@ class Counting:
         if before is None or not ledger.knows(run, reading):
             write_json(self.folder.composition_file, keep_larger_counts(ledger.enter(self.plan, run=run), before))
         ledger.note(run, reading)
+
+
+def begin_together(runs: Sequence[tuple[Counting, Data]]) -> None:
+    """Begin new runs that start together: what each says of the runs on its data covers all of them; durable on return.
+
+    Copies among the records are told once, for the first of the data.
+    """
+    record_checks.tell(runs[0][1])
+    cohorts: dict[tuple[DatasetLedger, float, str, tuple[str, ...]], list[tuple[Counting, str]]] = {}
+    for counting, data in runs:
+        name, counting._seen = check_records(counting.folder, data), data
+        if not counting.compose:
+            write_json(counting.folder.composition_file, {"runs": None})
+            continue
+        ledger, plan = DatasetLedger.of(data), counting.plan
+        counting._counted = name, ledger
+        cohorts.setdefault((ledger, plan.delta, plan.unit, plan.facts.owner_names), []).append((counting, name))
+    for (ledger, *_), members in cohorts.items():
+        counts = ledger.enter_all([Entry(one.plan, ledger.owners, False, name) for one, name in members])
+        for one, name in members:
+            write_json(one.folder.composition_file, counts)
+            ledger.note(name, one.folder.ledger())

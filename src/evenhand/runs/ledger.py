@@ -367,7 +367,7 @@ class Ledger:
     def sync(self) -> None:
         """Write every row so far to disk (fsync) before returning."""
         self._guarded(self._file.flush)
-        self._guarded(lambda: os.fsync(self._file.fileno()))
+        self._guarded(lambda: durable.sync(self._file.fileno()))
 
     def _guarded(self, action: Callable[[], object]) -> None:
         """Run one write. After a failed one refuse all others: only reading the file again tells what is on disk."""

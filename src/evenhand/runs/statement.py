@@ -63,7 +63,6 @@ _ESCAPED = (
     ("@", "&#64;"),
 )
 """What could become markup, and how it is written, in this order: what stands in front of a mark cannot free it."""
-OWNERS_SHOWN = 50
 EVERYONE = "every record in every step"
 PROFILE_EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -143,9 +142,9 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
     texts = [promise(statement)]
     owners = statement["owners"]
     if len(owners) > 1 or owners[0]["budget"] is not None:
-        texts += [_owner_words(row, guarantee["delta"]) for row in owners[:OWNERS_SHOWN]]
-        texts += further_owners(owners)
-        if len(owners) > OWNERS_SHOWN:
+        texts += [owner_classes.owner_words(row, guarantee["delta"]) for row in owners[: owner_classes.OWNERS_SHOWN]]
+        texts += owner_classes.further_owners(owners)
+        if len(owners) > owner_classes.OWNERS_SHOWN:
             texts.append(
                 "; ".join(owner_classes.in_words(owner_classes.summary(owners))) + f" (delta {guarantee['delta']:g})."
             )
@@ -280,38 +279,6 @@ def promise(statement: Mapping[str, Any]) -> str:
     )
 
 
-def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return one sentence on the owners that are not listed; it says that they keep to their budgets only if they do.
-
-    Examples:
-      >>> row = {"epsilon": 1.0, "budget": 2.0}
-      >>> further_owners([row] * 52), further_owners([row])
-      (['And 2 more owners, each within its own budget.'], [])
-    """
-    left = owners[OWNERS_SHOWN:]
-    if not left:
-        return []
-    remark = "each within its own budget" if owner_classes.within(left) else "listed in statement.json"
-    return [f"And {len(left)} more owners, {remark}."]
-
-
-def _owner_words(row: Mapping[str, Any], delta: float) -> str:
-    promised = "" if row["budget"] is None else f", promised {row['budget']:g}"
-    return (
-        f"Each of the {row['records']} records of owner {row['name']!r}: epsilon {rounded_up(row['epsilon'])}"
-        f"{promised}, delta {delta:g}, add/remove one record{_exposed(row)}."
-    )
-
-
-def _exposed(row: Mapping[str, Any]) -> str:
-    if row.get("bound") is None:
-        return ""
-    if row["rate"] == 0:
-        return "; not drawn any more"
-    bound, noise = owner_classes.span(row["bound"]), owner_classes.span(row["noise_multiplier"])
-    return f"; drawn with rate {row['rate']:.4g}, clip bound {bound}, noise multiplier {noise}"
-
-
 def _profile(plan: Plan, ledger: Reading, owner: int) -> dict[str, Any]:
     if not plan.certified or ledger.blocked:
         return {"mu": None, "guess_rate_at_1_percent": None, "profile": []}
@@ -320,7 +287,7 @@ def _profile(plan: Plan, ledger: Reading, owner: int) -> dict[str, Any]:
     return {"mu": mu, "guess_rate_at_1_percent": guess, "profile": [list(pair) for pair in pairs]}
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=512)
 def _figures(events: tuple[Event, ...], delta: float) -> tuple[float, float, tuple[float, ...]]:
     """Return mu, guess rate and profile; cached, since a run that ends needs them several times at 0.1 seconds each."""
     composed = accountant.compose(events)

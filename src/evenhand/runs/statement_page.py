@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenhand._numbers import delta, promised, rounded_up, setting
-from evenhand.accounting.owner_classes import in_words, span, summary
+from evenhand.accounting.owner_classes import OWNERS_SHOWN, further_owners, in_words, span, summary
 from evenhand.reporting.page import Block, Bullets, Facts, Section, Words, document
 from evenhand.reporting.text import clip
-from evenhand.runs.statement import OWNERS_SHOWN, further_owners, promise, public_counts, runs_words, stop_words
+from evenhand.runs.statement import promise, public_counts, runs_words, stop_words
 
 NAMES_SHOWN, NAME_LENGTH = 12, 60
 STYLE = "statement.css"

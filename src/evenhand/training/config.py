@@ -108,10 +108,10 @@ class Config:
     training_records: bool = False
     allow_not_finite: bool = False
     prior: bool = True
+    least_records: int = LEAST
     prior_counts: Sequence[float] = ()
     goal: str = "overall"
     tau: float | str | None = None
-    least_records: int = LEAST
     source: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, Any] = field(default_factory=dict)
@@ -336,7 +336,7 @@ def to_toml(config: Config) -> str:
 
 _OWN = (
     *("delimiter", "labels", "missing_tokens", "ordered", "test_share", "device"),
-    *("optimizer", "lr_schedule", "lean", "precision", "prior_counts", "goal", "least_records"),
+    *("optimizer", "lr_schedule", "lean", "precision", "least_records", "prior_counts", "goal"),
 )
 """Settings that are written only where they differ from the default."""
 

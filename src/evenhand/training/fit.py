@@ -198,8 +198,8 @@ def fit(
             training_records=training_records,
             allow_not_finite=allow_not_finite,
             prior=plan.prior is not None,
-            **goals.recorded(wanted),
             least_records=least_records,
+            **goals.recorded(wanted),
         )
         run_config = dataclasses.replace(run_config, **settings_of(descent, loss, ema, computing, augment, views))
         write_durably(folder.path / "config.toml", to_toml(run_config).encode())

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -87,7 +88,7 @@ def run(
     folder = private.folder
     data = data.on(next(private.model.parameters()).device)
     with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
-        serving = before()
+        serving, record = before(), partial(folder.add_metrics, least=least, training_records=training_records)
         folder.drop_metrics(private.restored_position)
         saving = Saving(private)
         shown.started(lost=private.position - private.restored_position)
@@ -100,7 +101,7 @@ def run(
             if _epoch_ends(private):
                 _log(private, losses, len(batch))
                 if test is not None and private.remaining:
-                    _evaluate(private, test, companions, telling, training_records, least, Settled(serving.decision))
+                    _evaluate(private, test, companions, telling, record, serving)
             if received and private.at_block_end:
                 private.checkpoint()
                 raise Interrupted(
@@ -115,9 +116,7 @@ def run(
         if test is None and (decision := serving.decision) is not None:
             decision.write(folder)
         if test is not None and not _measured(private, companions, training_records):
-            with companions.shown():
-                settled = settle(folder, private.model, test, serving, least)
-            _evaluate(private, test, companions, telling, training_records, least, settled)
+            _evaluate(private, test, companions, telling, record, serving, last=True)
         private.release(companions.average)
     finished = Run(private.folder, private.model)
     page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
@@ -176,16 +175,20 @@ def _evaluate(
     test: Data,
     companions: Companions,
     telling: Broadcast,
-    training_records: bool,
-    least: int,
-    settled: Settled,
+    record: Callable[[dict[str, Any]], dict[str, Any]],
+    serving: Serving,
+    last: bool = False,
 ) -> None:
-    """Measure the weights that would be released, write a line of metrics, and give the values to the loggers."""
+    """Measure the weights that would be released, write a line of metrics, and give the values to the loggers.
+
+    ``record`` writes the line and returns what of it may be shared. The ``last`` evaluation settles the decision,
+    writes it, and measures every other strength of the offset too.
+    """
     with companions.shown():
         line = evaluate.row(private.model, test, private.position, _epoch(private), settled.answering) | settled.line
         line |= {"segment": private.segment, "weights": released_weights.digest(private.model)}
         line |= {"followed": private.followed()}
-    line = private.folder.add_metrics(line, least, training_records=training_records)
+    line = record(line)
     if telling:
         private.told()
         charged = private.plan.spent_by_owner(private.folder.ledger().reserved)

@@ -222,6 +222,24 @@ def held_out(keys: Sequence[str], share: float, seed: int) -> NDArray[np.bool_]:
     return np.array([sides[key] for key in keys])
 
 
+def held_out_of_each(classes: Sequence[str], share: float, seed: int) -> NDArray[np.bool_]:
+    """Return a mask that holds out the same number of records of every class, whatever the seed, drawn by the seed.
+
+    All splits then have the same public facts, so that one plan serves all of them.
+
+    Examples:
+      >>> masks = [held_out_of_each(["a"] * 10 + ["b"] * 5, 0.2, seed) for seed in (0, 1)]
+      >>> [mask[:10].sum() for mask in masks], [mask[10:].sum() for mask in masks]
+      ([2, 2], [1, 1])
+    """
+    names, generator = np.asarray(classes), np.random.default_rng([seed, 20])
+    mask = np.zeros(len(names), dtype=np.bool_)
+    for name in dict.fromkeys(classes):
+        rows = np.flatnonzero(names == name)
+        mask[generator.permutation(rows)[: round(share * len(rows))]] = True
+    return mask
+
+
 def divided(data: Data, mask: NDArray[np.bool_]) -> tuple[Data, Data]:
     """Divide records into training and held-out ones."""
     return data.take(torch.from_numpy(np.flatnonzero(~mask))), data.take(torch.from_numpy(np.flatnonzero(mask)))

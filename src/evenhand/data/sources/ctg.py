@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from evenhand import _validate
 from evenhand.data.columns import Number
-from evenhand.data.sources.base import File, Loaded, Place, Source, damaged
-from evenhand.data.tables import Declaration, Table, split
+from evenhand.data.sources.base import File, Loaded, Place, Source, damaged, divided, held_out_of_each
+from evenhand.data.tables import Declaration, Table
 
 HELD_OUT = 0.2
 CLASSES = {"1": "normal", "2": "suspect", "3": "pathologic"}
@@ -36,7 +36,7 @@ RANGES = {
 
 
 def ctg(place: Place, split_seed: int = 0) -> Loaded:
-    """Read 21 features scaled to [-1, 1] by declared bounds; groups are the three classes; a fifth held out.
+    """Read 21 features scaled to [-1, 1] by declared bounds; groups are the three classes; a fifth of each is held out.
 
     Preprocessing: clipping to ``RANGES`` and scaling, record by record.
     """
@@ -54,13 +54,14 @@ def ctg(place: Place, split_seed: int = 0) -> Loaded:
         groups="NSP",
     )
     table = Table({**{name: cells[name] for name in RANGES}, "NSP": classes})
-    return split(declared.data(table), HELD_OUT, _validate.whole(split_seed, "split_seed", low=0))
+    mask = held_out_of_each(classes, HELD_OUT, _validate.whole(split_seed, "split_seed", low=0))
+    return divided(declared.data(table), mask)
 
 
 CTG = Source(
     "ctg",
     ctg,
-    records="2,126, a fifth of them held out",
+    records="2,126, a fifth of each class held out",
     groups="normal, suspect, pathologic",
     licence="UCI, listed as CC BY 4.0",
     files=((File("ctg.csv"),),),

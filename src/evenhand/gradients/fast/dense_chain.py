@@ -312,7 +312,7 @@ def slope(
     (tensor([0.6931]), tensor([[ 0.5000, -0.5000]]))
     """
     if _usual(loss_fn) and outputs.dim() == _VECTORS and targets.dim() == 1 and targets.dtype == torch.long:
-        offsets = getattr(loss_fn, "offsets", ()) if "offsets" in vars(type(loss_fn)) else ()  # a loss of ours
+        offsets = _offsets(loss_fn)
         if not offsets:
             return _cross_entropy(outputs, targets)
         if len(offsets) == outputs.shape[1]:
@@ -346,6 +346,17 @@ def _usual(loss_fn: Any) -> bool:
         and known.ignore_index == _IGNORED
         and not touched(known)
     )
+
+
+def _offsets(loss_fn: Any) -> tuple[float, ...]:
+    """Return the constants that a loss of ours adds to the outputs before cross-entropy; none for most."""
+    return loss_fn.offsets if "offsets" in vars(type(loss_fn)) else ()
+
+
+@lru_cache(16)
+def _row(offsets: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the offsets as a tensor, which no caller writes into."""
+    return torch.tensor(offsets, dtype=dtype, device=device)
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
