@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -88,7 +88,8 @@ def run(
     folder = private.folder
     data = data.on(next(private.model.parameters()).device)
     with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
-        serving, record = before(), partial(folder.add_metrics, least=least, training_records=training_records)
+        serving = replace(before(), least=least)
+        record = partial(folder.add_metrics, least=least, training_records=training_records)
         folder.drop_metrics(private.restored_position)
         saving = Saving(private)
         shown.started(lost=private.position - private.restored_position)
@@ -185,6 +186,7 @@ def _evaluate(
     writes it, and measures every other strength of the offset too.
     """
     with companions.shown():
+        settled = settle(private.folder, private.model, test, serving) if last else Settled(serving.decision)
         line = evaluate.row(private.model, test, private.position, _epoch(private), settled.answering) | settled.line
         line |= {"segment": private.segment, "weights": released_weights.digest(private.model)}
         line |= {"followed": private.followed()}

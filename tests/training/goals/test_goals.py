@@ -15,6 +15,7 @@ from evenhand.gradients import Engine
 from evenhand.methods.priors import Prior
 from evenhand.training import evaluate
 from evenhand.training.goals.decision import Decision, read
+from evenhand.training.goals.frontier import Held, frontier
 from evenhand.training.goals.goal import Goal, check_tau
 from evenhand.training.goals.serve import held, split
 
@@ -118,6 +119,16 @@ def test_a_goal_leaves_the_plan_alone_and_its_decision_is_verified(tmp_path: Pat
     file.write_text("{}")
     with pytest.raises(VerificationError, match=r"decision\.json"):
         read(run.path)
+
+
+def test_a_class_with_few_records_is_not_named_on_the_frontier() -> None:
+    scores, truth = torch.tensor([[1.0, 0.0]] * 12), torch.tensor([0] * 9 + [1] * 3)
+    records = Held(scores, truth, "classes")
+    prior = Prior.declared([9, 1])
+    few, every = (frontier(records, prior, trained_tau=0.0, least=least)[0] for least in (5, 1))
+    assert (few["worst"], few["left_out"], every["worst"], every["left_out"]) == (1.0, 1, 0.0, 0)
+    assert every["worst_class"]["n"] == 3
+    assert every["worst_class"]["too_few_to_tell"]
 
 
 def test_halves_share_no_record_and_have_each_class_alike() -> None:

@@ -329,12 +329,6 @@ def slope(
     return loss.detach(), grad.clone(memory_format=torch.contiguous_format)
 
 
-@lru_cache(16)
-def _row(offsets: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the offsets as a tensor, which no caller writes into."""
-    return torch.tensor(offsets, dtype=dtype, device=device)
-
-
 def _usual(loss_fn: Any) -> bool:
     """Return whether this is plain cross-entropy; a loss of ours says which one of torch's it is."""
     known = loss_fn.as_torch if "as_torch" in vars(type(loss_fn)) else loss_fn

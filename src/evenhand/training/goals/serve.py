@@ -57,6 +57,7 @@ class Serving:
       prior: counts of labels; None where there are none.
       trained_tau: strength of the offset in the loss.
       groups: names of the groups of the training data.
+      least: held-out records that a class or group needs to be named as the worst on the frontier.
 
     Examples:
       >>> serving = Serving(Goal("worst"), prior=Prior.declared([9, 1]))
@@ -69,6 +70,7 @@ class Serving:
     prior: Prior | None = None
     trained_tau: float = 0.0
     groups: tuple[str, ...] = ()
+    least: int = 1
 
     @property
     def strength(self) -> float:
@@ -115,12 +117,18 @@ class Serving:
         parts = tuple((halves[1 - half], self._chosen(held.take(halves[half]))) for half in (0, 1))
         return self._chosen(held), Crossed(parts)
 
-    def frontier(self, held: Held, decision: Decision | None, least: int) -> list[dict[str, Any]]:
+    def frontier(self, held: Held, decision: Decision | None) -> list[dict[str, Any]]:
         """Return what each strength of the offset gives, see ``frontier``; none without counts."""
         if self.prior is None:
             return []
         chosen = None if decision is None or self.goal.name == "parity" else decision.tau
-        return frontier(held, self.prior, trained_tau=self.trained_tau, groups=self.groups, chosen=chosen, least=least)
+        options: dict[str, Any] = {
+            "trained_tau": self.trained_tau,
+            "groups": self.groups,
+            "chosen": chosen,
+            "least": self.least,
+        }
+        return frontier(held, self.prior, **options)
 
     def _chosen(self, held: Held) -> Decision:
         """Return the decision that these held-out records choose."""
@@ -206,11 +214,10 @@ class Settled:
     line: dict[str, Any] = field(default_factory=dict)
 
 
-def settle(folder: Folder, model: nn.Module, data: Data, serving: Serving, least: int) -> Settled:
+def settle(folder: Folder, model: nn.Module, data: Data, serving: Serving) -> Settled:
     """Choose the decision, write it into the run folder, and return it with the frontier for the metrics.
 
-    A run without counts whose answers are its plain outputs gets no ``decision.json``. A class or group with fewer than
-    ``least`` held-out records is not named as the worst.
+    A run without counts whose answers are its plain outputs gets no ``decision.json``.
     """
     records = held(model, data)
     decision, answering = serving.settle(records)
@@ -221,7 +228,7 @@ def settle(folder: Folder, model: nn.Module, data: Data, serving: Serving, least
         "goal": str(decision.goal),
         "tau": decision.tau,
         "decision": untrusted.digest(folder.path / FILE),
-        "frontier": serving.frontier(records, decision, least),
+        "frontier": serving.frontier(records, decision),
     }
     return Settled(answering, line)
 
