@@ -198,7 +198,7 @@ def bounds_section(curves: Sequence[Mapping[str, Any]], worst: str | None) -> Se
     picked = [rows[i] for i in sorted({(len(rows) - 1) * part // 4 for part in range(5)})]
     cells = []
     for name, last in rows[-1]["followed"].items():
-        if len(last) == 1 and len({*values(name, *last, rows)}) == 1:
+        if len(last) == 1 and len({value for group in last for value in values(name, group, rows)}) == 1:
             continue
         series = {group or name: list(zip(epochs, values(name, group, rows), strict=True)) for group in last}
         blocks.append(_followed_chart(name, series, worst))
