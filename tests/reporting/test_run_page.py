@@ -316,3 +316,5 @@ def test_bounds_over_training_are_drawn_by_group_and_damaged_ones_left_out() -> 
     assert section.blocks[-1].rows[0] == ["clip bound", "a", "2", "3", "4"]  # type: ignore[union-attr]
     assert section.blocks[-1].rows[2] == ["threshold Z", "", "9", "4.5", "3"]  # type: ignore[union-attr]
     assert run_findings.bounds_section([{"epoch": 1}, {"epoch": 2, "followed": {}}], None) is None
+    still = [{"epoch": epoch, "followed": {"clip bound": {"": 1.0}}} for epoch in (1, 2, 3)]
+    assert run_findings.bounds_section(still, None) is None, "one number that never moves needs no picture"

@@ -174,7 +174,7 @@ def section(row: Mapping[str, Any]) -> Section | None:
 
 
 def bounds_section(curves: Sequence[Mapping[str, Any]], worst: str | None) -> Section | None:
-    """Return the part of a page on bounds and thresholds while training; None unless one of them was recorded.
+    """Return the part of a page on bounds and thresholds while training; None unless one of them moved or has groups.
 
     Examples:
         >>> rows = [{"epoch": epoch, "followed": {"threshold Z": {"": 9.0 / epoch}}} for epoch in (1, 2)]
@@ -198,9 +198,13 @@ def bounds_section(curves: Sequence[Mapping[str, Any]], worst: str | None) -> Se
     picked = [rows[i] for i in sorted({(len(rows) - 1) * part // 4 for part in range(5)})]
     cells = []
     for name, last in rows[-1]["followed"].items():
+        if len(last) == 1 and len({value for group in last for value in values(name, group, rows)}) == 1:
+            continue
         series = {group or name: list(zip(epochs, values(name, group, rows), strict=True)) for group in last}
         blocks.append(_followed_chart(name, series, worst))
         cells += [[name, group, *(f"{value:.3g}" for value in values(name, group, picked))] for group in last]
+    if not cells:
+        return None
     head = ["what", "group", *(f"{float(row['epoch']):.3g}" for row in picked)]
     return Section("Bounds over training", [*blocks, Table(head, cells, "After this many epochs.")])
 
