@@ -204,8 +204,7 @@ def test_other_targets_and_methods(targets: str, tmp_path: Path) -> None:
     if targets == "numbers":
         assert run.prior is None
     elif targets == "sgd":
-        assert run.prior is not None
-        assert run.prior.counts == ((180.0, 20.0),)
+        assert run.prior is None, "exact counts would stand in a ledger that may be shared"
     else:
         assert run.prior is not None
         assert run.prior.kind == "each label"

@@ -14,6 +14,7 @@ import typer.core
 
 from evenhand import __version__, terminal
 from evenhand.cli import (
+    adjust,
     check,
     claims,
     compare,
@@ -106,6 +107,7 @@ _SILENT = 1
 for command in (
     init,
     train,
+    adjust,
     compare,
     recommend,
     predict,

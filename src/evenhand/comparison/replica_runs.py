@@ -23,7 +23,7 @@ from evenhand.comparison.summary import cell_digest
 from evenhand.data.fingerprint import survey
 from evenhand.data.record_checks import LeftOut, check_finite, refuse_other_shape, refuse_training_records
 from evenhand.data.record_seeds import Quiet
-from evenhand.errors import UnsupportedModelError, UsageError
+from evenhand.errors import PlanMismatchError, UnsupportedModelError, UsageError
 from evenhand.gradients.stacked_models import Chain, chain_of
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.replicas import Replicas
@@ -191,6 +191,8 @@ def _data(tasks: Sequence[Task]) -> list[tuple[Data, Data | None]]:
 def _opened(task: Task, train: Data, held_out: Data | None, ledgers: ExitStack) -> _Replica:
     """Make the run folder with plan and config, and open its ledger. Nothing is charged."""
     config, plan = task.cell.config, task.plan
+    if train.facts != plan.facts:
+        raise PlanMismatchError("The data changed after the comparison was planned: start it again. Nothing was spent.")
     _set_aside(task)
     folder = Folder.create(task.path, plan)
     write_durably(folder.path / "config.toml", to_toml(config).encode())

@@ -84,6 +84,8 @@ def chain_of(model: nn.Module, shape: Sequence[int]) -> Chain:
             width = module.out_features
         elif type(module) is nn.Linear:
             raise UnsupportedModelError("a linear layer of the model does not take a record as one flat row")
+        elif getattr(module, "inplace", False):
+            raise UnsupportedModelError("an activation of the model writes over its input (inplace=True)")
         elif type(module) in _ELEMENTWISE:
             layers.append(module)
         else:

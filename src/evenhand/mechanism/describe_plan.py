@@ -98,7 +98,7 @@ def _prior(plan: Plan) -> list[str]:
         return []
     what = {"each label": "records with each label"}.get(plan.prior.kind, plan.prior.kind)
     if not plan.certified:
-        return [f"  counts of {what}, once, without noise"]
+        return [f"  counts of {what}, once, with noise multiplier {plan.prior.noise:.4g}"]
     dearest = max(range(len(plan.epsilons)), key=lambda owner: plan.epsilons[owner] or 0.0)
     alone = accountant.epsilon(dataclasses.replace(plan, prior=None).events(dearest), plan.delta)
     spends = f"{rounded_up(alone)} of {rounded_up(plan.epsilons[dearest] or 0.0)} (delta {plan.delta:g})"

@@ -233,14 +233,15 @@ def _planned_prior(
     facts: Facts,
     delta: float,
 ) -> PlannedPrior | None:
-    """Return what is counted and with which noise; exact counts for a method that is not private."""
-    if kind is None:
+    """Return what is counted and with which noise.
+
+    None for a method that is not private: exact counts would stand in the ledger, which may be shared.
+    """
+    if kind is None or chosen.rule.guarantee == "not private":
         return None
     _validate.known(kind, PRIOR_KINDS, "prior")
     if len(facts.labels) < (1 if kind == "each label" else 2):
         raise UsageError("A prior counts labels, and the data declare none: wrap(..., labels=[...]), or leave it out.")
-    if chosen.rule.guarantee == "not private":
-        return PlannedPrior(kind, 0.0)
     if noise is not None:
         return PlannedPrior(kind, _validate.number(noise, "prior_noise", low=0))
     if isinstance(privacy, FixedNoise):

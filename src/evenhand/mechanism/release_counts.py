@@ -78,7 +78,7 @@ def release_counts(plan: Plan, stream: Stream, data: Data) -> PriorRow:
       call with another stream would be a second release.
 
     Examples:
-      >>> from evenhand.actable.budgets import Privacy
+      >>> from evenhand.accounting.budgets import Privacy
       >>> from evenhand.data import wrap
       >>> from evenhand.mechanism.make_plan import plan
       >>> data = wrap(torch.zeros(200, 2), [0] * 150 + [1] * 50)

@@ -85,6 +85,7 @@ class ReportData:
         summary: quantiles over many owner classes, in words.
         majority: share of the largest class among the held-out records.
         metrics: further metrics, each by group.
+        further: sections that others made, behind the first.
     """
 
     title: str
@@ -105,6 +106,7 @@ class ReportData:
     summary: Sequence[str] = ()
     majority: float | None = None
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    further: Sequence[Section] = ()
 
     @property
     def worst(self) -> str | None:
@@ -207,6 +209,7 @@ def render(data: ReportData) -> str:
     if told is not None:
         data = replace(data, warnings=[told, *data.warnings])
     sections = [part for make in _SECTIONS if (part := make(data)) is not None]
+    sections[1:1] = data.further
     sections += facts_and_commands(data.facts, data.reproduce)
     return document("run.html.j2", data.title, report=data, cards=_cards(data), sections=sections)
 

@@ -18,6 +18,7 @@ from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.terminal import say
 from evenhand.training.config import PYTHON, of_run
+from evenhand.training.goals.frontier_section import frontier_section
 
 if TYPE_CHECKING:
     import pandas
@@ -220,13 +221,13 @@ class Run:
 
             data = wrap(test, groups=groups) if groups is not None else wrap(test)
             if not training_records:
-                self._refuse_training_records(data)
+                self.refuse_training_records(data)
             frame = evaluate(self.model, data, self.decision)
             if within is None:
                 frame = group_metrics.GroupFrame(frame.overall, small_cells.by_size(frame.by_group, least_records))
         return Report(run_page.render(_report(self.folder, recorded, last, frame, research=within is not None)), within)
 
-    def _refuse_training_records(self, data: Data) -> None:
+    def refuse_training_records(self, data: Data) -> None:
         """Raise if ``data`` contain training records; if their digests are gone, print that nothing was compared."""
         from evenhand.data.fingerprint import Survey
         from evenhand.data.record_checks import refuse_training_records
@@ -277,6 +278,7 @@ def _report(
         research=research,
         majority=last.get("majority"),
         metrics=by_metric,
+        further=[part for part in [frontier_section(metrics)] if part is not None],
     )
 
 

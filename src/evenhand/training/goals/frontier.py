@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.methods.priors import Prior
+from evenhand.reporting import small_cells
 from evenhand.reporting.group_metrics import wilson
 from evenhand.reporting.metrics import CLASSES, LABELS, ORDINAL
 from evenhand.training.goals.decision import Decision
@@ -106,13 +107,15 @@ def _figures(held: Held, decision: Decision, prior: Prior, least: int) -> dict[s
         present = counts > 0
         weighted = float((recalls[present] * shares[present]).sum() / shares[present].sum())
     present = ~np.isnan(recalls)
-    shown = np.where(counts >= least, recalls, math.nan)
+    hidden = set(small_cells.left_out({str(place): float(n) for place, n in enumerate(counts)}, least))
+    few = np.array([str(place) in hidden for place in range(len(counts))])
+    shown = np.where(few, math.nan, recalls)
     place = None if np.isnan(shown).all() else int(np.nanargmin(shown))
     row: dict[str, Any] = {
         "accuracy": float(right.mean()),
-        "accuracy_training_prior": weighted,
-        "balanced": float(recalls[present].mean()) if present.any() else None,
-        "left_out": int((present & (counts < least)).sum()),
+        "accuracy_training_prior": None if hidden else weighted,
+        "balanced": float(recalls[present].mean()) if present.any() and not hidden else None,
+        "left_out": int((present & few).sum()),
         "worst": None if place is None else float(recalls[place]),
     }
     if place is not None:
@@ -154,7 +157,8 @@ def _groups(held: Held, right: NDArray[Any], least: int) -> tuple[str, float, in
     if len(distinct) < 2 or held.kind == LABELS or _are_classes(names, held.truth.numpy()):
         return None
     shares = {name: (float(right[names == name].mean()), int((names == name).sum())) for name in distinct}
-    shares = {name: cell for name, cell in shares.items() if cell[1] >= least}
+    hidden = small_cells.left_out({name: records for name, (_, records) in shares.items()}, least)
+    shares = {name: cell for name, cell in shares.items() if name not in hidden}
     if not shares:
         return None
     lowest = min(shares, key=lambda name: shares[name][0])
