@@ -44,6 +44,7 @@ PAPER = (
 KINDS = {
     "str": "text",
     "float": "number",
+    "float | str": "number or text",
     "int": "whole number",
     "bool": "true or false",
     "Sequence": "list",
@@ -158,6 +159,8 @@ def config_keys() -> str:
         "missing_tokens": helps["missing_token"],
         "record_budgets": "A column or file with one epsilon per record, instead of owners; `--budgets` takes it too.",
         "split_seed": "Seed of the held-out split, where it is not `seed`: comparisons keep one split for all seeds.",
+        "prior": "Release noisy counts of the labels, paid from the same promise; `--no-prior` sets it to false.",
+        "prior_counts": "Publicly known counts of the labels instead, one per label; `--prior` gives them.",
         "columns": "One table per column, `[columns.NAME]`: see below.",
     }
     rows = []

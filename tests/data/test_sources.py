@@ -76,7 +76,8 @@ def test_dutch_is_the_published_table_with_the_papers_thirty_five_features() -> 
 def test_the_split_follows_from_a_public_seed() -> None:
     first, again, other = (real("ctg", split_seed=seed)[0] for seed in (0, 0, 1))
     assert torch.equal(first.fetch(torch.arange(50))[0], again.fetch(torch.arange(50))[0])
-    assert len(first) == len(again) != len(other)
+    assert len(first) == len(again) == len(other)
+    assert not torch.equal(first.fetch(torch.arange(50))[0], other.fetch(torch.arange(50))[0])
     assert fingerprint(first) == fingerprint(other), "whoever trains on either side is counted in one ledger"
 
 

@@ -130,7 +130,8 @@ def test_no_figure_is_typed_into_a_page() -> None:
 def test_pages_describe_and_never_promise() -> None:
     promising = re.compile(r"\b(fair(?:er|est)?|unbiased|debias\w*|solv(?:e|es|ed|ing))\b", re.IGNORECASE)
     pages = [page for page in written() if page.name != "talking-about-fairness.md"]
-    assert {str(page): found for page in pages if (found := promising.findall(text(page)))} == {}
+    titles = re.compile(r"^  title = .*$", re.MULTILINE)  # a paper is cited as it is called
+    assert {str(page): found for page in pages if (found := promising.findall(titles.sub("", text(page))))} == {}
 
 
 def test_pages_name_no_place_on_a_machine() -> None:

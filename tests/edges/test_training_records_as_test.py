@@ -86,7 +86,7 @@ def test_with_the_flag_a_page_on_training_records_is_private(run: eh.Run, tmp_pa
     page = run.report((X, Y), training_records=True)
     assert "do not share" in page.page
     for place in (tmp_path / "report.html", run.path / "report.html", run.path / "private" / ".." / "full.html"):
-        with pytest.raises(UsageError, match="not private"):
+        with pytest.raises(UsageError, match="must not be shared"):
             page.save(place)
     assert page.save(run.path / "private" / "report-full.html").exists()
 

@@ -21,7 +21,8 @@ from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.runs import checkpoints
 from evenhand.runs.folder import Folder
 from evenhand.training.config import of_run
-from evenhand.training.run import Run, preprocessing
+from evenhand.training.goals.predict import preprocessing
+from evenhand.training.run import Run
 from faults import damaged_folders
 
 pytestmark = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="damage with devices, pipes and links")

@@ -165,7 +165,7 @@ def test_verify_finds_figures_of_another_model(digit_data: tuple[Data, Data], tm
     folder = Folder(tmp_path / "a")
     last = folder.metrics()[-1]
     page = (folder.path / "report.html").read_bytes()
-    folder.add_metrics({**last, "weights": "0" * 64}, folder.metrics_file)
+    folder.add_metrics({**last, "weights": "0" * 64}, 1)
     (problem,) = eh.verify(folder.path)["problems"]
     assert "last line of metrics.jsonl measured other weights" in problem
     folder.write_statement()
@@ -194,7 +194,7 @@ def test_folders_of_an_earlier_version_are_read_and_what_is_not_checked_is_said(
     monkeypatch.setattr(
         Folder,
         "add_metrics",
-        lambda self, line, file: real(self, {k: v for k, v in line.items() if k not in ("weights", "segment")}, file),
+        lambda self, line, **how: real(self, {k: v for k, v in line.items() if k not in ("weights", "segment")}, **how),
     )
     train(tmp_path, digit_data)
     monkeypatch.undo()

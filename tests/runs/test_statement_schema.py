@@ -34,7 +34,7 @@ def test_the_schema_is_a_schema_and_describes_every_key() -> None:
     assert len(found) == 11
     for part in found:
         assert part["additionalProperties"] is False
-        assert part["required"] == [key for key in part["properties"] if key != "prior"]
+        assert part["required"] == [key for key in part["properties"] if key not in ("prior", "features")]
         assert [key for key, value in part["properties"].items() if not value.get("description")] == []
 
 

@@ -43,7 +43,7 @@ def test_the_search_finds_how_far_a_wrong_rule_goes(name: str, least: float) -> 
 
 
 def test_a_counterexample_is_small() -> None:
-    (wrong,) = [wrong for wrong in ZOO if wrong.name == "unclipped"]
+    (wrong,) = [wrong for wrong in ZOO if wrong.name == "never_clipped"]
     (finding,) = check(wrong.subject, only=["sensitivity"])
     assert finding.message == (
         "removing row 0 moves the weighted sum by 2 times the declared sensitivity. "

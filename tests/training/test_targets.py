@@ -32,7 +32,9 @@ def trained(
     groups = ["a" if place % 3 else "b" for place in range(len(X))]
     data = eh.data.wrap(X, y, groups=groups, **options)
     train, test = data.take(torch.arange(0, 160)), data.take(torch.arange(160, len(X)))
-    run = eh.fit(model, train, epsilon=8.0, delta=1e-3, epochs=epochs, test=test, out=out, compose=False)
+    run = eh.fit(
+        model, train, epsilon=8.0, delta=1e-3, epochs=epochs, test=test, out=out, compose=False, least_records=1
+    )
     assert verify(out)["ok"]
     page = (out / "report.html").read_text()
     assert "held-out" in page
@@ -200,7 +202,7 @@ def table(tmp_path: Path) -> Path:
 
 
 COLUMNS = ("--number", "age=0:120", "--category", "sex=f,m", "--category", "race=A,B", "--groups", "race,sex")
-SHORT = ("--epsilon", "50", "--delta", "1e-3", "--epochs", "10", "--model", "linear")
+SHORT = ("--epsilon", "50", "--delta", "1e-3", "--epochs", "10", "--model", "linear", "--least-records", "1")
 
 
 def test_a_file_with_a_real_number_to_predict(table: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from wrong_mechanisms.base import Wrong, wrong_rule
 class Unclipped(Clip):
     """Every gradient counts as it is, and the bound is declared all the same."""
 
-    name = "unclipped"
+    name = "never_clipped"
 
     def weight(self, row: Stats, state: State) -> Tensor:
         """1."""

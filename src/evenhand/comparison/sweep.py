@@ -273,6 +273,7 @@ class Sweep:
             split_seed=fixed if split_seed is None or not base.own_data else split_seed,
             insecure_seed=None if base.insecure_seed is None else base.insecure_seed + seed,
             settings={**line.settings, **choice.settings},
+            prior=False,
         )
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

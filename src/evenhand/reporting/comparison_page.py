@@ -211,6 +211,7 @@ def metrics_asked(entries: Sequence[Entry], numbers: Mapping[str, int], costed: 
     With ``costed``, what privacy adds to the metric against the non-private reference stands behind each value.
 
     Examples:
+        >>> from evenhand.reporting.group_metrics import Estimate
         >>> one = Estimate(0.25, 0.2, 0.3, 40)
         >>> metrics_asked([Entry("dpsgd", 3.0, asked={"fpr": {"a": one}})], {"a": 0}, False).blocks[0].rows
         [['a', '0.25 (0.2 to 0.3)']]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -17,9 +18,10 @@ from evenhand.data import Data, wrap
 from evenhand.errors import CalibrationError
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import read
-from evenhand.runs.statement_files import FROM_FACTS, FROM_NOISE, schema
+from evenhand.runs.statement_files import DECISION, FROM_FACTS, FROM_NOISE, schema
 from evenhand.training import loop
 from evenhand.training.attach import Private, start
+from evenhand.training.goals.serve import Serving
 from evenhand.training.loggers import Broadcast
 
 pytestmark = pytest.mark.usefixtures("slow_steps")
@@ -54,7 +56,8 @@ def told(out: Path, *places: int, steps: int = 25) -> Folder:
 
 def tell(private: Private) -> None:
     telling = Broadcast([Keeper(private.folder.ledger_file)], evaluates=True)
-    loop._evaluate(private, held_out(), loop.Companions(), telling, private.folder.metrics_file)
+    record = partial(private.folder.add_metrics, least=1)
+    loop._evaluate(private, held_out(), loop.Companions(), telling, record, Serving())
 
 
 def test_a_run_whose_loggers_got_later_figures_cannot_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +80,8 @@ def test_without_loggers_nothing_is_noted_and_figures_in_the_folder_do_not_bind(
     with eh.attach(*parts(), planned(), out=tmp_path / "old") as private:
         further(private, 25)
         silent = Broadcast([], evaluates=True)
-        loop._evaluate(private, held_out(), loop.Companions(), silent, private.folder.metrics_file)
+        record = partial(private.folder.add_metrics, least=1)
+        loop._evaluate(private, held_out(), loop.Companions(), silent, record, Serving())
     old = Folder(tmp_path / "old")
     assert (old.ledger().told, len(old.metrics())) == ((), 1)
     eh.rebudget(old.path, LOWER, train=data(), out=tmp_path / "new")
@@ -127,14 +131,14 @@ def test_figures_between_a_checkpoint_and_its_release_do_not_hide_the_release(tm
 def test_a_withdrawn_run_says_that_nothing_it_computed_may_be_shared(tmp_path: Path) -> None:
     old = trained(tmp_path / "old")
     line = {"step": 25, "groups": {"g": 0.8125}, "accuracy": 0.8125}
-    old.add_metrics(line, old.metrics_file)
+    old.add_metrics(line, 1)
     assert not old.statement_file.exists()
     assert old.statement()["groups"] == {"g": 0.8125}
     eh.rebudget(old.path, LOWER, train=data(), out=tmp_path / "new")
     written = json.loads(old.statement_file.read_bytes())
     jsonschema.Draft202012Validator(schema()).validate(written)
     assert written["sharing"]["may_be_shared"] == list(FROM_FACTS)
-    assert set(FROM_NOISE) <= set(written["sharing"]["must_not_be_shared"])
+    assert {*FROM_NOISE} - {DECISION} <= set(written["sharing"]["must_not_be_shared"])
     assert written["sharing"]["intermediate_checkpoints"].startswith("must be deleted")
     assert written["covers"] == []
     words = (old.path / "statement.md").read_text()

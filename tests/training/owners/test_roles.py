@@ -14,7 +14,7 @@ from evenhand.data.owners_and_groups import Roles, assigned
 from evenhand.errors import EvenhandError
 
 SECRET = "alice-secret-4711"
-QUICK = ("--epochs", 1, "--model", "linear", "--no-compose")
+QUICK = ("--epochs", 1, "--model", "linear", "--no-compose", "--least-records", 1)
 
 
 @pytest.fixture(scope="module")

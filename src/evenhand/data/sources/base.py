@@ -229,7 +229,7 @@ def held_out_of_each(classes: Sequence[str], share: float, seed: int) -> NDArray
 
     Examples:
       >>> masks = [held_out_of_each(["a"] * 10 + ["b"] * 5, 0.2, seed) for seed in (0, 1)]
-      >>> [mask[:10].sum() for mask in masks], [mask[10:].sum() for mask in masks]
+      >>> [int(mask[:10].sum()) for mask in masks], [int(mask[10:].sum()) for mask in masks]
       ([2, 2], [1, 1])
     """
     names, generator = np.asarray(classes), np.random.default_rng([seed, 20])
