@@ -142,7 +142,7 @@ def test_a_withdrawn_run_says_that_nothing_it_computed_may_be_shared(tmp_path: P
     assert written["sharing"]["intermediate_checkpoints"].startswith("must be deleted")
     assert written["covers"] == []
     words = (old.path / "statement.md").read_text()
-    assert f"Must not be shared: {', '.join(FROM_NOISE)}" in words
+    assert f"Must not be shared: {', '.join(name for name in FROM_NOISE if name != DECISION)}" in words
     assert "no extra cost" not in words
     for name in FROM_FACTS:
         assert not (old.path / name).exists() or b"0.8125" not in (old.path / name).read_bytes()
