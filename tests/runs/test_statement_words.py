@@ -12,7 +12,7 @@ from evenhand.accounting.owner_classes import further_owners
 from evenhand.runs import folder as runs
 from evenhand.runs.folder import Folder
 from evenhand.runs.statement import markdown, paragraphs
-from evenhand.runs.statement_files import FROM_FACTS, FROM_NOISE, KEPT, sharing
+from evenhand.runs.statement_files import DECISION, FROM_FACTS, FROM_NOISE, KEPT, sharing
 
 
 def words(folder: Folder) -> str:
@@ -40,7 +40,9 @@ def test_a_private_run_may_share_its_model_and_every_checkpoint_at_no_extra_cost
 )
 def test_an_unprotected_run_may_not(kind: str, reason: str, folders: dict[str, Folder]) -> None:
     text = words(folders[kind])
-    kept = re.escape(", ".join([*FROM_NOISE, "private/"]))
+    decided = (folders[kind].path / DECISION).exists()
+    assert decided == (kind == "insecure"), "a run that is not private counts no labels, so it has no decision"
+    kept = re.escape(", ".join([*(name for name in FROM_NOISE if decided or name != DECISION), "private/"]))
     assert re.search(rf"Must not be shared[^.]*: {kept}", text)
     assert reason in text
     assert "no extra cost" not in text

@@ -126,10 +126,10 @@ def test_a_class_with_few_records_is_not_named_on_the_frontier() -> None:
     records = Held(scores, truth, "classes")
     prior = Prior.declared([9, 1])
     few, every = (frontier(records, prior, trained_tau=0.0, least=least)[0] for least in (5, 1))
-    assert (few["worst"], few["balanced"], few["left_out"]) == (None, None, 2), (
+    assert (few["worst"], few["balanced"], few["classes_not_shown"]) == (None, None, 2), (
         "one of two classes would tell the other"
     )
-    assert (every["worst"], every["left_out"]) == (0.0, 0)
+    assert (every["worst"], every["classes_not_shown"]) == (0.0, 0)
     assert every["worst_class"]["n"] == 3
     assert every["worst_class"]["too_few_to_tell"]
 

@@ -115,7 +115,7 @@ def _figures(held: Held, decision: Decision, prior: Prior, least: int) -> dict[s
         "accuracy": float(right.mean()),
         "accuracy_training_prior": None if hidden else weighted,
         "balanced": float(recalls[present].mean()) if present.any() and not hidden else None,
-        "left_out": int((present & few).sum()),
+        "classes_not_shown": int((present & few).sum()),
         "worst": None if place is None else float(recalls[place]),
     }
     if place is not None:
