@@ -53,7 +53,7 @@ def test_impossible_targets_are_explained_quickly(shape: list, target: float, de
 
 
 def test_queries_that_spend_too_much_are_named() -> None:
-    with pytest.raises(CalibrationError, match="side queries alone"):
+    with pytest.raises(CalibrationError, match="Alone, the side queries"):
         calibrate([(0.01, 1.0, 1000)], 1.0, 1e-5, query_noise=1.0)
 
 

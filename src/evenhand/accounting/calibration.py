@@ -96,9 +96,11 @@ def calibrate(
     if query_noise < math.inf or fixed:
         least = Composition([*((q, query_noise, n) for q, _, n in shape), *fixed], relation).epsilon(delta)
         if least >= target:
+            alone = [f"the side queries (noise {query_noise:g})"] if query_noise < math.inf else []
+            alone += ["the counts before the first step"] if fixed else []
             raise CalibrationError(
-                f"The side queries alone (noise {query_noise:g}) spend epsilon {least:.4g}, so {target:g} is out of "
-                f"reach at any gradient noise; ask for more than {least:.4g} or give the queries more noise."
+                f"Alone, {' and '.join(alone)} spend epsilon {least:.4g}, so {target:g} is out of reach at any "
+                f"gradient noise; ask for more than {least:.4g}, or give them more noise."
             )
 
     def spend(x: float, rel: float, near: float) -> float:

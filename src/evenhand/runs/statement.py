@@ -211,13 +211,13 @@ def prior_words(mechanism: Mapping[str, Any]) -> list[str]:
 
     Examples:
       >>> prior_words({}), prior_words({"prior": {"counts_of": "labels", "noise_multiplier": 28.9}})[0][:49]
-      ([], 'Counts of labels over all records were released o')
+      ([], 'Counts of labels over all records may be released')
     """
     if (prior := mechanism.get("prior")) is None:
         return []
     return [
-        f"Counts of {prior['counts_of']} over all records were released once, with noise multiplier "
-        f"{prior['noise_multiplier']:.4g}; they are in the ledger, and the figures above contain what they cost."
+        f"Counts of {prior['counts_of']} over all records may be released once, with noise multiplier "
+        f"{prior['noise_multiplier']:.4g}; the ledger holds them, and the figures above contain what they cost."
     ]
 
 

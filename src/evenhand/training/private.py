@@ -99,6 +99,7 @@ class Private:
         self.memory: Mapping[str, Any] = memory
         self._left_out, self._rows, self._allow_not_finite = LeftOut(), 0, allow_not_finite
         self._looked: Data | None = None
+        self._checked: tuple[Data, model_guards.Watch] | None = None
         self._seen: State | None = None
         self.restored_position, self._position = restored_position, ledger.reserved
         self._drawn: Batch | None = None
@@ -180,9 +181,11 @@ class Private:
             if self.plan.prior is not None and self._ledger.counts is None and not self._ledger.counts_lost:
                 wrapped = wrap(data)
                 self._check(wrapped)
+                self._checked = wrapped, self._watch
                 row = release_counts(self.plan, self._mechanism.stream, wrapped)
                 with boundary(self.folder.path):
                     self._ledger.prior(row)
+                    self._counting.follow()
             return self.folder.prior()
 
     def use_loss(self, loss: Loss) -> None:
@@ -193,6 +196,7 @@ class Private:
         """
         if self._started:
             raise BatchReuseError("Steps were made with the loss so far: give another one before the first batch.")
+        self._check_state()
         self._watch.close()
         self._watch, self._coupling = self._guards(loss)
 
@@ -383,9 +387,11 @@ class Private:
         if self._looked is not data:
             check_finite(survey(data), self._allow_not_finite)
             self._looked = data
-        self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
-        if self.plan.guarantee != "not private":
-            self._coupling.prepare(data)
+        checked, self._checked = self._checked, None
+        if checked is None or checked[0] is not data or checked[1] is not self._watch or not self._watch.probed:
+            self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
+            if self.plan.guarantee != "not private":
+                self._coupling.prepare(data)
         with boundary(self.folder.path):
             self._ledger.sync()
             self._counting.begin(data)

@@ -124,10 +124,10 @@ def declared(counts: Prior | Sequence[float] | Mapping[Any, float], labels: int)
 
 
 def refuse_without_prior(goal: Goal, tau: Tau, prior: object | None) -> None:
-    """Raise if a goal or a strength needs counts of labels and there are none; nothing was spent then."""
+    """Raise if a goal or a strength needs counts of labels and there are none."""
     if prior is None and (goal.needs_prior or tau not in (None, 0.0)):
         raise UsageError(
             f"The goal {goal} needs to know how frequent each label is, and this run has no counts of labels: they "
             "are released with noise, at a small charge, unless --no-prior is given or targets are real numbers. "
-            "Publicly known counts can be declared: --prior 900,100, in Python prior=[900, 100]. Nothing was spent."
+            "Publicly known counts can be declared: --prior 900,100, in Python prior=[900, 100]. No step was made."
         )

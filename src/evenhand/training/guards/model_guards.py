@@ -113,6 +113,11 @@ class Watch:
             probe(self._model, self._loss, inputs, torch.full_like(targets, self._labels - 1))
         self._probed = self._engine.layout()
 
+    @property
+    def probed(self) -> bool:
+        """Return whether the model was probed with the modes, hooks and modules that it has now."""
+        return self._probed is not None and self._engine.layout() is self._probed
+
     def run(self, inputs: Any, targets: Any, early: Early | None = None, blocks: Blocks | None = None) -> Pass:
         """Run one pass and return it; a model whose modes, hooks or modules changed is probed again first.
 
