@@ -45,7 +45,7 @@ def test_fit_releases_counts_that_verify_accepts(tmp_path: Path) -> None:
     assert run.plan.prior is not None
     assert len(prior_rows(tmp_path / "run")) == 1
     assert verify(tmp_path / "run")["problems"] == []
-    assert "Counts of labels over all records were released once" in str(run.privacy)
+    assert "Counts of labels over all records may be released once" in str(run.privacy)
 
 
 def test_without_a_prior_nothing_is_counted(tmp_path: Path) -> None:

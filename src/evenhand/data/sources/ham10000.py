@@ -16,7 +16,7 @@ from torch import Tensor
 from evenhand import _validate
 from evenhand.data import own_data, read_files
 from evenhand.data.columns import Image
-from evenhand.data.dataset import Data
+from evenhand.data.dataset import Data, kept_together
 from evenhand.data.owners_and_groups import grouped
 from evenhand.data.record_seeds import Quiet
 from evenhand.data.sources.base import (
@@ -113,6 +113,7 @@ def _divided(
     data = _scaled(classified(torch.from_numpy(np.ascontiguousarray(images)), labels, DIAGNOSES))
     if choice(groups, ("diagnosis", "sex"), "groups") == "sex":
         data = grouped(data, sexes, SEXES)
+    data = replace(data, together=kept_together(lesions, len(data)))
     return divided(data, held_out(lesions, HELD_OUT, _validate.whole(split_seed, "split_seed", low=0)))
 
 
