@@ -17,7 +17,7 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -162,11 +162,14 @@ def lock(path: Path) -> FileLock:
     return FileLock(str(path))
 
 
-def parts(folder: Path) -> list[Path]:
-    """Return the files in a folder that wait for their name, or that a crash left; [] if there is no such folder."""
+def parts(folder: Path, others: Collection[str] = ()) -> list[Path]:
+    """Return the files in a folder that wait for their name, or that a crash left; [] if there is no such folder.
+
+    Those called one of ``others`` are returned too.
+    """
     try:
-        with os.scandir(folder) as entries:
-            return sorted(folder / entry.name for entry in entries if _PART.fullmatch(entry.name))
+        names = [name for name in os.listdir(folder) if name.endswith(".part")]
+        return [folder / name for name in sorted(names) if _PART.fullmatch(name) or name in others]
     except (FileNotFoundError, NotADirectoryError):
         return []
 

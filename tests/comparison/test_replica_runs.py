@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import evenhand as eh
+from evenhand import durable
 from evenhand.comparison import sweep
 from evenhand.comparison.compare import compare
 from evenhand.comparison.replica_runs import grouped
@@ -32,19 +33,17 @@ def numbers(row: Any, name: str = "") -> dict[str, float]:
 
 
 def test_a_comparison_of_replicas_is_that_of_single_runs(tmp_path: Path) -> None:
-    values = {
-        **SMALL,
-        "seeds": 2,
-        "insecure_seed": 7,
-        "average": 0.9,
-        "reference": True,
-    }
+    values = {**SMALL, "insecure_seed": 7, "average": 0.9, "reference": True}
     one, many = (
-        compare(sweep.sweep({**values, "replicas": mode}), tmp_path / mode, executor="here") for mode in ("off", "on")
+        compare(sweep.sweep({**values, "seeds": seeds, "replicas": mode}), tmp_path / mode, executor="here")
+        for mode, seeds in (("off", 1), ("on", 2))
     )
     assert not one.failed
     assert not many.failed
-    for single, replica in zip(one.results, many.results, strict=True):
+    stacked = {(result.task.cell.method, result.task.cell.seed): result for result in many.results}
+    assert len(stacked) == 4
+    for single in one.results:
+        replica = stacked[single.task.cell.method, single.task.cell.seed]
         for name in ("model.safetensors", "model-last.safetensors"):
             mine, other = (load_file(result.task.path / name) for result in (single, replica))
             assert max(float((mine[key] - other[key]).abs().max()) for key in mine) < 1e-5
@@ -53,13 +52,16 @@ def test_a_comparison_of_replicas_is_that_of_single_runs(tmp_path: Path) -> None
         mine, other = (numbers({k: v for k, v in r.last.items() if k != "followed"}) for r in (single, replica))
         assert mine.keys() == other.keys()
         assert mine == pytest.approx(other, abs=1e-4)
+    for replica in stacked.values():
         checked = verify(replica.task.path)
         assert checked["ok"], checked["problems"]
+    (replica.task.path / "metrics.jsonl").write_text("{}\n")
+    assert not verify(replica.task.path)["ok"], "every replica is checked by its own files"
 
 
 def test_every_step_is_charged_on_disk_before_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[tuple[int, bool]]] = []
-    step = Replicas.step
+    step, sync, synced = Replicas.step, durable._sync_disk, list[int]()
 
     def watched(self: Replicas, parameters: dict[str, torch.Tensor], position: int) -> object:
         seen.append(
@@ -69,10 +71,17 @@ def test_every_step_is_charged_on_disk_before_the_first_one(tmp_path: Path, monk
             ]
         )
         if len(seen) == 1:
+            assert synced or sync is None, "the charges are on disk"
             raise KeyboardInterrupt
         return step(self, parameters, position)
 
+    def noted(handle: int) -> None:
+        assert sync is not None
+        synced.append(handle)
+        sync(handle)
+
     monkeypatch.setattr(Replicas, "step", watched)
+    monkeypatch.setattr(durable, "_sync_disk", sync and noted)
     monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
     chosen = sweep.sweep({**SMALL, "seeds": 2, "replicas": "on"})
     with pytest.raises(KeyboardInterrupt, match="what they charged stays charged"):

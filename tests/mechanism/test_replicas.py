@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import evenhand as eh
+from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
 from evenhand.errors import UnsupportedModelError
 from evenhand.gradients.engine import Engine, per_sample
@@ -20,6 +22,7 @@ from evenhand.mechanism.replicas import Replicas
 from evenhand.mechanism.sampling import PoissonSampler, draw
 from evenhand.mechanism.step import Mechanism, private_gradient
 from evenhand.methods import registry
+from evenhand.types import Facts
 
 RECORDS, WIDTH, CLASSES = 120, 6, 3
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -43,9 +46,14 @@ def mlp(seed: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 
 
-def mechanism(method: str, data: Data, key: int, batch: float = 30.0) -> Mechanism:
+@functools.cache
+def planned(method: str, facts: Facts, batch: float) -> Plan:
     promise = eh.Budgets({"strict": 1.0, "open": 4.0}, 1e-3) if method in OWNED else eh.Privacy(3.0, 1e-3)
-    plan = eh.plan(method, None if method == "sgd" else promise, data=data.facts, epochs=3, batch_size=batch)
+    return eh.plan(method, None if method == "sgd" else promise, data=facts, epochs=3, batch_size=batch)
+
+
+def mechanism(method: str, data: Data, key: int, batch: float = 30.0) -> Mechanism:
+    plan = planned(method, data.facts, batch)
     queries = tuple(registry.build("query", **query) for query in plan.queries)
     return Mechanism(plan, registry.build("rule", **plan.rule), queries, Stream.insecure(key, 0))
 
@@ -97,9 +105,9 @@ def together(
 def test_a_replica_is_the_single_run_with_its_key(method: str) -> None:
     data = [records(), records(), records(1)]
     mechanisms = [mechanism(method, part, key) for key, part in enumerate(data)]
-    weights, commits = together(mechanisms, data, mlp, 8)
+    weights, commits = together(mechanisms, data, mlp, 5)
     for place, part in enumerate(data):
-        single, noted = alone(mechanism(method, part, place), part, mlp(place), 8)
+        single, noted = alone(mechanism(method, part, place), part, mlp(place), 5)
         assert float((weights[place] - single).abs().max()) < 1e-5
         assert commits[place] == noted, "noise, sensitivity and queries that the ledger will name"
 
@@ -129,10 +137,28 @@ def test_rows_of_weight_zero_add_nothing_and_rows_that_are_not_finite_neither() 
 
 
 def test_an_empty_draw_is_an_ordinary_step() -> None:
-    data, one = records(), mechanism("dpsgd", records(), 3, 0.001)
-    weights, commits = together([one], [data], mlp, 4)
-    assert torch.isfinite(weights).all()
+    data, one, many = records(), mechanism("dpsgd", records(), 3, 0.5), mechanism("dpsgd", records(), 4)
+    sampler = PoissonSampler(data.owner, one.plan.rates, one.stream)
+    assert [len(sampler.rows(position)) for position in range(4)].count(0) in (1, 2, 3)
+    by_itself, commits = together([one], [data], mlp, 4)
+    beside, _ = together([one, many], [data, data], mlp, 4)
+    assert torch.isfinite(by_itself).all()
+    assert torch.allclose(by_itself[0], beside[0], atol=1e-7, rtol=0)
     assert len(commits[0]) == 4
+
+
+def test_replicas_of_several_plans_are_each_weighed_under_their_own() -> None:
+    """Plans of two batch sizes take turns, and a rule with side queries stands between those that share a call."""
+    data = [records(), records(1), records(2), records(3), records(4)]
+    kinds = [("dpsgd", 30.0), ("dpsgd", 60.0), ("global_adapt_v2", 30.0), ("dpsgd", 30.0), ("dpsgd", 60.0)]
+    several = [
+        mechanism(method, part, key, batch) for key, (part, (method, batch)) in enumerate(zip(data, kinds, strict=True))
+    ]
+    weights, commits = together(several, data, mlp, 3)
+    for place, (part, (method, batch)) in enumerate(zip(data, kinds, strict=True)):
+        single, noted = alone(mechanism(method, part, place, batch), part, mlp(place), 3)
+        assert float((weights[place] - single).abs().max()) < 1e-5
+        assert commits[place] == noted
 
 
 def test_weights_and_accuracy_of_replicas_have_the_law_of_single_runs() -> None:

@@ -261,9 +261,13 @@ class Plan:
             f"REPLACED by any other of its owner: {figures}, delta {self.delta:g}.{meant}"
         ]
 
+    @cached_property
+    def _text(self) -> str:
+        return json.dumps(self, default=_fields)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data for plan.json. Meanings never change; a new meaning gets a new key and schema number."""
-        plain = json.loads(json.dumps(self, default=_fields))
+        plain = json.loads(self._text)
         return {"schema": SCHEMA, **{key: value for key, value in plain.items() if key not in _OPTIONAL or value}}
 
     @classmethod

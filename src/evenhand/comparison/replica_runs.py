@@ -31,7 +31,7 @@ from evenhand.mechanism.step import Mechanism, rehearse
 from evenhand.methods import registry
 from evenhand.models.build import declared_shape
 from evenhand.runs import released_weights
-from evenhand.runs.dataset_ledger import Counting, begin_together
+from evenhand.runs.dataset_ledger import Counting, begin_together, follow_together
 from evenhand.runs.folder import Folder, publish, write_durably
 from evenhand.runs.ledger import BLOCK, Ledger
 from evenhand.runs.recorder import Recorder
@@ -44,7 +44,10 @@ from evenhand.training.optimizers import OPTIMIZERS, SCHEDULES, Descent
 from evenhand.training.weight_average import Average
 
 if TYPE_CHECKING:
+    from evenhand.accounting.plan import Plan
     from evenhand.data import Data
+    from evenhand.methods.queries import Query
+    from evenhand.methods.rules import Rule
 
 NUMBERS = 2**23
 """Numbers that the layers of all replicas hold at once: further replicas are trained in another stack."""
@@ -147,7 +150,11 @@ def perform_together(tasks: tuple[Task, ...]) -> None:
     chain, config = _chain(tasks[0]), tasks[0].cell.config
     with ExitStack() as ledgers:
         with durable.together():
-            replicas = [_opened(task, *data, ledgers) for task, data in zip(tasks, _data(tasks), strict=True)]
+            acting = {task.plan.digest: _acting(task.plan) for task in {one.plan.digest: one for one in tasks}.values()}
+            replicas = [
+                _opened(task, *data, *acting[task.plan.digest], ledgers)
+                for task, data in zip(tasks, _data(tasks), strict=True)
+            ]
             begin_together([(replica.counting, replica.train) for replica in replicas])
             for replica in replicas:
                 _charge(replica)
@@ -160,6 +167,9 @@ def perform_together(tasks: tuple[Task, ...]) -> None:
                     _fill(replica.model, last, place)
                     publish(replica.model, replica.folder.last_model_file, replica.ledger)
                 _fill(replica.model, last if average is None else average, place)
+                _measure(replica)
+            follow_together([replica.counting for replica in replicas])
+            for replica in replicas:
                 _publish(replica)
         told = LeftOut()
         told.add(stack.left_out, stack.drawn)
@@ -188,7 +198,17 @@ def _data(tasks: Sequence[Task]) -> list[tuple[Data, Data | None]]:
     return [checked[id(train)] for train, _ in parts]
 
 
-def _opened(task: Task, train: Data, held_out: Data | None, ledgers: ExitStack) -> _Replica:
+def _acting(plan: Plan) -> tuple[Rule, tuple[Query, ...]]:
+    """Return the rule and the queries that a plan names, tried once on made-up rows for all of its replicas."""
+    rule = registry.build("rule", **plan.rule)
+    queries = tuple(registry.build("query", **query) for query in plan.queries)
+    rehearse(Mechanism(plan, rule, queries, Stream.fresh()))
+    return rule, queries
+
+
+def _opened(
+    task: Task, train: Data, held_out: Data | None, rule: Rule, queries: tuple[Query, ...], ledgers: ExitStack
+) -> _Replica:
     """Make the run folder with plan and config, and open its ledger. Nothing is charged."""
     config, plan = task.cell.config, task.plan
     if train.facts != plan.facts:
@@ -199,11 +219,8 @@ def _opened(task: Task, train: Data, held_out: Data | None, ledgers: ExitStack) 
     trusted_code.write(folder, train.declared, {"model": config.model, "features": config.features})
     seed = config.insecure_seed
     stream = Stream.fresh() if seed is None else Stream.insecure(seed, 0)
-    rule = registry.build("rule", **plan.rule)
-    queries = tuple(registry.build("query", **query) for query in plan.queries)
     model = config.build_model(train.facts)
     mechanism = Mechanism(plan, rule, queries, stream)
-    rehearse(mechanism)
     ledger = ledgers.enter_context(
         Ledger.open(
             folder.ledger_file,
@@ -301,15 +318,18 @@ def _fill(model: nn.Module, parameters: Mapping[str, Tensor], place: int) -> Non
             parameter.copy_(parameters[name][place])
 
 
-def _publish(replica: _Replica) -> None:
-    """Measure a replica on its held-out records as a single run does, and release its model."""
+def _measure(replica: _Replica) -> None:
+    """Measure a replica on its held-out records as a single run does."""
     folder, plan, model = replica.folder, replica.task.plan, replica.model
     if replica.held_out is not None:
         epoch = plan.steps * plan.expected_batch / plan.facts.records
         line = evaluate.row(model, replica.held_out, plan.steps, epoch)
         line |= {"segment": 0, "weights": released_weights.digest(model)}
         folder.add_metrics(line, replica.task.cell.config.least_records)
-    replica.counting.follow()
-    publish(model, folder.model_file, replica.ledger)
+
+
+def _publish(replica: _Replica) -> None:
+    """Release the model of a replica that is counted."""
+    publish(replica.model, replica.folder.model_file, replica.ledger)
     if replica.task.research:
-        research.write(folder, model, replica.train, plan)
+        research.write(replica.folder, replica.model, replica.train, replica.task.plan)

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,11 +193,15 @@ class _Same:
 
     config: Config
 
+    @cached_property
+    def _file(self) -> str:
+        return to_toml(self.config)
+
     def __hash__(self) -> int:
-        return hash(to_toml(self.config))
+        return hash(self._file)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and to_toml(self.config) == to_toml(other.config)
+        return isinstance(other, _Same) and self._file == other._file
 
 
 def _data(config: Config) -> _Same:

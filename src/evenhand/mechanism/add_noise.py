@@ -213,9 +213,11 @@ def release_rows(
     rows, spacing, std = totals.numpy(), np.asarray(spacings)[:, None], np.asarray(stds)[:, None]
     np.rint(np.multiply(rows, 1 / spacing, out=rows), out=rows)
     scale = std / spacing
+    loops = noise_native.loops()
+    several = rows.shape[1] <= FEW and (loops is None or not loops.encrypts)
     for place, source in enumerate(sources):
-        few = rows.shape[1] <= FEW  # more would be computed ahead by a thread for each run
-        normals = (source if few else source.stream).normals("gradient", step, rows.shape[1])
+        # those of several steps at once where each would set up a cipher; of many, a thread per run would work ahead
+        normals = (source if several else source.stream).normals("gradient", step, rows.shape[1])
         rows[place] += normals * scale[place]
     np.rint(rows, out=rows)
     rows *= spacing / np.asarray(divisors)[:, None]

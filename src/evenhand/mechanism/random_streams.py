@@ -91,8 +91,9 @@ class Stream:
 
     def _words(self, domain: Domain, step: int, count: int) -> NDArray[np.uint64]:
         """Return ``count`` random numbers of 64 bits."""
-        encryptor = self._encryptor(domain, step, 0)
-        return np.frombuffer(encryptor.update(bytes(16 * -(-count // 2))), dtype="<u8")[:count]
+        counters = _counters(-(-count // 2)).copy()
+        counters[:, 0] = np.frombuffer(_address(domain, step, 0)[:8], np.uint64)
+        return np.frombuffer(self._blocks.update(counters.tobytes()), dtype="<u8")[:count]
 
     def seed(self, step: int) -> bytes:
         """Return the secret seed of the draws within a step (dropout, augmentation), for `generators.seed`.
@@ -112,14 +113,12 @@ class Stream:
           >>> list(stream.record_seeds(3, [5, 7]))[1] == next(stream.record_seeds(3, [7]))
           True
         """
-        aes, modes, cipher = _cipher()
-        encryptor = cipher(aes(self.key), modes.ECB()).encryptor()
         upper, blocks = self.counter("fetching", step), np.arange(SECRET // 16, dtype=np.uint64)
         for first in range(0, len(records), 64):
             begin = np.array(records[first : first + 64], dtype=np.uint64)[:, None] * np.uint64(_SPACING)
             counters = np.empty((len(begin), len(blocks), 2), ">u8")
             counters[:, :, 0], counters[:, :, 1] = upper, begin + blocks
-            bits = memoryview(encryptor.update(counters.tobytes()))
+            bits = memoryview(self._blocks.update(counters.tobytes()))
             yield from (bytes(bits[at : at + SECRET]) for at in range(0, len(bits), SECRET))
 
     def normals(
@@ -188,9 +187,23 @@ class Stream:
         desk.fill(steps * blocks, encrypt)
         return desk.normals(steps * blocks).reshape(steps, -1)[:, :count]
 
+    @functools.cached_property
+    def _blocks(self) -> Any:
+        """Return the cipher of single blocks, which has no state: encrypted counters are the key stream of CTR."""
+        aes, modes, cipher = _cipher()
+        return cipher(aes(self.key), modes.ECB()).encryptor()
+
     def _encryptor(self, domain: Domain, step: int, block: int) -> Any:
         aes, modes, cipher = _cipher()
         return cipher(aes(self.key), modes.CTR(_address(domain, step, block))).encryptor()
+
+
+@functools.lru_cache(maxsize=4)
+def _counters(blocks: int) -> NDArray[np.uint64]:
+    """Return the bytes of so many counter blocks as pairs of words: the upper half 0, the lower half 0, 1, 2 ..."""
+    counters = np.zeros((blocks, 2), ">u8")
+    counters[:, 1] = np.arange(blocks)
+    return counters.view(np.uint64)
 
 
 def _address(domain: Domain, step: int, block: int) -> bytes:

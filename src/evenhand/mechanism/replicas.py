@@ -1,18 +1,20 @@
 """Step many runs of one small model at once: the gradients in a few batched products, all that is private run by run.
 
-Each replica has its own plan, secret key, Poisson draw, rule memory and noise. Weights, side queries and the size of
-the noise come from the functions of a single run (``step.weigh``, ``step.noise_for``); what is shared is the pass over
-the rows, and the loop that adds the noise (``add_noise.release_rows``).
+Each replica has its own plan, secret key, Poisson draw and noise. Weights, side queries and the size of the noise come
+from the functions of a single run (``step.weigh``, ``step.noise_for``); what is shared is the pass over the rows, the
+loop that adds the noise (``add_noise.release_rows``), and the weighing of rows where replicas have equal plans and a
+rule that looks at each row alone.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.data.dataset import Data
@@ -42,14 +44,13 @@ class Replicas:
         chain: Chain,
         loss: Callable[[Any, Any], Tensor],
     ) -> None:
-        self._mechanisms, self._data, self._chain, self._loss = list(mechanisms), list(data), chain, loss
+        self._mechanisms, self._chain, self._loss = list(mechanisms), chain, loss
         self._samplers = [
             PoissonSampler(part.owner, one.plan.rates, one.stream, None if one.whole else one.plan.scales)
             for one, part in zip(mechanisms, data, strict=True)
         ]
-        self._memories: list[Mapping[str, Any]] = [one.rule.initial(one.plan.facts) for one in mechanisms]
-        self._rows = max(_usual_rows(one.plan.expected_batch) for one in mechanisms)
-        self._inputs, self._targets, self._starts = _gathered(data)
+        self._alike = _alike(mechanisms)
+        self._records = _gathered(data)
         self.left_out = self.drawn = 0
         self._freed_memory = KeepFreedMemory(self)
 
@@ -65,29 +66,34 @@ class Replicas:
           caller; and one commit per replica.
         """
         count = len(next(iter(parameters.values())))
-        drawn = [sampler.draw(position)[0] for sampler in self._samplers[:count]]
-        width = max(self._rows, *(len(rows) for rows in drawn))
-        places = np.full((count, width), len(self._inputs) - 1)
-        for replica, rows in enumerate(drawn):
-            places[replica, : len(rows)] = rows.numpy() + self._starts[replica]
+        drawn = [sampler.rows(position).numpy() for sampler in self._samplers[:count]]
+        sizes = np.array([len(rows) for rows in drawn])
+        width = max(1, int(sizes.max()))
+        filled, numbered = np.arange(width) < sizes[:, None], np.arange(count * width).reshape(count, width)
+        places = np.full((count, width), self._records.blank)
+        places[filled] = np.concatenate(drawn) + np.repeat(self._records.starts[:count], sizes)
         where = torch.from_numpy(places)
-        result = run_stacked(self._chain, parameters, self._inputs[where], self._targets[where], self._loss)
-        weights = torch.zeros(count, width, dtype=torch.float64)
-        weighed = []
-        for replica, rows in enumerate(drawn):
-            size, part = len(rows), self._data[replica]
-            seen = Pass(result.loss[replica, :size], result.norm[replica, :size], _unused, finite=result.finite)
-            batch = Batch(None, None, part.group[rows], part.owner[rows], rows, position, 0)
-            one = weigh(self._mechanisms[replica], seen, batch, self._memories[replica])
-            weights[replica, :size] = one.weights
-            weighed.append(one)
-            self.left_out, self.drawn = self.left_out + one.left_out, self.drawn + size
-        totals, using = result.weighted_sum(weights), self._mechanisms[:count]
-        noises = [noise_for(one, part, totals.shape[1]) for one, part in zip(using, weighed, strict=True)]
-        self._add_noise(totals, noises, position)
-        concluded = [conclude(*step) for step in zip(using, weighed, noises, strict=True)]
-        self._memories[:count] = [memory for memory, _ in concluded]
-        return totals, [commit for _, commit in concluded]
+        result = run_stacked(self._chain, parameters, *self._records.at(where), self._loss)
+        weights = torch.zeros(count * width, dtype=torch.float64)
+        dimension = sum(parameters[name][0].numel() for name in self._chain.names)
+        noises, commits = dict[int, GradientNoise](), dict[int, Commit]()
+        for part in self._alike:
+            members = part.members[part.members < count]
+            if not len(members):
+                continue
+            rows = torch.from_numpy(numbered[members][filled[members]])
+            seen = Pass(result.loss.view(-1)[rows], result.norm.view(-1)[rows], _unused, finite=result.finite)
+            batch = self._records.batch(where.view(-1)[rows], [drawn[member] for member in members], position)
+            weighed = weigh(part.mechanism, seen, batch, part.memory)
+            weights[rows] = weighed.weights
+            noise = noise_for(part.mechanism, weighed, dimension)
+            part.memory, commit = conclude(part.mechanism, weighed, noise)
+            noises |= dict.fromkeys(members.tolist(), noise)
+            commits |= dict.fromkeys(members.tolist(), commit)
+            self.left_out, self.drawn = self.left_out + weighed.left_out, self.drawn + len(rows)
+        totals = result.weighted_sum(weights.view(count, width))
+        self._add_noise(totals, [noises[replica] for replica in range(count)], position)
+        return totals, [commits[replica] for replica in range(count)]
 
     def _add_noise(self, totals: Tensor, noises: Sequence[GradientNoise], position: int) -> None:
         """Write over the sums the noisy ones divided by the expected batch sizes; without noise if not private."""
@@ -100,30 +106,66 @@ class Replicas:
         release_rows(totals, stds, spacings, [one.normals for one in using], position, batches)
 
 
-def _usual_rows(expected: float) -> int:
-    """Return a number of rows that a draw rarely exceeds: up to it every step is padded to the same number."""
-    return math.ceil(expected + 4 * math.sqrt(expected)) + 8
+@dataclass
+class _Alike:
+    """Replicas whose rows are weighed in one call, the mechanism of the first of them, and their rule's memory."""
+
+    members: NDArray[np.int64]
+    mechanism: Mechanism
+    memory: Mapping[str, Any]
+
+
+def _alike(mechanisms: Sequence[Mechanism]) -> list[_Alike]:
+    """Return the replicas in parts whose weights are one function of each row: equal plans, a sample rule, no queries.
+
+    Without the answer of a query a rule's memory follows from plan and step alone, so that one serves the whole part.
+    """
+    parts: dict[tuple[str, int], list[int]] = {}
+    for place, one in enumerate(mechanisms):
+        alone = one.whole or bool(one.queries)
+        parts.setdefault((one.plan.digest, place if alone else -1), []).append(place)
+    firsts = [(np.array(places), mechanisms[places[0]]) for places in parts.values()]
+    return [_Alike(places, first, first.rule.initial(first.plan.facts)) for places, first in firsts]
 
 
 def _unused(weights: Tensor) -> dict[str, Tensor]:
     raise RuntimeError("The gradients of replicas are summed together.")
 
 
-def _gathered(data: Sequence[Data]) -> tuple[Tensor, Tensor, list[int]]:
-    """Return inputs and targets of all records in one piece, and where each replica's begin; a row of zeros is last.
+@dataclass(frozen=True)
+class _Records:
+    """Records of all replicas in one piece, and where each replica's begin; the last row, ``blank``, is zeros."""
 
-    Data that several replicas share are there once.
-    """
-    inputs: list[Tensor] = []
-    targets: list[Tensor] = []
-    starts: dict[int, int] = {}
-    total = 0
-    for part in data:
-        if id(part) not in starts:
-            rows, labels = part.fetch(torch.arange(len(part)))
-            inputs.append(rows.flatten(1).double())
-            targets.append(labels)
-            starts[id(part)], total = total, total + len(part)
-    inputs.append(torch.zeros_like(inputs[0][:1]))
-    targets.append(torch.zeros_like(targets[0][:1]))
-    return torch.cat(inputs), torch.cat(targets), [starts[id(part)] for part in data]
+    inputs: Tensor
+    targets: Tensor
+    group: Tensor
+    owner: Tensor
+    starts: NDArray[np.int64]
+
+    @property
+    def blank(self) -> int:
+        return len(self.inputs) - 1
+
+    def at(self, where: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of the records at these places (R, B)."""
+        flat = where.view(-1)
+        inputs, targets = (
+            part.index_select(0, flat).view(*where.shape, *part.shape[1:]) for part in (self.inputs, self.targets)
+        )
+        return inputs, targets
+
+    def batch(self, where: Tensor, drawn: Sequence[NDArray[np.int64]], position: int) -> Batch:
+        """Return the columns of the records at these places, whose numbers in their own data are ``drawn``."""
+        numbers = torch.from_numpy(np.concatenate(drawn))
+        return Batch(None, None, self.group[where], self.owner[where], numbers, position, 0)
+
+
+def _gathered(data: Sequence[Data]) -> _Records:
+    """Return the records of all replicas; data that several of them share are there once."""
+    distinct = {id(part): part for part in data}
+    begins = dict(zip(distinct, np.cumsum([0, *(len(part) for part in distinct.values())]).tolist(), strict=False))
+    fetched = [part.fetch(torch.arange(len(part))) for part in distinct.values()]
+    inputs, targets = [rows.flatten(1).double() for rows, _ in fetched], [labels for _, labels in fetched]
+    columns = [inputs, targets, [part.group for part in distinct.values()], [part.owner for part in distinct.values()]]
+    padded = [torch.cat([*column, torch.zeros_like(column[0][:1])]) for column in columns]
+    return _Records(padded[0], padded[1], padded[2], padded[3], np.array([begins[id(part)] for part in data]))

@@ -125,12 +125,13 @@ def _classes(outcomes: Outcomes) -> dict[str, float]:
     width = outcomes.classes
     table = np.bincount(truth * width + guess, minlength=width * width).reshape(width, width).astype(float)
     finite = likely.size > 0 and bool(np.isfinite(likely).all())
+    roc, precision = _one_against_rest(truth, likely) if finite else (math.nan, math.nan)
     metrics = {
         "accuracy": float(np.mean(truth == guess)),
         "balanced_accuracy": _mean(_over(np.diag(table), table.sum(1))),
         "mcc": _mcc(table),
-        "roc_auc": _one_against_rest(truth, likely, _areas) if finite else math.nan,
-        "pr_auc": _one_against_rest(truth, likely, _precisions) if finite else math.nan,
+        "roc_auc": roc,
+        "pr_auc": precision,
         "brier": _brier(truth, likely) if finite else math.nan,
         "calibration_error": calibration_error(truth == guess, likely.max(1)) if finite else math.nan,
         "log_loss": float(np.mean(outcomes.losses)) if len(outcomes.losses) else math.nan,
@@ -183,38 +184,40 @@ def calibration_error(right: Array, confidence: Array, bins: int = BINS) -> floa
     return float(np.abs(apart).sum() / len(right))
 
 
-def _one_against_rest(truth: Array, likely: Array, area: Any) -> float:
-    """Return the area of the second of two classes; of more, its mean over the classes that occur."""
+def _one_against_rest(truth: Array, likely: Array) -> tuple[float, float]:
+    """Return both areas (``_areas``) of the second of two classes; of more, their means over the classes that occur."""
     present = np.unique(truth)
     if len(present) < 2:
-        return math.nan
+        return math.nan, math.nan
     if likely.shape[1] == 2:
-        return float(area(truth[:, None] == 1, likely[:, 1:])[0])
-    return _mean(area(truth[:, None] == present[None, :], likely[:, present]))
+        roc, precision = _areas(truth[:, None] == 1, likely[:, 1:])
+    else:
+        roc, precision = _areas(truth[:, None] == present[None, :], likely[:, present])
+    return _mean(roc), _mean(precision)
 
 
-def _areas(mine: Array, scores: Array) -> Array:
-    """Return scikit-learn's ``roc_auc_score`` of each column by ranks (Mann-Whitney, ties halved)."""
-    from scipy.stats import rankdata
+def _areas(mine: Array, scores: Array) -> tuple[Array, Array]:
+    """Return scikit-learn's ``roc_auc_score`` and ``average_precision_score`` of each column.
 
-    hits = mine.sum(0).astype(float)
-    ranks = (rankdata(scores, axis=0) * mine).sum(0)
-    return _over(ranks - hits * (hits + 1) / 2, hits * (len(mine) - hits))
-
-
-def _precisions(mine: Array, scores: Array) -> Array:
-    """Return scikit-learn's ``average_precision_score`` of each column: equal scores are answered together."""
+    Records of equal score are answered together: a curve has points only where such a run of records ends.
+    """
     order = np.argsort(-scores, axis=0, kind="stable")
-    hit, score = (np.take_along_axis(part, order, axis=0) for part in (mine.astype(float), scores))
-    caught = hit.cumsum(0)
-    last = np.vstack([score[1:] != score[:-1], np.ones((1, score.shape[1]), dtype=bool)])
-    precision = caught / np.arange(1, len(mine) + 1)[:, None]
-    areas = []
-    for column in range(scores.shape[1]):
-        ends = last[:, column]
-        gained = np.diff(caught[ends, column], prepend=0.0)
-        areas.append(float((gained * precision[ends, column]).sum()))
-    return _over(np.array(areas), mine.sum(0).astype(float))
+    score = np.take_along_axis(scores, order, axis=0)
+    caught = np.take_along_axis(mine, order, axis=0).cumsum(0, dtype=float)
+    answered = np.arange(1.0, len(mine) + 1)[:, None]
+    ends = np.vstack([score[1:] != score[:-1], np.ones((1, score.shape[1]), dtype=bool)])
+    before, gained = _steps(caught, ends)
+    _, alarms = _steps(answered - caught, ends)
+    hits = mine.sum(0).astype(float)
+    roc = (alarms * (before + gained / 2)).sum(0)
+    return _over(roc, hits * (len(mine) - hits)), _over((gained * caught / answered).sum(0), hits)
+
+
+def _steps(counts: Array, ends: Array) -> tuple[Array, Array]:
+    """Return for each row of growing counts that of the last end before it, and what an end adds to that (else 0)."""
+    reached = np.maximum.accumulate(np.where(ends, counts, 0.0), axis=0)
+    before = np.vstack([np.zeros((1, counts.shape[1])), reached[:-1]])
+    return before, np.where(ends, counts - before, 0.0)
 
 
 def _labels(outcomes: Outcomes) -> dict[str, float]:
@@ -223,7 +226,7 @@ def _labels(outcomes: Outcomes) -> dict[str, float]:
     blank = np.full(truth.shape[1], math.nan)
     mixed = np.ptp(truth, axis=0) > 0 if finite else np.zeros(truth.shape[1], dtype=bool)
     areas, precisions = (
-        np.where(mixed, area(truth > 0, likely), math.nan) if finite else blank for area in (_areas, _precisions)
+        np.where(mixed, area, math.nan) for area in (_areas(truth > 0, likely) if finite else (blank, blank))
     )
     metrics = {
         "accuracy": float(np.mean((truth == guess).all(axis=1))),

@@ -27,7 +27,7 @@ from evenhand.data.fingerprint import assignment, fingerprint, identity, survey
 from evenhand.errors import EvenhandError, PlanMismatchError, StorageError, UsageError
 from evenhand.runs import dataset_entries
 from evenhand.runs.dataset_entries import Entry
-from evenhand.runs.folder import Folder, write_durably, write_json
+from evenhand.runs.folder import Folder, as_json, write_durably, write_json
 from evenhand.runs.ledger import Reading
 from evenhand.runs.statement_warnings import insecure
 from evenhand.types import Event
@@ -77,22 +77,21 @@ class DatasetLedger:
         """Return the folder of its entries; the name is hashed once more, so that a listing tells nothing."""
         return state_folder() / "datasets" / hashlib.sha256(f"evenhand dataset {self.secret}".encode()).hexdigest()[:32]
 
-    def knows(self, run: str, reading: Reading) -> bool:
-        """Return whether this copy of a run is counted here; if so, note how far it is now, durable on return.
+    def knows(self, runs: Sequence[tuple[str, Reading]]) -> list[bool]:
+        """Return whether this copy of each run is counted here; if so, note how far it is now, durable on return.
 
         Copies and restored backups of a run folder have equal names and other later rows. One that goes on from where
         another went on before has none of the heads that were noted last, and must be counted once more.
         """
         with self._locked():
-            known = any(head in _rows(reading) for head in self._noted(run)["heads"])
-            if known:
-                self._write(run, reading)
+            known = [any(head in _rows(reading) for head in self._noted(run)["heads"]) for run, reading in runs]
+            self._write([run for run, counted in zip(runs, known, strict=True) if counted])
         return known
 
-    def note(self, run: str, reading: Reading) -> None:
-        """Note how far this copy of a run is, once it is counted; durable on return."""
+    def note(self, runs: Sequence[tuple[str, Reading]]) -> None:
+        """Note how far these copies of runs are, once they are counted; durable on return."""
         with self._locked():
-            self._write(run, reading)
+            self._write(runs)
 
     def has(self, run: str) -> bool:
         """Return whether a run, or a copy of it, was ever counted here."""
@@ -101,12 +100,14 @@ class DatasetLedger:
     def _noted(self, run: str) -> dict[str, Any]:
         return dataset_entries.heads(self._heads / f"{run}.json")
 
-    def _write(self, run: str, reading: Reading) -> None:
+    def _write(self, runs: Sequence[tuple[str, Reading]]) -> None:
         """Write one head for each copy that went on: this copy's head replaces the one that it continued."""
-        noted, rows = self._noted(run), _rows(reading)
-        heads = [*(head for head in noted["heads"] if head not in rows), reading.head]
         durable.make_folder(self._heads, private=True)
-        write_json(self._heads / f"{run}.json", {"heads": heads, "seeded": noted["seeded"] or insecure(reading)})
+        for run, reading in runs:
+            noted, rows = self._noted(run), _rows(reading)
+            heads = [*(head for head in noted["heads"] if head not in rows), reading.head]
+            about = {"heads": heads, "seeded": noted["seeded"] or insecure(reading)}
+            durable.write(self._heads / f"{run}.json", as_json(about))
 
     @property
     def _heads(self) -> Path:
@@ -160,7 +161,7 @@ class DatasetLedger:
                 else []
             )
             for place, entry in enumerate([*unknown, *new], before.number):
-                write_json(self.folder / f"{place:06d}.json", entry.to_json())
+                durable.write(self.folder / f"{place:06d}.json", as_json(entry.to_json()))
             entries = [*before.found, *unknown]
         known, plan = {entry.key for entry in entries}, first.plan
         states = [(entry, False) for entry in entries] + [(entry, True) for entry in new]
@@ -281,12 +282,24 @@ class Counting:
 
     def follow(self) -> None:
         """Enter the run if it is new or unknown here, or if another copy of it went on; durable on return."""
-        if self._counted is None:
-            return
-        (run, ledger), reading, before = self._counted, self.folder.ledger(), self.folder.composition()
-        if before is None or not ledger.knows(run, reading):
-            write_json(self.folder.composition_file, keep_larger_counts(ledger.enter(self.plan, run=run), before))
-        ledger.note(run, reading)
+        follow_together([self])
+
+
+def follow_together(runs: Sequence[Counting]) -> None:
+    """Enter those of the runs that are new or unknown here, or of which another copy went on; durable on return."""
+    ledgers: dict[DatasetLedger, list[tuple[Counting, str, Reading]]] = {}
+    for one in runs:
+        if one._counted is not None:
+            name, ledger = one._counted
+            ledgers.setdefault(ledger, []).append((one, name, one.folder.ledger()))
+    for ledger, members in ledgers.items():
+        known = ledger.knows([(name, reading) for _, name, reading in members])
+        for (one, name, reading), counted in zip(members, known, strict=True):
+            before = one.folder.composition()
+            if before is None or not counted:
+                counts = ledger.enter(one.plan, run=name)
+                write_json(one.folder.composition_file, keep_larger_counts(counts, before))
+                ledger.note([(name, reading)])
 
 
 def begin_together(runs: Sequence[tuple[Counting, Data]]) -> None:
@@ -306,6 +319,6 @@ def begin_together(runs: Sequence[tuple[Counting, Data]]) -> None:
         cohorts.setdefault((ledger, plan.delta, plan.unit, plan.facts.owner_names), []).append((counting, name))
     for (ledger, *_), members in cohorts.items():
         counts = ledger.enter_all([Entry(one.plan, ledger.owners, False, name) for one, name in members])
-        for one, name in members:
+        for one, _ in members:
             write_json(one.folder.composition_file, counts)
-            ledger.note(name, one.folder.ledger())
+        ledger.note([(name, one.folder.ledger()) for one, name in members])

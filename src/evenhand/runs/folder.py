@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -229,7 +230,7 @@ class Folder:
     def plan(self) -> Plan:
         """Return the run's plan, read from a file that is checked and not trusted."""
         try:
-            return Plan.from_json(untrusted.read_json(self.plan_file))
+            return _plan(untrusted.read_bytes(self.plan_file, largest=untrusted.PARSED))
         except UsageError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -295,13 +296,13 @@ class Folder:
 
     def statement(self) -> dict[str, Any]:
         """Return the statement for what the ledger charges now, built from the folder's files."""
-        model = untrusted.digest(self.model_file)
+        reading, model = self.ledger(), untrusted.digest(self.model_file)
         return statements.build(
             self.plan(),
-            self.ledger(),
+            reading,
             model=model,
             software=software(),
-            groups=self._stated().get("groups", {}),
+            groups=self._stated(reading).get("groups", {}),
             composition=self.composition(),
             files=self.hashes(),
         )
@@ -342,9 +343,9 @@ class Folder:
             return last
         return last if measured == released_weights.digest_of_file(self.model_file) else {}
 
-    def _stated(self) -> dict[str, Any]:
+    def _stated(self, reading: ledgers.Reading) -> dict[str, Any]:
         """Return the evaluation that a statement gives; none of a withdrawn run, whose figures must not be shared."""
-        return self.last_evaluation() if self.ledger().withdrawn is None else {}
+        return self.last_evaluation() if reading.withdrawn is None else {}
 
     def write_statement(self) -> dict[str, Any]:
         """Build the statement and write it as data and in words, for several owners also as a table.
@@ -353,7 +354,7 @@ class Folder:
         """
         statement = self.statement()
         if len(statement["owners"]) > 1:
-            table = owner_table.as_csv(statement["owners"], self._stated())
+            table = owner_table.as_csv(statement["owners"], self._stated(self.ledger()))
             write_durably(self.path / owner_table.FILE, table.encode("utf-8", "replace"))
         write_durably(self.path / "statement.md", statements.markdown(statement).encode())
         write_durably(self.statement_file, statement_bytes(statement))  # the last one: a run that has it is finished
@@ -379,6 +380,12 @@ class Folder:
         write_json(self.withdrawn_file, {"ledger_head": self.ledger().head})
         write_durably(self.path / "README.md", _WITHDRAWN.encode())
         self.write_statement()
+
+
+@lru_cache(maxsize=8)
+def _plan(data: bytes) -> Plan:
+    """Return the plan in the bytes of a plan.json; replicas, and a run that is read several times, have equal ones."""
+    return Plan.from_json(untrusted.parse_json(data, "plan.json"))
 
 
 def statement_bytes(statement: Mapping[str, Any]) -> bytes:

@@ -28,6 +28,8 @@ LONGEST = 2**20
 """Bytes of one row: the longest names the random keys of a run that went on fifteen thousand times."""
 _DAMAGED = "A row of the ledger does not match its hash: it was damaged or edited and cannot be trusted."
 _NUMBER = (int, float)
+_as_written = json.JSONEncoder(separators=(",", ":")).encode
+_sorted = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 _OPEN, _RESERVE = b'{"type":"open",', b'{"type":"reserve",'
 _FIELDS: Mapping[str, Any] = {
     "open": {"plan": str, "steps": int},
@@ -367,21 +369,21 @@ def _parse(line: bytes, previous: str) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or row.get("prev") != previous or not isinstance(row.get("type"), str):
         return None
-    if json.dumps(row, separators=(",", ":")).encode() != line:
+    if _as_written(row).encode() != line:
         return None
     return row if row.get("hash") == row_hash({key: value for key, value in row.items() if key != "hash"}) else None
 
 
 def row_hash(body: Mapping[str, Any]) -> str:
     """Return the hash of a row without its own hash field; the row contains the hash of the row before."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(_sorted(body).encode()).hexdigest()
 
 
 def encode_row(row: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
     """Return the line of a row that follows the row with hash ``previous``, and the row's own hash."""
     body = {**row, "prev": previous}
     digest = row_hash(body)
-    return json.dumps({**body, "hash": digest}, separators=(",", ":")).encode() + b"\n", digest
+    return _as_written({**body, "hash": digest}).encode() + b"\n", digest
 
 
 def _keys(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

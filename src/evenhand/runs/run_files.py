@@ -26,6 +26,9 @@ _CLOSED = ("private", "kept")
 RECORDED = tuple(name for name in ("README.md", *FROM_FACTS, *FROM_NOISE) if name not in _BY_THEMSELVES)
 """Files of a run that may be shared, and whose digests the ledger records."""
 
+_EARLIER = tuple(f"{name}.part" for name in RECORDED)
+"""Names that files which wait for their own had in an earlier version."""
+
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file."""
@@ -99,9 +102,8 @@ def place_recorded_files(folder: Path, ledger: Ledger) -> None:
 
 def find_unplaced_files(folder: Path) -> dict[str, Path]:
     """Return the files in private/ that a crash left without their name, by digest."""
-    private = folder / "private"
-    earlier = [file for name in RECORDED if (file := private / f"{name}.part").exists()]
-    files = {untrusted.digest(file): file for file in (*durable.parts(private), *earlier) if not file.is_symlink()}
+    parts = durable.parts(folder / "private", _EARLIER)
+    files = {untrusted.digest(file): file for file in parts if not file.is_symlink()}
     return {digest: file for digest, file in files.items() if digest is not None}
 
 

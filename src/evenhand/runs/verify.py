@@ -75,10 +75,11 @@ def verify(path: str | Path, key: str | Path | None = None) -> dict[str, Any]:
     folder = Folder(Path(path))
     if not any(_there(file) for file in (folder.plan_file, folder.ledger_file)):
         raise UsageError(f"{path} is not a run folder: it has no plan.json. Pass the folder given to --out.")
-    findings, reading = _check_folder(folder)
-    if reading is None:
+    findings, checked = _check_folder(folder)
+    if checked is None:
         return {**findings, "signed_by": None}
-    signature = signatures.check(folder, reading, public, _unshareable_files(folder.plan(), reading))
+    plan, reading = checked
+    signature = signatures.check(folder, reading, public, _unshareable_files(plan, reading))
     problems = [*findings["problems"], *signature.problems]
     notes = [*findings["notes"], *signature.notes]
     return {**findings, "ok": not problems, "problems": problems, "notes": notes, "signed_by": signature.signer}
@@ -113,14 +114,16 @@ def sign(path: str | Path, key: str | Path | Ed25519PrivateKey) -> str:
                 f"This run does not verify, so there is nothing to sign: {findings['problems'][0]} See "
                 "`evenhand verify`."
             )
-        return signatures.write(folder, checked, secret)
+        return signatures.write(folder, checked[1], secret)
 
 
-def _check_folder(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
-    """Check all but the signature; return the findings, and the ledger if it is readable and fits the plan."""
+def _check_folder(folder: Folder) -> tuple[dict[str, Any], tuple[Plan, Reading] | None]:
+    """Check all but the signature; return the findings, and plan and ledger if they are readable and fit each other."""
     try:
         plan, reading = folder.plan(), folder.ledger()
-        return _compare_with_ledger(folder, plan, reading)
+        if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
+            return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it."), None
+        return _compare_with_ledger(folder, plan, reading), (plan, reading)
     except EvenhandError as error:
         return _unreadable(str(error)), None
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -128,10 +131,8 @@ def _check_folder(folder: Folder) -> tuple[dict[str, Any], Reading | None]:
         return _unreadable(f"plan.json, ledger and statement cannot be computed with ({type(error).__name__})."), None
 
 
-def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> tuple[dict[str, Any], Reading | None]:
+def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> dict[str, Any]:
     """Return what follows from plan and ledger, and as problems what in the folder differs from it."""
-    if plan.digest != reading.plan or plan.steps != reading.steps or _history(plan) != reading.replans:
-        return _unreadable("plan.json is not the plan that the ledger was opened with, or that replaced it."), None
     problems = _plan_problems(folder, plan) + _noise_problems(plan, reading) + _prior_problems(plan, reading)
     epsilons, charged = plan.spent_by_owner(reading.counted), plan.spent_by_owner(reading.reserved)
     for owner, (name, epsilon, budget) in enumerate(zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True)):
@@ -153,7 +154,7 @@ def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> tuple[
         "owners": {} if reading.blocked else dict(zip(plan.facts.owner_names, epsilons, strict=True)),
         "problems": problems,
         "notes": [*_notes(folder, reading), *about.notes],
-    }, reading
+    }
 
 
 def _unshareable_files(plan: Plan, reading: Reading) -> list[str]:

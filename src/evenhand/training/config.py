@@ -228,7 +228,7 @@ class Config:
         from evenhand.models import build
 
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+            (torch.default_generator if self.device == "cpu" else torch).manual_seed(self.seed)
             return build(self.model, facts).to(_device(self.device))
 
 

@@ -165,10 +165,10 @@ def _count(folder: Folder, plan: Plan, train: Any, *, left: Plan | None = None) 
             "The dataset ledger does not know this run, which was counted with others: it was lost, or EVENHAND_STATE "
             "was another folder then. Set it to that one; the run is as it was."
         )
-    if before["runs"] is not None and not ledger.knows(run, reading):
+    if before["runs"] is not None and not ledger.knows([(run, reading)])[0]:
         ledger.enter(folder.plan(), run=run)
     counted = keep_larger_counts(ledger.enter(plan, run=run, left=left), before)
-    ledger.note(run, reading)
+    ledger.note([(run, reading)])
     return counted
 
 
