@@ -7,10 +7,11 @@
 
 Every training is a linear model on fixed features that releases noisy counts of labels, so that its answers can be
 moved to any strength of the offset afterwards, at no further cost. Rates, and the strength that an answer is moved to,
-are chosen on an eighth of the training records that the training does not see, by the mean of two splits, from the same
-rates for all lines; a rate at an end of the grid widens it. Then ``--seeds`` trainings on all training records are
-measured on the held-out ones. Plan, counts, sampler and private step are those of ``eh.fit``; there is no run folder,
-since nothing is released. Finished trainings are kept in the work folder and not repeated.
+are chosen on an eighth of the training records that the training does not see, by the mean of several splits, from the
+same rates for all lines; a rate at an end of the grid widens it. Then ``--seeds`` trainings on all training records are
+measured on the held-out ones. Plan, counts, sampler and private step are those of ``eh.fit``, see serving_train.py;
+there is no run folder, since nothing is released. All lines of a seed share its draws. Finished trainings are kept in
+the work folder and not repeated.
 
 The page is written by ``python experiments/serving_page.py``.
 """
@@ -32,23 +33,16 @@ import numpy as np
 import torch
 from serving_data import Records, records
 from serving_studies import STUDIES, Line, Study
+from serving_train import Recipe, train_together
 from torch import Tensor, nn
 
 import evenhand as eh
-from evenhand.gradients.microbatches import MicroBatches
-from evenhand.mechanism.random_streams import Stream
-from evenhand.mechanism.release_counts import release_counts
-from evenhand.mechanism.sampling import PoissonSampler, draw
-from evenhand.mechanism.step import Mechanism, private_gradient
 from evenhand.methods.priors import Prior
-from evenhand.training.losses import LogitAdjusted
-from evenhand.training.optimizers import AdamBC, Descent
-from evenhand.training.weight_average import Average, named
 
 PATH = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0)
 """Strengths of the offset that every training is measured at."""
-TRIALS = (1000, 1001)
-"""Seeds of the trials, apart from those of the replicas."""
+TRIAL = 1000
+"""The first seed of the trials, apart from those of the replicas."""
 
 
 @dataclass(frozen=True)
@@ -75,33 +69,10 @@ def planned(study: Study, line: Line, epsilon: float, data: eh.data.Data) -> Any
     )
 
 
-def trained(study: Study, line: Line, task: Task, data: eh.data.Data) -> tuple[nn.Module, Prior, float]:
-    """Return the averaged model of one training, its released counts, and the epsilon that both spend together."""
-    plan, chosen = planned(study, line, task.epsilon, data), eh.method(line.method, dict(line.settings))
-    mechanism = Mechanism(plan, chosen.rule, chosen.queries, Stream.insecure(task.seed, 0))
-    row = release_counts(plan, mechanism.stream, data)
-    prior = Prior(row.counts, row.std, row.kind, len(data))
-    model = nn.Linear(data.fetch(torch.arange(1))[0].shape[1], len(data.facts.labels))
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
-    loss = LogitAdjusted(prior, line.tau) if line.tau else nn.CrossEntropyLoss(reduction="none")
-    optimizer, schedule = Descent(line.optimizer, task.rate, None, None, "linear").build(model, plan.steps)
-    sampler, engine = PoissonSampler(data.owner, plan.rates, mechanism.stream), MicroBatches(model, loss)
-    memory, average = chosen.rule.initial(plan.facts), Average(model, named(study.average))
-    for step in range(plan.steps):
-        if schedule is not None:
-            schedule.go_to(step)
-        batch = draw(data, sampler, step, 0)
-        released = private_gradient(mechanism, engine.run(batch.inputs, batch.targets), batch, memory)
-        memory = released.memory
-        for name, parameter in model.named_parameters():
-            parameter.grad = released.gradient[name].to(parameter.dtype)
-        if isinstance(optimizer, AdamBC):
-            optimizer.see_noise(released.commit.std / plan.expected_batch)
-        optimizer.step()
-        average.update()
-    average.apply()
-    return model, prior, plan.epsilons[0]
+def recipe(study: Study, line: Line, task: Task, data: eh.data.Data) -> Recipe:
+    """Return how one task is trained."""
+    plan, method = planned(study, line, task.epsilon, data), eh.method(line.method, dict(line.settings))
+    return Recipe(plan, method, line.optimizer, task.rate, line.tau, study.average)
 
 
 def measured(model: nn.Module, prior: Prior, tau: float, data: eh.data.Data, shares: Tensor) -> list[dict[str, Any]]:
@@ -115,20 +86,27 @@ def measured(model: nn.Module, prior: Prior, tau: float, data: eh.data.Data, sha
         right = (logits - (strength - tau) * offsets).argmax(1) == truth
         recalls = [float(right[truth == label].double().mean()) for label in range(logits.shape[1])]
         weighted = float(torch.tensor(recalls, dtype=torch.float64) @ shares)
-        rows.append({"tau": strength, "overall": float(right.double().mean()), "weighted": weighted, "classes": recalls})
+        rows.append(
+            {"tau": strength, "overall": float(right.double().mean()), "weighted": weighted, "classes": recalls}
+        )
     return rows
 
 
-def performed(study: Study, task: Task, source: Records) -> dict[str, Any]:
-    """Return the figures of one training."""
-    started, line = time.process_time(), study.line(task.line)
-    train, test = source.split(study, task.seed, task.trial)
-    shares = torch.bincount(train.fetch(torch.arange(len(train)))[1], minlength=len(train.facts.labels)).double()
-    model, prior, spent = trained(study, line, task, train)
-    rows = measured(model, prior, line.tau, test, shares / shares.sum())
-    seconds = time.process_time() - started
-    sizes = torch.bincount(test.fetch(torch.arange(len(test)))[1], minlength=len(shares)).tolist()
-    return {**asdict(task), "spent": spent, "seconds": seconds, "records": len(train), "sizes": sizes, "path": rows}
+def performed(study: Study, tasks: Sequence[Task], source: Records) -> list[dict[str, Any]]:
+    """Return the figures of trainings with one seed, which share its split and its draws."""
+    started, (seed, trial) = time.process_time(), (tasks[0].seed, tasks[0].trial)
+    train, test = source.split(study, seed, trial)
+    counts = torch.bincount(train.fetch(torch.arange(len(train)))[1], minlength=len(train.facts.labels)).double()
+    sizes = torch.bincount(test.fetch(torch.arange(len(test)))[1], minlength=len(counts)).tolist()
+    shares = counts / counts.sum()
+    recipes = [recipe(study, study.line(task.line), task, train) for task in tasks]
+    rows = []
+    for task, done in zip(tasks, train_together(recipes, seed, train), strict=True):
+        path = measured(done.model, done.prior, study.line(task.line).tau, test, shares)
+        row = {"spent": done.spent, "records": len(train), "sizes": sizes, "shares": shares.tolist(), "path": path}
+        rows.append({**asdict(task), **row})
+    seconds = (time.process_time() - started) / len(rows)
+    return [{**row, "seconds": seconds} for row in rows]
 
 
 class Store:
@@ -151,67 +129,88 @@ def _task(row: dict[str, Any]) -> Task:
 
 
 def score(row: dict[str, Any], tau: float, goal: str) -> float:
-    """Return what trials are chosen by: the mean over classes, or the lowest class."""
-    classes = next(entry["classes"] for entry in row["path"] if entry["tau"] == tau)
-    return min(classes) if goal == "worst" else statistics.mean(classes)
+    """Return what trials are chosen by: overall, the mean over classes, or the lowest class."""
+    entry = next(entry for entry in row["path"] if entry["tau"] == tau)
+    if goal == "overall":
+        return float(entry["overall"])
+    return float(min(entry["classes"]) if goal == "worst" else statistics.mean(entry["classes"]))
 
 
-def trial_score(store: Store, line: Line, epsilon: float, rate: float, tau: float, goal: str) -> float:
+def trial_score(study: Study, store: Store, line: Line, epsilon: float, rate: float, tau: float, goal: str) -> float:
     """Return the mean score of the trials of one rate; minus infinity if one is missing."""
-    tasks = [Task(line.name, epsilon, rate, seed, trial=True) for seed in TRIALS]
-    if any(task not in store.rows for task in tasks):
-        return -np.inf
-    return statistics.mean(score(store.rows[task], tau, goal) for task in tasks)
+    rows = [store.rows.get(task) for task in trials(study, line, epsilon, rate)]
+    return statistics.mean(score(row, tau, goal) for row in rows if row) if all(rows) else -np.inf
 
 
-def best_rate(store: Store, line: Line, epsilon: float) -> float:
-    """Return the rate with the best mean over classes, answers as trained."""
-    rates = sorted({task.rate for task in store.rows if task.line == line.name and task.epsilon == epsilon and task.trial})
-    return max(rates, key=lambda rate: trial_score(store, line, epsilon, rate, line.tau, "balanced"))
+def trials(study: Study, line: Line, epsilon: float, rate: float) -> list[Task]:
+    """Return the trials of one rate."""
+    name = study.training(line)
+    return [Task(name, epsilon, rate, TRIAL + place, trial=True) for place in range(study.trials)]
 
 
-def best_tau(store: Store, line: Line, epsilon: float, goal: str) -> float:
+def tried_rates(study: Study, store: Store, line: Line, epsilon: float) -> list[float]:
+    """Return the rates of the grid, and those by which it was widened."""
+    tried = (study.training(line), epsilon, True)
+    further = {task.rate for task in store.rows if (task.line, task.epsilon, task.trial) == tried}
+    return sorted({*line.rates, *further})
+
+
+def best_rate(study: Study, store: Store, line: Line, epsilon: float) -> float:
+    """Return the rate with the best mean over classes: as trained, or at its best strength if answers are moved."""
+    strengths = PATH if line.moved else (line.tau,)
+    return max(
+        tried_rates(study, store, line, epsilon),
+        key=lambda rate: max(trial_score(study, store, line, epsilon, rate, tau, "balanced") for tau in strengths),
+    )
+
+
+def best_tau(study: Study, store: Store, line: Line, epsilon: float, goal: str) -> float:
     """Return the strength that serves a goal best in the trials of the line's rate."""
-    rate = best_rate(store, line, epsilon)
-    return max(PATH, key=lambda tau: trial_score(store, line, epsilon, rate, tau, goal))
+    rate = best_rate(study, store, line, epsilon)
+    return max(PATH, key=lambda tau: trial_score(study, store, line, epsilon, rate, tau, goal))
 
 
 def wanted_trials(study: Study, store: Store, line: Line, epsilon: float) -> list[Task]:
     """Return the trials that are still missing: the grid, then a rate beyond the end at which the best lies."""
-    rates = sorted(
-        {*line.rates, *(t.rate for t in store.rows if (t.line, t.epsilon, t.trial) == (line.name, epsilon, True))}
-    )
-    tasks = [Task(line.name, epsilon, rate, seed, trial=True) for rate in rates for seed in TRIALS]
-    missing = [task for task in tasks if task not in store.rows]
+    rates = tried_rates(study, store, line, epsilon)
+    missing = [task for rate in rates for task in trials(study, line, epsilon, rate) if task not in store.rows]
     if missing:
         return missing
-    best, factor = best_rate(store, line, epsilon), line.rates[1] / line.rates[0]
+    best, factor = best_rate(study, store, line, epsilon), line.rates[1] / line.rates[0]
     beyond = {rates[0]: rates[0] / factor, rates[-1]: rates[-1] * factor}.get(best)
-    return [] if beyond is None else [Task(line.name, epsilon, beyond, seed, trial=True) for seed in TRIALS]
+    return [] if beyond is None else trials(study, line, epsilon, beyond)
 
 
 def rounds(study: Study, store: Store, seeds: int) -> Iterator[list[Task]]:
     """Yield tasks that can run side by side, until all trials and replicas are there."""
-    while trials := [
-        task for epsilon in study.epsilons for line in study.lines for task in wanted_trials(study, store, line, epsilon)
-    ]:
-        yield trials
-    tasks = [
-        Task(line.name, epsilon, best_rate(store, study.line(line.tuned_as or line.name), epsilon), seed, trial=False)
+    cells = [(line, epsilon) for line in study.lines for epsilon in line.epsilons or study.epsilons]
+    tuned = [(study.line(line.tuned_as or line.name), epsilon) for line, epsilon in cells]
+    while missing := {task: None for line, epsilon in tuned for task in wanted_trials(study, store, line, epsilon)}:
+        yield list(missing)
+    rates = [best_rate(study, store, line, epsilon) for line, epsilon in tuned]
+    tasks = {
+        Task(study.training(line), epsilon, rate, seed, trial=False): None
+        for (line, epsilon), rate in zip(cells, rates, strict=True)
         for seed in range(seeds)
-        for epsilon in study.epsilons
-        for line in study.lines
-    ]
+    }
     yield [task for task in tasks if task not in store.rows]
+
+
+def bundles(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Return the tasks in bundles that share a seed, in the order of seeds, at most 24 in one."""
+    by_seed: dict[tuple[int, bool], list[Task]] = {}
+    for task in tasks:
+        by_seed.setdefault((task.seed, task.trial), []).append(task)
+    return [part[at : at + 24] for _, part in sorted(by_seed.items()) for at in range(0, len(part), 24)]
 
 
 _given: tuple[Study, Records] | None = None
 
 
-def _work(task: Task) -> dict[str, Any]:
+def _work(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     assert _given is not None
     torch.set_num_threads(1)
-    return performed(_given[0], task, _given[1])
+    return performed(_given[0], tasks, _given[1])
 
 
 def run(study: Study, source: Records, folder: Path, seeds: int, jobs: int) -> None:
@@ -220,15 +219,23 @@ def run(study: Study, source: Records, folder: Path, seeds: int, jobs: int) -> N
     folder.mkdir(parents=True, exist_ok=True)
     store, _given = Store(folder / f"{study.name}.jsonl"), (study, source)
     for tasks in rounds(study, store, seeds):
-        with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=40) as pool:
-            for row in pool.imap_unordered(_work, tasks):
-                store.add(row)
-                last = row["path"][0]
-                print(
-                    f"{study.name} eps {row['epsilon']:g} {row['line']} rate {row['rate']:g} seed {row['seed']}: "
-                    f"{100 * last['overall']:.1f} / {100 * min(last['classes']):.1f}, {row['seconds']:.0f} s",
-                    flush=True,
-                )
+        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+            for rows in pool.imap_unordered(_work, bundles(tasks)):
+                for row in rows:
+                    store.add(row)
+                    first = row["path"][0]
+                    print(
+                        f"{study.name} eps {row['epsilon']:g} {row['line']} rate {row['rate']:g} seed {row['seed']}: "
+                        f"{100 * first['overall']:.1f} / {100 * min(first['classes']):.1f}, {row['seconds']:.1f} s",
+                        flush=True,
+                    )
+
+
+def warm_up() -> None:
+    """Import once, before workers are forked, what torch imports late."""
+    torch.set_num_threads(1)
+    nn.Linear(1, 1)(torch.zeros(1, 1)).sum().backward()
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1).step()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -241,6 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked.add_argument("--work", type=Path, default=Path("runs/serving"))
     given = asked.parse_args(arguments)
     study = STUDIES[given.study]
+    warm_up()
     given.work.mkdir(parents=True, exist_ok=True)
     run(study, records(study.source, study.features, given.data_dir, given.work), given.work, given.seeds, given.jobs)
 

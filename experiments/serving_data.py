@@ -78,7 +78,7 @@ def records(source: str, feature: str, data_dir: Path | None, folder: Path) -> R
 
 
 def _compute(source: str, feature: str, data_dir: Path | None, file: Path) -> None:
-    parts = sources.load(source, data_dir=data_dir)
+    parts = [part for part in sources.load(source, data_dir=data_dir) if part is not None]
     both = [part.fetch(torch.arange(len(part))) for part in parts]
     inputs = torch.cat([features.extract(feature, pictures).flatten(1) for pictures, _ in both])
     together = [part.together for part in parts]

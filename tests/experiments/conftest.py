@@ -14,6 +14,7 @@ HERE = Path(__file__).parents[2] / "experiments"
 NAMES = (
     *("results", "page_text", "index_text", "judging", "summarising", "plotting", "correlating", "epsilon_study"),
     *("group_curves", "lined", "density_page", "densities", "following", "owner_curves"),
+    *("serving", "serving_data", "serving_page", "serving_studies", "serving_train"),
 )
 
 
