@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from evenhand.mechanism import add_noise
@@ -71,3 +72,13 @@ def test_working_ahead_gives_the_numbers_of_the_stream_beside_small_requests(
         large = ahead.normals("gradient", step, count).copy()
         assert np.array_equal(small, STREAM.normals("queries", step, 7, 3))
         assert np.array_equal(large, STREAM.normals("gradient", step, count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 4096])
+def test_words_are_the_key_stream_of_aes_in_counter_mode(count: int) -> None:
+    stream = Stream.insecure(3, 1)
+    for domain, step in (("sampling", 0), ("sampling", 1 << 33), ("checks", 5)):
+        first = stream.counter(domain, step).to_bytes(8, "big") + bytes(8)
+        encryptor = Cipher(algorithms.AES(stream.key), modes.CTR(first)).encryptor()
+        expected = np.frombuffer(encryptor.update(bytes(16 * -(-count // 2))), dtype="<u8")[:count]
+        assert np.array_equal(stream._words(domain, step, count), expected)

@@ -67,6 +67,9 @@ def texts(run: eh.Run) -> dict[str, str]:
         "statement": render_statement(statement),
     }
     bodies = {name: re.sub(r"(?s)<(style|script)>.*?</\1>", "", page) for name, page in pages.items()}
+    measured = r"(?s)<table(?:(?!</table>).)*>tpr<.*?</table>"  # metrics of groups may lie near any number
+    bodies["report"], tables = re.subn(measured, "", bodies["report"])
+    assert tables, "the report has a table of metrics by group"
     shown = {name: unescape(re.sub("<[^>]+>", " ", body)) for name, body in bodies.items()}
     return shown | {"card": run.card(), "table": as_markdown(data), "words": (folder.path / "statement.md").read_text()}
 
