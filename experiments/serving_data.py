@@ -80,7 +80,8 @@ def records(source: str, feature: str, data_dir: Path | None, folder: Path) -> R
 def _compute(source: str, feature: str, data_dir: Path | None, file: Path) -> None:
     parts = [part for part in sources.load(source, data_dir=data_dir) if part is not None]
     both = [part.fetch(torch.arange(len(part))) for part in parts]
-    inputs = torch.cat([features.extract(feature, pictures).flatten(1) for pictures, _ in both])
+    computed = [inputs if feature == "none" else features.extract(feature, inputs) for inputs, _ in both]
+    inputs = torch.cat(computed).flatten(1)
     together = [part.together for part in parts]
     people = [] if together[0] is None else torch.cat([column for column in together if column is not None]).tolist()
     np.savez(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,18 @@ OTHERS = (
 STUDIES = {
     study.name: study
     for study in (
+        Study(
+            name="digits",
+            title="The digits demo: every class served",
+            source="digits",
+            features="none",
+            lines=(DPSGD, MOVED, replace(OFFSET, name="DP-SGD, offset 1 in the loss", tau=1.0), OFFSET, *OTHERS),
+            batch=128,
+            epochs=15,
+            epsilons=(3.0,),
+            average=0.9,
+            trials=6,
+        ),
         Study(
             name="mnist8",
             title="Unbalanced MNIST: every class served",
