@@ -17,7 +17,8 @@ from evenhand.reporting import small_cells
 from evenhand.reporting.charts import lines
 from evenhand.reporting.group_metrics import Estimate, GroupFrame, estimate, wilson
 from evenhand.reporting.metrics import METRICS, ORDINAL, by_group, differences, disparities
-from evenhand.reporting.page import Block, Bullets, Figure, Notes, Section, Table, Words, figure
+from evenhand.reporting.page import Block, Figure, Notes, Section, Table, Words, figure
+from evenhand.reporting.text import label, listed
 from evenhand.reporting.uncertainty import FEWEST, Split, named_group
 
 _FOLLOWED: untrusted.Shape = {str: {str: (int, float)}}
@@ -137,40 +138,48 @@ def columns(row: Mapping[str, Any]) -> dict[str, float]:
     return ends
 
 
-_SHOWN = ("selection_rate", "fpr", "tpr", "tnr", "precision")
+_SHOWN = ("selection_rate", "fpr", "tpr", "precision")
+"""Rates of the section on errors; the true negative rate is the false positive one the other way round."""
 
 
 def section(row: Mapping[str, Any]) -> Section | None:
-    """Return the part of a page on errors of both kinds by group; None unless there are two classes and two groups.
+    r"""Return the part of a page on errors of both kinds by group; None unless there are two classes and two groups.
 
     Examples:
         >>> row = {"group_records": {"a": 80, "b": 80}, "group_metrics": {
         ...     "base_rate": {"a": 0.5, "b": 0.5}, "fpr": {"a": 0.5, "b": 0.1}}}
-        >>> section(row).blocks[1].lines[0].text
-        'False positive rate: groups are 40.0 points apart, 95 % interval 20.3 to 56.0.'
+        >>> section(row).blocks[0].text.partition(' No two')[0]
+        'Groups are apart in false positive rate by 40.0 points (95 % interval 20.3 to 56.0; a 50\xa0%, b 10\xa0%).'
     """
     estimates = per_group(row)
     if "base_rate" not in row.get("group_metrics", {}) or len(row.get("group_records", {})) < 2:
         return None
     head = ["group", *(METRICS[name].words.split(":")[0] + ", %" for name in _SHOWN)]
     cells = [[group, *(_cell(estimates.get(name, {}).get(group)) for name in _SHOWN)] for group in row["group_records"]]
-    wide = {name: gap for name, gap in gaps(row, fewest=FEWEST).items() if name.removesuffix("_difference") in _SHOWN}
-    lines = [
-        Words(
-            f"{_title(name)}: groups are {bare_percent(gap.value)} points apart, 95 % interval "
-            f"{bare_percent(gap.low)} to {bare_percent(gap.high)}."
-        )
-        for name, gap in wide.items()
-    ]
+    wide = {name: gap for name in _SHOWN if (gap := gaps(row, fewest=FEWEST).get(f"{name}_difference")) is not None}
+    told = sorted((name for name in wide if wide[name].low > 0), key=lambda name: -wide[name].value)
+    apart = [_apart(name, wide[name], estimates[name], first=place == 0) for place, name in enumerate(told)]
     remarks = [
         f"In brackets: 95 % interval (Wilson), and the records that the rate is a share of; fewer than {FEWEST} are "
         "too few to tell. Intervals of gaps (Newcombe) hold for all pairs of groups together, without such groups.",
         "They hold the chance of the held-out records, which the privacy promise does not cover, not that of training.",
     ]
-    intro = Words(
-        "Who is selected, and who is wrongly selected or wrongly left out: rates of the second class by group."
-    )
-    return Section("Errors per group", [intro, Bullets(lines), Table(head, cells, folded=False), Notes(remarks)])
+    rest = [METRICS[name].words.split(":")[0] for name in _SHOWN if name not in told]
+    close = f"No two groups can be told apart in {listed(rest)}." if rest else ""
+    finding = Words(" ".join(filter(None, [f"Groups are apart in {listed(apart)}." if apart else "", close])))
+    intro = "Who is selected, and who is wrongly selected or wrongly left out: rates of the second class by group."
+    return Section("Errors per group", [finding, Table(head, cells, intro, folded=False), Notes(remarks)])
+
+
+def _apart(name: str, gap: Estimate, rates: Mapping[str, Estimate], *, first: bool) -> str:
+    """Return how far apart groups are in one rate, and which two are."""
+    large = [group for group, rate in rates.items() if rate.count >= FEWEST]
+    high, low = (pick(large, key=lambda group: rates[group].value) for pick in (max, min))
+    ends = f"{bare_percent(gap.low)} to {bare_percent(gap.high)}"
+    between = ", ".join(f"{label(group)} {percent(rates[group].value)}" for group in (high, low))
+    stated = f"95 % interval {ends}" if first else ends
+    unit = " points" if first else ""
+    return f"{METRICS[name].words.split(':')[0]} by {bare_percent(gap.value)}{unit} ({stated}; {between})"
 
 
 def bounds_section(curves: Sequence[Mapping[str, Any]], worst: str | None) -> Section | None:
@@ -221,11 +230,6 @@ def _followed_chart(name: str, series: Mapping[str, Sequence[tuple[float, float]
             size=size,
         )
     )
-
-
-def _title(name: str) -> str:
-    words = METRICS[name.removesuffix("_difference")].words.split(":")[0]
-    return words[:1].upper() + words[1:]
 
 
 def _cell(rate: Estimate | None) -> str:
@@ -360,12 +364,12 @@ def metrics_section(
         [name, *_size(groups[name]), *(_figure(values.get(name)) for values in columns.values())] for name in ranked
     ]
     head = ["group", "records", *(name.replace("_", " ") for name in columns)]
-    note = "Measured on held-out records; a cell is empty where the metric is undefined for the group."
+    note = "Measured on held-out records; a cell is empty where the metric is undefined for the group, or left out."
     return Section("Every metric per group", [Table(head, cells, note, folded=False)])
 
 
 def _size(group: Estimate) -> list[str]:
-    return [small_cells.words(group.count) if small_cells.hidden(group) else count(group.count)]
+    return ["left out" if small_cells.hidden(group) else count(group.count)]
 
 
 def _figure(value: float | None) -> str:

@@ -179,6 +179,12 @@ def headline(overall: Estimate, groups: Mapping[str, Estimate]) -> str:
     return words + unmeasured + left_out
 
 
+def _lead(headline: str) -> tuple[str, str]:
+    """Return the first sentence of a headline, and the others, which a page prints smaller."""
+    first, stop, rest = headline.partition(". ")
+    return first + stop.strip(), rest
+
+
 def opening(last: Mapping[str, Any], frame: GroupFrame) -> str:
     """Return the finding in plain sentences; where there is no accuracy, the metrics of these targets."""
     if frame.overall.measured or not last.get("metrics"):
@@ -211,7 +217,10 @@ def render(data: ReportData) -> str:
     sections = [part for make in _SECTIONS if (part := make(data)) is not None]
     sections[1:1] = data.further
     sections += facts_and_commands(data.facts, data.reproduce)
-    return document("run.html.j2", data.title, report=data, cards=_cards(data), sections=sections)
+    lead, beside = _lead(data.headline)
+    return document(
+        "run.html.j2", data.title, report=data, lead=lead, beside=beside, cards=_cards(data), sections=sections
+    )
 
 
 def _cards(data: ReportData) -> list[Card]:

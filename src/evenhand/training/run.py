@@ -18,6 +18,7 @@ from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.terminal import say
 from evenhand.training.config import PYTHON, of_run
+from evenhand.training.goals.changes import changes_section
 from evenhand.training.goals.frontier_section import frontier_section
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def _report(
         research=research,
         majority=last.get("majority"),
         metrics=by_metric,
-        further=[part for part in [frontier_section(metrics)] if part is not None],
+        further=[part for part in [changes_section(last), frontier_section(metrics)] if part is not None],
     )
 
 

@@ -19,6 +19,7 @@ from evenhand.runs.ledger import refuse_blocked, refuse_withdrawn
 from evenhand.training import evaluate
 from evenhand.training.config import PYTHON, of_run
 from evenhand.training.goals import parity
+from evenhand.training.goals.changes import remembered
 from evenhand.training.goals.decision import read
 from evenhand.training.goals.goal import Goal, check_tau, declared, refuse_without_prior
 from evenhand.training.goals.serve import Serving, held
@@ -97,6 +98,7 @@ def _write(finished: Run, held_out: Data, serving: Serving) -> None:
         "tau": decision.tau,
         "decision": hashlib.sha256(as_json(decision.to_json())).hexdigest(),
         "frontier": serving.frontier(records, decision),
+        **({"before": remembered(last)} if last else {}),
     }
     folder.drop_metrics(steps - 1)
     folder.add_metrics(line, serving.least)
