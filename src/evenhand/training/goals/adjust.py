@@ -65,12 +65,13 @@ def adjust(
     known = folder.prior() if prior is None else declared(prior, len(facts.labels))
     refuse_without_prior(wanted, strength, known)
     held_out = _held_out(finished, test)
+    config = of_run(folder.path, code={"model": model, "features": None})
     if wanted.name == "parity":
         targets = held_out.fetch(torch.arange(len(held_out)))[1]
         kind = evaluate.kind_of(facts, targets[:1])
         truth = targets.tolist() if targets.dim() == 1 else [0] * len(targets)
-        parity.refuse_unsuited(wanted, kind, max(len(facts.labels), 2), held_out.group_names(), truth)
-    config = of_run(folder.path, code={"model": model, "features": None})
+        shape = (kind, max(len(facts.labels), 2), held_out.group_names(), truth)
+        parity.refuse_unsuited(wanted, *shape, config.least_records)
     current = read(folder.path)
     serving = Serving(
         *(wanted, strength, known),
