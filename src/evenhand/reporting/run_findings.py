@@ -16,7 +16,7 @@ from evenhand._numbers import bare_percent, count, percent
 from evenhand.reporting import small_cells
 from evenhand.reporting.charts import lines
 from evenhand.reporting.group_metrics import Estimate, GroupFrame, estimate, wilson
-from evenhand.reporting.metrics import METRICS, ORDINAL, by_group, differences, disparities
+from evenhand.reporting.metrics import METRICS, ORDINAL, by_group
 from evenhand.reporting.page import Block, Figure, Notes, Section, Table, Words, figure
 from evenhand.reporting.text import label, listed
 from evenhand.reporting.uncertainty import FEWEST, Split, named_group
@@ -354,18 +354,55 @@ def row_with_column(row: Mapping[str, Any], column: str | None) -> dict[str, Any
 
 
 def metrics_section(
-    metrics: Mapping[str, Mapping[str, float | None]], groups: Mapping[str, Estimate], ranked: Sequence[str]
+    metrics: Mapping[str, Mapping[str, float | None]],
+    groups: Mapping[str, Estimate],
+    ranked: Sequence[str],
+    together: Mapping[str, float | None],
 ) -> Section | None:
-    """Return every metric of every group as one table; None without metrics."""
-    columns = {name: values for name, values in metrics.items() if any(v is not None for v in values.values())}
-    if not columns or not groups:
-        return None
+    """Return every metric of every group as one table, and every label with its metrics as another; None without any.
+
+    Examples:
+        >>> labels = metrics_section({}, {}, [], {"roc_auc": 0.8, "roc_auc[Edema]": 0.8})
+        >>> labels.blocks[0].head, labels.blocks[0].rows
+        (['label', 'roc auc'], [['Edema', '0.800']])
+    """
+    columns = {name: of for name, of in metrics.items() if "[" not in name and any(v is not None for v in of.values())}
+    tables = [part for part in [_by_label(metrics, ranked, together)] if part is not None]
+    if not (columns and groups):
+        return Section("Every metric per label", tables) if tables else None
     cells = [
         [name, *_size(groups[name]), *(_figure(values.get(name)) for values in columns.values())] for name in ranked
     ]
+    cells.append(["all records", "", *(_figure(together.get(name)) for name in columns)])
     head = ["group", "records", *(name.replace("_", " ") for name in columns)]
     note = "Measured on held-out records; a cell is empty where the metric is undefined for the group, or left out."
-    return Section("Every metric per group", [Table(head, cells, note, folded=False)])
+    return Section("Every metric per group", [Table(head, cells, note, folded=False), *tables])
+
+
+def _by_label(
+    metrics: Mapping[str, Mapping[str, float | None]], ranked: Sequence[str], together: Mapping[str, float | None]
+) -> Table | None:
+    """Return metrics of each of several labels over all records, the first also by group; None without labels."""
+    parts = [name.partition("[") for name in together if "[" in name]
+    stems, labels = (list(dict.fromkeys(part[place].removesuffix("]") for part in parts)) for place in (0, 2))
+    if not labels:
+        return None
+    few = [group for group in ranked[:_ACROSS] if any(of.get(group) is not None for of in metrics.values())]
+    rows = [
+        [
+            name,
+            *(_figure(together.get(f"{stem}[{name}]")) for stem in stems),
+            *(_figure(metrics.get(f"{stems[0]}[{name}]", {}).get(group)) for group in few),
+        ]
+        for name in labels
+    ]
+    first = stems[0].replace("_", " ")
+    head = ["label", *(stem.replace("_", " ") for stem in stems), *(f"{first}, {label(group)}" for group in few)]
+    return Table(head, rows, "Each label against the rest, over all held-out records, and by group.", folded=False)
+
+
+_ACROSS = 6
+"""Groups that get a column beside each label; --json and metrics.jsonl have all."""
 
 
 def _size(group: Estimate) -> list[str]:
@@ -374,37 +411,6 @@ def _size(group: Estimate) -> list[str]:
 
 def _figure(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else f"{value:.3f}"
-
-
-_WHICH = ("segment", "weights")
-"""What of an evaluation is no metric: it says which weights were measured."""
-
-
-def flatten_evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one evaluation as a flat dict, with differences between groups added.
-
-    Examples:
-      >>> flatten_evaluation({"step": 1, "accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}})["accuracy[b]"]
-      0.5
-    """
-    flat: dict[str, Any] = {
-        key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
-    }
-    flat |= row.get("metrics", {})
-    parts = {"accuracy": row.get("groups", {}), "log_loss": row.get("group_log_loss", {})}
-    parts = {name: part for name, part in parts.items() if part} | row.get("group_metrics", {})
-    for name, part in parts.items():
-        flat |= differences(name, part.values())
-        flat |= {f"{name}[{group}]": value for group, value in part.items()}
-    flat |= disparities(parts)
-    flat |= columns(row)
-    for key, name in (
-        ("group_records", "records"),
-        ("owners", "owner_accuracy"),
-        ("owner_records", "owner_records"),
-    ):
-        flat |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
-    return flat
 
 
 def span_of_large(groups: Sequence[tuple[float, int]]) -> str:

@@ -84,7 +84,7 @@ class ReportData:
         classes: one entry per owner class, where there are several and not too many.
         summary: quantiles over many owner classes, in words.
         majority: share of the largest class among the held-out records.
-        metrics: further metrics, each by group.
+        metrics: further metrics, each by group; ``together`` has those over all records.
         further: sections that others made, behind the first.
     """
 
@@ -106,6 +106,7 @@ class ReportData:
     summary: Sequence[str] = ()
     majority: float | None = None
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    together: Mapping[str, float | None] = field(default_factory=dict)
     further: Sequence[Section] = ()
 
     @property
@@ -284,7 +285,7 @@ def _by_rate(data: ReportData) -> dict[str, Figure]:
 
 def _metrics(data: ReportData) -> Section | None:
     """Return every further metric of every group as one table."""
-    return run_findings.metrics_section(data.metrics, data.groups, data.ranked)
+    return run_findings.metrics_section(data.metrics, data.groups, data.ranked, data.together)
 
 
 def _owners(data: ReportData) -> Section | None:
