@@ -29,7 +29,7 @@ def run(
     What it gives is measured on the run's held-out records, which the statement does not cover.
     """
     from evenhand.training.goals.adjust import adjust
-    from evenhand.training.goals.changes import changes
+    from evenhand.training.goals.decision_sections import changes
 
     counts = options.counts(prior) or None
     finished = adjust(Path(folder), goal=goal, tau=options.strength(tau), prior=counts, model=model)

@@ -188,16 +188,20 @@ def with_column(entry: Entry, column: str | None) -> Entry:
     def rows(by_seed: replicas.Rows) -> replicas.Rows:
         return {seed: run_findings.row_with_column(row, column) for seed, row in by_seed.items()}
 
-    tables = {name: run_findings.with_column(getattr(entry, name), column) for name in _BY_GROUP}
-    asked = {
-        name: {metric: run_findings.with_column(table, column) for metric, table in getattr(entry, name).items()}
-        for name in ("asked", "asked_costs")
-    }
-    both = {"rows": rows(entry.rows), "reference": rows(entry.reference)}
-    return dataclasses.replace(entry, **tables, **asked, **both)
+    def by_metric(tables: Mapping[str, Mapping[str, Estimate]]) -> dict[str, dict[str, Estimate]]:
+        return {metric: run_findings.with_column(table, column) for metric, table in tables.items()}
 
-
-_BY_GROUP = ("groups", "costs", "training", "small")
+    return dataclasses.replace(
+        entry,
+        groups=run_findings.with_column(entry.groups, column),
+        costs=run_findings.with_column(entry.costs, column),
+        training=run_findings.with_column(entry.training, column),
+        small=run_findings.with_column(entry.small, column),
+        asked=by_metric(entry.asked),
+        asked_costs=by_metric(entry.asked_costs),
+        rows=rows(entry.rows),
+        reference=rows(entry.reference),
+    )
 
 
 def _tuning(sweep: Sweep) -> str:

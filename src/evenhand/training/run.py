@@ -18,8 +18,7 @@ from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.terminal import say
 from evenhand.training.config import PYTHON, of_run
-from evenhand.training.goals.changes import changes_section
-from evenhand.training.goals.frontier_section import frontier_section
+from evenhand.training.goals.decision_sections import changes_section, frontier_section
 
 if TYPE_CHECKING:
     import pandas

@@ -19,8 +19,8 @@ from evenhand.runs.ledger import refuse_blocked, refuse_withdrawn
 from evenhand.training import evaluate
 from evenhand.training.config import PYTHON, of_run
 from evenhand.training.goals import parity
-from evenhand.training.goals.changes import remembered
 from evenhand.training.goals.decision import read
+from evenhand.training.goals.decision_sections import remembered
 from evenhand.training.goals.goal import Goal, check_tau, declared, refuse_without_prior
 from evenhand.training.goals.serve import Serving, held
 from evenhand.training.run import Run, load

@@ -111,8 +111,8 @@ def _mixture(row: Any) -> Mixture:
     """Return fairlearn's interpolation for one group; a threshold beyond all scores is moved to 0 or 1."""
     first = rounded(float(row["p0"]))
     ends = [_within(row[f"operation{place}"].threshold) for place in (0, 1)]
-    plain = [rounded(float(row.get(key, 0.0))) for key in ("p_ignore", "prediction_constant")]
-    return Mixture(*plain, ((first, ends[0]), (1 - first, ends[1])))
+    ignore, constant = (rounded(float(row.get(key, 0.0))) for key in ("p_ignore", "prediction_constant"))
+    return Mixture(ignore, constant, ((first, ends[0]), (1 - first, ends[1])))
 
 
 def _within(threshold: float) -> float:

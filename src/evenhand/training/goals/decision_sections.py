@@ -1,17 +1,19 @@
-"""Say what changed: against always answering the largest class, against plain outputs, against the decision before.
+"""Write what the page of a run says about its decision: what it changed, and whom other decisions would serve.
 
-Everything is read from one line of metrics.jsonl as it may be shared, so that nothing new about a small group is said.
+What changed is read from one line of metrics.jsonl as it may be shared: nothing new about a small group is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenhand import untrusted
 from evenhand._numbers import bare_percent, percent
+from evenhand.reporting.charts import lines
 from evenhand.reporting.metrics import CLASSES, ORDINAL
-from evenhand.reporting.page import Bullets, Section, Words
+from evenhand.reporting.page import Bullets, Commands, Section, Table, Words, figure
 from evenhand.reporting.text import label, listed
 from evenhand.reporting.uncertainty import FEWEST
 
@@ -79,7 +81,9 @@ def _against_plain(row: Mapping[str, Any]) -> str:
     rows, tau = row.get("frontier") or [], row.get("tau")
     if not tau or not untrusted.fits(rows, [{"tau": (int, float)}]):
         return ""
-    ends = [next((one for one in rows if one["tau"] == strength), {}) for strength in (tau, 0.0)]
+    ends: list[Mapping[str, Any]] = [
+        next((one for one in rows if one["tau"] == strength), {}) for strength in (tau, 0.0)
+    ]
     if not all(ends):
         return ""
     return _listed("Against answers without an offset (tau 0)", _AT_ONE_TAU, *ends)
@@ -108,8 +112,11 @@ def _between(row: Mapping[str, Any], before: Mapping[str, float | None]) -> str:
 
 
 def _listed(words: str, names: Mapping[str, str], after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    both = {name: (after.get(name), before.get(name)) for name in names}
-    told = [f"{names[name]} {_instead(*pair)}" for name, pair in both.items() if None not in pair]
+    told = [
+        f"{words_of} {_instead(new, old)}"
+        for name, words_of in names.items()
+        if (new := after.get(name)) is not None and (old := before.get(name)) is not None
+    ]
     return f"{words}: {listed(told)}." if told else ""
 
 
@@ -119,3 +126,56 @@ def _instead(after: float, before: float) -> str:
 
 def _points(difference: float) -> str:
     return f"{'+' if difference > 0 else ''}{bare_percent(difference)}"
+
+
+_FRONTIER: untrusted.Shape = [{"tau": (int, float), "accuracy": (int, float)}]
+_ENDS = {"accuracy": "overall", "balanced": "mean of all classes", "worst": "worst class"}
+
+
+def frontier_section(curves: Sequence[Mapping[str, Any]]) -> Section | None:
+    """Return the part of a page on whom other decisions of the same training would serve; None without counts.
+
+    Examples:
+        >>> rows = [{"tau": tau, "accuracy": 0.9, "balanced": 0.8, "worst": tau / 10} for tau in (0.0, 1.0)]
+        >>> section = frontier_section([{"goal": "overall", "tau": 0.0, "frontier": rows}])
+        >>> section.blocks[2].rows[1]
+        ['1', '90.0', '80.0', '10.0']
+    """
+    last = curves[-1] if curves else {}
+    rows = last.get("frontier")
+    if not rows or not untrusted.fits(rows, _FRONTIER):
+        return None
+
+    def points(key: str) -> list[tuple[float, float]]:
+        return [(float(row["tau"]), _hundred(row.get(key))) for row in rows]
+
+    goal, tau = last.get("goal"), last.get("tau")
+    words = Words(
+        f"Answers of this run serve the goal {goal} (tau {_strength(tau)}). tau is the strength of an offset that "
+        "lifts rare labels; it can be moved without training anew and at no further cost. Measured on the held-out "
+        "records as they are."
+    )
+    at = float(tau) if isinstance(tau, int | float) and not str(goal).startswith("parity") else None
+    chart = figure(
+        lambda size: lines(
+            {name: points(key) for key, name in _ENDS.items()},
+            title="Accuracy overall, of the mean class and of the worst class over tau",
+            x_label="tau",
+            y_label="correct, %",
+            highlight=_ENDS["worst"],
+            band=None if at is None else (at, at, f"chosen: tau {at:g}"),
+            size=size,
+        )
+    )
+    cells = [[_strength(row["tau"]), *(f"{_hundred(row.get(key)):.1f}" for key in _ENDS)] for row in rows]
+    table = Table(["tau", *(f"{name}, %" for name in _ENDS.values())], cells, "One training, other decisions.")
+    move = Commands("evenhand adjust RUN --goal balanced      # or --goal worst, or --tau NUMBER")
+    return Section("Whom other decisions would serve", [words, chart, table, move])
+
+
+def _hundred(value: Any) -> float:
+    return 100 * float(value) if isinstance(value, int | float) else math.nan
+
+
+def _strength(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else "chosen on held-out records"
