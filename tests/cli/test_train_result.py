@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import evenhand as eh
 from commands import evenhand, result
 from evenhand import __version__
 from evenhand.cli import result as result_lines
@@ -60,6 +63,7 @@ def test_train_ends_in_a_dozen_lines(tmp_path: Path) -> None:
 def test_json_has_the_fields_that_scripts_rely_on(tmp_path: Path) -> None:
     told = result("train", *QUICK, "--out", "run", cwd=tmp_path)
     assert {"balanced_accuracy", "majority", "beats_majority", "metrics", "groups", "group_accuracy"} <= set(told)
+    assert isinstance(told["initial_drops"], list)
     assert told["metrics"]["accuracy"] == told["accuracy"]
     for name, group in told["groups"].items():
         low, high = group["interval"]
@@ -103,10 +107,11 @@ def test_advice_gives_way_to_the_result() -> None:
 
 
 def test_quiet_leaves_out_plan_and_tips(tmp_path: Path) -> None:
-    done = evenhand("--quiet", "train", *QUICK, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0
-    assert done.stderr == ""
-    assert "to try" not in done.stdout
+    for name, words in (("run", ("--quiet", "train")), ("after", ("train", "--quiet"))):
+        done = evenhand(*words, *QUICK, "--out", name, cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stderr == ""
+        assert "to try" not in done.stdout
     assert evenhand("--quiet", "train", cwd=tmp_path).stderr.startswith("evenhand: "), "errors are always printed"
     assert "Plan " in evenhand("train", *QUICK, "--out", "next", cwd=tmp_path).stderr, "it holds for one command"
 
@@ -141,3 +146,15 @@ def test_a_wrong_flag_is_answered_before_torch_is_imported(typed: list[str], wor
     assert words in done.stderr
     assert done.returncode == 2
     assert done.stdout.strip() == "False", "torch was imported before the flags were checked"
+
+
+def test_the_length_of_the_initial_drop_is_in_the_figures(tmp_path: Path) -> None:
+    run = eh.fit(torch.nn.Linear(64, 10), eh.data.digits()[0], epsilon=3.0, epochs=1, out=tmp_path / "run")
+    shares = [0.5, 0.2, 0.3, 0.6]
+    lines = [
+        {"step": k, "epoch": float(k), "accuracy": 0.5 + k / 9, "groups": {"a": 0.6, "b": share}, "records": 90}
+        for k, share in enumerate(shares)
+    ]
+    run.folder.metrics_file.write_text("".join(json.dumps({**line, "group_records": {}}) + "\n" for line in lines))
+    told = result_lines.summary(run)["initial_drops"]
+    assert told == [{"group": "b", "length": 3.0, "depth": pytest.approx(0.3), "recovered": True}]

@@ -58,6 +58,29 @@ def test_no_name_is_cut(size: int) -> None:
     assert name in words.replace(" worst", "")
 
 
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_no_name_of_a_curve_is_cut(size: int) -> None:
+    names = ["race = Native American", "race = Native Hawaiian and other Pacific Islander, sex = female", "overall"]
+    drawing = lines({name: [(0, 1), (9, 2)] for name in names}, title="T", x_label="x", y_label="y", size=size)
+    assert all(name in " ".join(texts(drawing)) for name in names)
+
+
+def test_a_band_of_no_length_is_a_line() -> None:
+    drawing = lines({"a": [(0, 1), (6, 2)]}, title="T", x_label="tau", y_label="y", band=(2.5, 2.5, "chosen: tau 2.5"))
+    assert "chosen: tau 2.5" in texts(drawing)
+    assert 'stroke-dasharray="4 3"' in drawing
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_a_group_that_is_left_out_keeps_its_name_whole_beside_short_words(size: int) -> None:
+    hidden = Estimate(math.nan, math.nan, math.nan, 10)
+    drawing = bars([("race = Native American", hidden), ("b", estimate(0.5, 99))], title="T", size=size)
+    words = texts(drawing)
+    assert "left out" in words
+    assert "race = Native American" in " ".join(words)
+    assert "left out to protect fewer than 10 records" in drawing, "hovering says why"
+
+
 def test_the_share_of_the_largest_class_is_drawn() -> None:
     drawing = bars([("a", estimate(0.8, 99))], title="T", baseline=("always answering the largest class", 0.779))
     assert "dotted: always answering the largest class 78\u00a0%" in texts(drawing)

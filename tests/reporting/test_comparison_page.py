@@ -11,6 +11,7 @@ import pytest
 from comparison_samples import NAMES, around, entry, evaluations, page_data
 
 from evenhand._numbers import points
+from evenhand.comparison.write_results import with_column
 from evenhand.reporting.charts import NARROW, WIDE
 from evenhand.reporting.comparison_charts import MethodLine, accuracy_by_promise, dots
 from evenhand.reporting.comparison_findings import corrected, finding, findings, lead
@@ -146,6 +147,45 @@ def test_who_does_not_beat_the_most_common_label_comes_first() -> None:
     page = words(render_comparison(ComparisonData(**{**vars(page_data(NAMES)), "entries": [strong, weak]})))
     assert "most common label" in page
     assert "77.9" in page
+
+
+def test_one_sentence_says_what_changed_against_the_baseline() -> None:
+    sure, unsure = Estimate(-6.5, -9.0, -4.0, 3), Estimate(1.0, -2.0, 4.0, 3)
+    entries = [
+        entry("dpsgd", 1.0, {"a": 90.0, "b": 90.0}, costed=False),
+        *(entry("psac", e, {"a": 90.0, "b": 90.0}, costed=False, changed={"accuracy": sure}) for e in (1.0, 3.0)),
+        entry("auto_s", 1.0, {"a": 90.0, "b": 90.0}, costed=False, changed={"accuracy": unsure, "worst": unsure}),
+    ]
+    told = [sentence for sentence in findings(entries, baseline="dpsgd") if "Against" in sentence]
+    assert told == [
+        "Against dpsgd: psac at epsilon 1 and epsilon 3 is worse over all records, -6.5 (-9.0 to -4.0) points under "
+        "psac at epsilon 3; no other difference can be told from chance."
+    ]
+    silent = findings(entries[-1:], baseline="dpsgd")
+    assert "Against dpsgd no difference can be told from chance." in silent
+
+
+def test_sentences_on_the_baseline_widen_the_level_of_all() -> None:
+    plainly = [entry("psac", 3.0, {"a": 90.0, "b": 90.0}, costed=False)]
+    asked = [entry("psac", 3.0, {"a": 90.0, "b": 90.0}, costed=False, against={"accuracy": around(1.0)})]
+    assert corrected(asked)[0].level > corrected(plainly)[0].level
+
+
+def test_the_worst_group_has_its_colour_and_hidden_groups_their_words() -> None:
+    hidden = Estimate(math.nan, math.nan, math.nan, 10)
+    rows = [("race = a", {"dpsgd": Estimate(0.5, 0.45, 0.55, 90)}), ("race = b", {"dpsgd": hidden})]
+    for size in (WIDE, NARROW):
+        drawing = dots(rows, title="T", unit="%", worst={"race = a"}, size=size)
+        assert re.search(r'fill="var\(--eh-strong,#d55e00\)">race = a<', drawing)
+        assert ">left out<" in drawing
+        assert ">0<" not in drawing, "the axis shows the data"
+
+
+def test_groups_carry_their_column_where_people_read() -> None:
+    named = with_column(entry("dpsgd", 3.0, {"Asian": 60.0, "Other": 90.0}, costed=False), "race")
+    page = words(render_comparison(ComparisonData(**{**vars(page_data(NAMES, research=False)), "entries": [named]})))
+    assert "race = Asian is served worst" in page
+    assert "(unnamed)" not in page
 
 
 def test_findings_without_runs_or_groups() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,3 +119,25 @@ def test_the_mean_over_labels_does_not_give_a_hidden_label_away() -> None:
     }
     shown = shareable(row)["metrics"]
     assert shown == {"roc_auc": 0.9, "roc_auc[x]": 0.9, "roc_auc[y]": None, "base_rate[x]": 0.5, "base_rate[y]": None}
+
+
+def test_balanced_accuracy_does_not_give_a_small_class_away(tmp_path: Path) -> None:
+    """The mean over classes minus the others is the small one's figure, so it is shared only where none is small."""
+    draw = torch.Generator().manual_seed(0)
+
+    def classes(last: int) -> eh.data.Data:
+        targets = torch.tensor([0] * 60 + [1] * 60 + [2] * last)
+        return eh.data.wrap(torch.randn(len(targets), 3, generator=draw) + targets.unsqueeze(1), targets)
+
+    for last, shared in ((4, False), (30, True)):
+        run = eh.fit(
+            torch.nn.Linear(3, 3), classes(50), epsilon=3, epochs=1, test=classes(last), out=tmp_path / str(last)
+        )
+        line, figures = run.folder.last_evaluation(), summary(run)
+        assert (line["balanced_accuracy"] is not None) == shared
+        assert (
+            (line["metrics"]["balanced_accuracy"] is not None) == (figures["balanced_accuracy"] is not None) == shared
+        )
+        assert (line["frontier"][0]["balanced"] is not None) == shared
+        assert "fewest_of_class" not in (run.path / "metrics.jsonl").read_text()
+        assert run.metrics.iloc[-1]["balanced_accuracy"] > 0, "the owner reads it in private"

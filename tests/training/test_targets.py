@@ -172,7 +172,14 @@ def test_chexpert_in_its_official_shape_has_an_area_per_finding(tmp_path: Path) 
     assert set(figures["group_metrics"]["roc_auc[Edema]"]) == {"Female", "Male"}
     for finding in FIVE:
         assert figures["metrics"][f"roc_auc[{finding}]"] > 0.8
-    assert (run / "report.html").exists()
+    page = (run / "report.html").read_text()
+    for finding in FIVE:
+        cell = f"<bdi>{finding}</bdi></th><td>{figures['metrics'][f'roc_auc[{finding}]']:.3f}</td>"
+        assert cell in page, "the page has the area of every finding"
+    more = ("--method", "moment_density", "--epsilon", "50", "--delta", "1e-3", "--out", tmp_path / "density")
+    dense = result("train", *flags[:4], "--source", "size=6", *more, "--no-compose")
+    assert {f"roc_auc[{finding}]" for finding in FIVE} <= set(dense["metrics"]), "each against the rest"
+    assert dense["metrics"]["roc_auc"] > 0.6
 
 
 CSV = "age,sex,race,score,ill,grade,u,v\n"

@@ -40,15 +40,28 @@ from evenhand.errors import EvenhandError
 class _Commands(typer.core.TyperGroup):
     """The commands; a wrong argument is shown without characters that control a terminal."""
 
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Parse the arguments before the command."""
+    def make_context(self, info_name: str | None, args: list[str], *further: Any, **options: Any) -> Any:
+        """Parse the arguments before the command; ``--quiet`` may also stand after it."""
         with _plainly():
-            return super().make_context(*arguments, **options)
+            return super().make_context(info_name, _quiet_first(args), *further, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Parse the arguments after the command, and run it."""
         with _plainly():
             return super().invoke(ctx)
+
+
+def _quiet_first(arguments: list[str]) -> list[str]:
+    """Return the arguments with ``--quiet`` in front, wherever it stands before a ``--``.
+
+    Examples:
+      >>> _quiet_first(["train", "--quiet", "--", "--quiet"])
+      ['--quiet', 'train', '--', '--quiet']
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if "--quiet" not in arguments[:end]:
+        return arguments
+    return ["--quiet", *(word for word in arguments[:end] if word != "--quiet"), *arguments[end:]]
 
 
 @contextmanager
@@ -96,7 +109,7 @@ def _before(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No plan, progress or tips: results and errors only.")
+        bool, typer.Option("--quiet", "-q", help="Before or after a command: results and errors only.")
     ] = False,
 ) -> None:
     terminal.set_quiet(quiet)

@@ -107,6 +107,10 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
         "least_records": left_out.get("least"),
         "group_accuracy": shares,
         "worst_group": worst_group(shares, records),
+        "initial_drops": [
+            {"group": drop.group, "length": drop.length, "depth": drop.depth, "recovered": drop.recovered}
+            for drop in metrics.initial_drops(finished.evaluations)
+        ],
         "group_column": finished.group_column,
         **statement_files.as_json(statement["owners"], last, str(finished.path / statement_files.FILE)),
         "goal": last.get("goal", "overall"),

@@ -176,7 +176,7 @@ def difference(
     return of_values(values, chance, len(values), split or Split(), level=level)
 
 
-def against(rows: Rows, baseline: Rows, split: Split | None = None) -> dict[str, Estimate]:
+def against(rows: Rows, baseline: Rows, split: Split | None = None, *, level: float = LEVEL) -> dict[str, Estimate]:
     """Return how a method differs from the baseline in points: all records, worst group, gap, and each owner.
 
     Examples:
@@ -194,5 +194,5 @@ def against(rows: Rows, baseline: Rows, split: Split | None = None) -> dict[str,
         left, right = series(name, rows), series(name, baseline)
         if set(left) & set(right):
             variance = chance(name, rows, used) + chance(name, baseline, used)
-            estimates[name] = difference(left, right, chance=variance, split=used)
+            estimates[name] = difference(left, right, chance=variance, split=used, level=level)
     return {name: estimate for name, estimate in estimates.items() if estimate.measured}

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from evenhand.reporting import comparison_findings, metrics, replicas, small_cel
 from evenhand.reporting.comparison_sections import Effort, Entry
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.replicas import Rows
-from evenhand.reporting.uncertainty import Split, of_values
+from evenhand.reporting.uncertainty import LEVEL, Split, of_values
 from evenhand.runs.folder import write_durably
 from evenhand.runs.verify import verify
 from evenhand.training.config import Config, to_toml
@@ -74,18 +75,18 @@ def entries(
     reference = next((_by_seed(runs) for (_, epsilon), runs in cells.items() if epsilon is None), {})
     drafts = [_entry(method, epsilon, runs, reference, asked) for (method, epsilon), runs in cells.items()]
     bases = {entry.epsilon: entry.rows for entry in drafts if entry.method == baseline}
-    return comparison_findings.corrected(
-        [
-            dataclasses.replace(
-                entry,
-                effort=(efforts or {}).get((entry.method, entry.epsilon)),
-                against={}
-                if entry.method == baseline
-                else declared_claims.against(entry.rows, bases.get(entry.epsilon, {}), entry.split),
-            )
-            for entry in drafts
-        ]
-    )
+
+    def against(entry: Entry, level: float = LEVEL) -> dict[str, Estimate]:
+        base = {} if entry.method == baseline else bases.get(entry.epsilon, {})
+        return declared_claims.against(entry.rows, base, entry.split, level=level)
+
+    drafts = [
+        dataclasses.replace(entry, effort=(efforts or {}).get((entry.method, entry.epsilon)), against=against(entry))
+        for entry in drafts
+    ]
+    return [
+        comparison_findings.changed(entry, partial(against, entry)) for entry in comparison_findings.corrected(drafts)
+    ]
 
 
 def split_of(configs: Sequence[Config], held_out: float, records: int) -> Split:

@@ -84,7 +84,7 @@ def as_markdown(data: ComparisonData) -> str:
         f"which are not covered. {data.split} Worst group: of those with at least {FEWEST} held-out records.",
         "",
     ]
-    lines += [f"- {unmarked(sentence)}" for sentence in findings(data.entries, data.least)]
+    lines += [f"- {unmarked(sentence)}" for sentence in findings(data.entries, data.least, data.baseline)]
     lines += _compared(data)
     lines += [f"- failed: {unmarked(reason)}" for entry in data.entries for reason in entry.failures]
     if data.together is not None and data.runs > 1:
@@ -123,7 +123,7 @@ def as_json(data: ComparisonData) -> str:
         "split": data.split,
         "held_out_over_training": next((entry.split.ratio for entry in data.entries), None),
         "least_records": data.least,
-        "findings": findings(data.entries, data.least),
+        "findings": findings(data.entries, data.least, data.baseline),
         "setting": dict(data.setting),
         "baseline": data.baseline,
         "tuning": data.tuning,

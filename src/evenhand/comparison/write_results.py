@@ -13,7 +13,7 @@ from evenhand.comparison.run_cell import loaded
 from evenhand.comparison.summary import Result, together
 from evenhand.comparison.sweep import Sweep
 from evenhand.comparison.tables import as_csv, as_json, as_markdown
-from evenhand.reporting import metrics, replicas, small_cells
+from evenhand.reporting import metrics, replicas, run_findings, small_cells
 from evenhand.reporting.comparison_page import ComparisonData, render_comparison
 from evenhand.reporting.comparison_sections import Entry, Verdict
 from evenhand.reporting.group_metrics import Estimate
@@ -42,21 +42,24 @@ def write(out: Path, sweep: Sweep, entries: Sequence[Entry], results: Sequence[R
     chosen = list(entries) if sweep.public else [_shareable(entry) for entry in entries if entry.private]
     shared = [without_small_groups(entry, sweep.base.least_records) for entry in chosen]
     page = _page(sweep, shared, results, research and sweep.public, sweep.base.least_records)
-    written = _write(out, "report.html", "table", page)
+    column = next((result.task.folder.group_column() for result in results if result.failure is None), None)
+    written = _write(out, "report.html", "table", page, column)
     if research and not sweep.public:
         full = _page(sweep, entries, results, True, 0)
         written |= {
             f"full_{name}": path
-            for name, path in _write(out / "private", "report-full.html", "table-full", full).items()
+            for name, path in _write(out / "private", "report-full.html", "table-full", full, column).items()
         }
     return written
 
 
-def _write(folder: Path, page: str, table: str, data: ComparisonData) -> dict[str, Path]:
+def _write(folder: Path, page: str, table: str, data: ComparisonData, column: str | None) -> dict[str, Path]:
+    """Write one form of the results: groups carry the name of their column where people read, not where programs do."""
+    named = dataclasses.replace(data, entries=[with_column(entry, column) for entry in data.entries])
     texts = {
-        folder / page: render_comparison(data),
+        folder / page: render_comparison(named),
         folder / f"{table}.csv": as_csv(data),
-        folder / f"{table}.md": as_markdown(data),
+        folder / f"{table}.md": as_markdown(named),
         folder / f"{table}.json": as_json(data),
     }
     for path, text in texts.items():
@@ -169,6 +172,35 @@ def without_small_groups(entry: Entry, least: int) -> Entry:
         rows=rest(entry.rows),
         reference=rest(entry.reference),
         small={name: count if count >= least else 0 for name, count in replicas.small(entry.rows).items()},
+    )
+
+
+def with_column(entry: Entry, column: str | None) -> Entry:
+    """Return the entry with the name of the column before every group, where that is known.
+
+    Examples:
+      >>> with_column(Entry("dpsgd", 3.0, small={"Asian": 9}), "race").small
+      {'race = Asian': 9}
+    """
+    if column is None:
+        return entry
+
+    def rows(by_seed: replicas.Rows) -> replicas.Rows:
+        return {seed: run_findings.row_with_column(row, column) for seed, row in by_seed.items()}
+
+    def by_metric(tables: Mapping[str, Mapping[str, Estimate]]) -> dict[str, dict[str, Estimate]]:
+        return {metric: run_findings.with_column(table, column) for metric, table in tables.items()}
+
+    return dataclasses.replace(
+        entry,
+        groups=run_findings.with_column(entry.groups, column),
+        costs=run_findings.with_column(entry.costs, column),
+        training=run_findings.with_column(entry.training, column),
+        small=run_findings.with_column(entry.small, column),
+        asked=by_metric(entry.asked),
+        asked_costs=by_metric(entry.asked_costs),
+        rows=rows(entry.rows),
+        reference=rows(entry.reference),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from evenhand._numbers import count, interval, promised, quantity
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.reporting.small_cells import instead
+from evenhand.reporting.small_cells import hidden, instead
 from evenhand.reporting.svg import (
     BAR,
     COLOURS,
@@ -40,6 +40,7 @@ from evenhand.reporting.text import fit, label, width
 WIDE, NARROW = 760, 340
 LABELLED = 11  # series with a look and a label of their own; the others are drawn in grey
 _TAG = "worst"
+_ASIDE = 130  # room beside a name that stands above its bar, for value and number of records
 _NAMED = 12  # names read out in a description; the table under the chart has all
 
 
@@ -57,6 +58,10 @@ class _Rows:
     marks: Sequence[float]
     reference: float
     baseline: float = math.nan
+
+    @property
+    def left_for_names(self) -> float:
+        return self.size - _ASIDE - _tag_width()
 
     @property
     def scale(self) -> int:
@@ -84,16 +89,15 @@ class _Rows:
             parts.append(line([(self.at(self.reference), end) for end in across], "currentColor", dash="4 3"))
         missing = instead(estimate, "not measured: no held-out records")
         numbers = f"{value} ({ends}), {counted} records" if estimate.measured else missing
-        aside = f"{value} of {counted}" if estimate.measured else instead(estimate)
-        room = self.size - width(aside, SIZE) - 16 if self.stacked else self.left - 8
+        aside = f"{value} of {counted}" if estimate.measured else blank(estimate)
         if self.stacked:
-            *above, shown = wrapped(label(name), SIZE * 1.1, room - (_tag_width() if tagged else 0))
+            *above, shown = wrapped(label(name), SIZE * 1.1, self.left_for_names)
             words = upper - 7
             first = words - 15 * len(above)
-            parts += [text(0, first + 15 * place, row, bold=tagged) for place, row in enumerate(above)]
+            parts += [text(1, first + 15 * place, row, bold=tagged) for place, row in enumerate(above)]
         else:
-            shown = fit(label(name), SIZE * 1.1, room - _tag_width()) if tagged else fit(label(name), SIZE, room)
-        parts.append(text(0, words, shown, bold=tagged))
+            shown = label(name)
+        parts.append(text(1, words, shown, bold=tagged))
         if tagged:
             parts.append(text(width(shown, SIZE * 1.05) + 6, words, _TAG, muted=True))
         if self.stacked:
@@ -103,7 +107,7 @@ class _Rows:
             parts.append(text(self.size - 66, words, ends, "end", muted=True))
             parts.append(text(self.size, words, counted, "end", muted=True))
         else:
-            parts.append(text(self.size, words, "not measured", "end", muted=True))
+            parts.append(text(self.size, words, aside, "end", muted=True))
         return hover(f"{label(name)}: {numbers}", parts, label(name, 60), number)
 
 
@@ -127,6 +131,16 @@ def wrapped(words: str, size: float, room: float) -> list[str]:
                 lines.append("")
             lines[-1] += character
     return lines
+
+
+def blank(estimate: Estimate) -> str:
+    """Return the short form of what stands in place of a figure; hovering and the remarks give the reason.
+
+    Examples:
+        >>> blank(Estimate(math.nan, math.nan, math.nan, 10)), blank(Estimate(math.nan, 0.0, 1.0, 0))
+        ('left out', 'not measured')
+    """
+    return "left out" if hidden(estimate) else "not measured"
 
 
 def _tag_width() -> float:
@@ -164,7 +178,7 @@ def bars(
     many = len(rows) > 20
     names = max((width(label(name), SIZE * 1.1) for name, _ in rows), default=0.0)
     stacked = size < 520 or names + _tag_width() + 14 > 0.34 * size
-    room = size - 130 - _tag_width()
+    room = size - _ASIDE - _tag_width()
     deep = max((len(wrapped(label(name), SIZE * 1.1, room)) for name, _ in rows), default=1) if stacked else 1
     tall = 42.0 + 15 * (deep - 1) if stacked else 22.0 if many else 30.0
     left = 0.0 if stacked else min(0.34 * size, names + _tag_width() + 14)
@@ -227,7 +241,7 @@ def lines(
         y_label: what the vertical axis measures, with its unit.
         highlight: name of the series that is drawn on top and thicker.
         limits: values that a series must not exceed, by series name or by any other words: dashed horizontal lines.
-        band: a stretch of the horizontal axis to shade, and the words for it.
+        band: a stretch of the horizontal axis to shade, and the words for it; a stretch of no length becomes a line.
         numbers: by which number the page's script knows each series.
         printed: how a value of the vertical axis is written in words.
         size: width of the drawing.
@@ -247,7 +261,9 @@ def lines(
     x_range = (min(xs), max(xs)) if min(xs) < max(xs) else (xs[0] - 1, xs[0] + 1)
     x_marks = [mark for mark in ticks(*x_range, 4 if size < 520 else 8) if x_range[0] <= mark <= x_range[1]]
     y_marks = ticks(*domain([*ys, *limits.values()]))
-    beside = min((0.35 if size < 520 else 0.27) * size, max(width(label(name), SIZE * 1.1) for name in looks) + 40)
+    beside = max(width(label(name), SIZE * 1.1) for name in looks) + 40
+    below = beside > (0.35 if size < 520 else 0.27) * size
+    beside = 6 + max((width(tick_text(mark, x_marks), SIZE) / 2 for mark in x_marks), default=8.0) if below else beside
     left = 12 + max(width(tick_text(mark, y_marks), SIZE) for mark in y_marks)
     plane = Plane(
         left, size - beside, 42 if limits or band else 30, 290 if size < 520 else 350, x_range, x_marks, y_marks
@@ -260,16 +276,12 @@ def lines(
         parts.append(line([(plane.left, y), (plane.right, y)], colour, thick=1.5, dash="6 4"))
     for name, look in reversed(looks.items()):
         parts.append(_curve(plane, name, drawn[name], look, 1.0, known.get(name), printed))
-    ends = [plane.at(drawn[name][-1])[1] for name in looks]
-    places = spread(ends, SIZE + 3, plane.top, plane.bottom)
-    for (name, (colour, dash, thick)), end, place in zip(looks.items(), ends, places, strict=True):
-        x, shown = plane.right, fit(label(name), SIZE * (1.1 if name == highlight else 1), beside - 38)
-        key = [
-            line([(x + 2, end), (x + 12, place)], colour, faint=0.6),
-            line([(x + 12, place), (x + 32, place)], colour, thick=thick, dash=dash),
-            text(x + 37, place + SIZE * 0.36, shown, bold=name == highlight),
-        ]
-        parts.append(in_group(key, known.get(name)))
+    places = {name: plane.at(drawn[name][-1])[1] for name in looks}
+    if below:
+        key, bottom = _key_below(looks, highlight, known, plane, places, size)
+    else:
+        key, bottom = _key_beside(looks, highlight, known, plane, places), plane.bottom + 46
+    parts += key
     told_limits = list(limits.items())[:LABELLED]
     heights = [plane.at((0.0, limit))[1] - 6 for _, limit in told_limits]
     for (name, limit), y in zip(told_limits, spread(heights, SIZE + 3, plane.top - 6, plane.bottom), strict=True):
@@ -279,7 +291,56 @@ def lines(
     told = "; ".join(f"{label(name, 60)} ends at {printed(drawn[name][-1][1])}" for name in order[:_NAMED])
     rest = f"; {len(order) - LABELLED} more in grey" if len(order) > LABELLED else ""
     described = f"{y_label} over {x_label}, {min(xs):g} to {max(xs):g}: {told}{rest}."
-    return drawing(size, plane.bottom + 46, title, described, parts, plane.scale(x_label))
+    return drawing(size, bottom, title, described, parts, plane.scale(x_label))
+
+
+_Look = tuple[str, str, float]
+
+
+def _key_beside(
+    looks: Mapping[str, _Look],
+    highlight: str | None,
+    known: Mapping[str, int],
+    plane: Plane,
+    ends: Mapping[str, float],
+) -> list[str]:
+    """Return the name of each series at its end."""
+    parts = []
+    places = spread(list(ends.values()), SIZE + 3, plane.top, plane.bottom)
+    for (name, (colour, dash, thick)), place in zip(looks.items(), places, strict=True):
+        x = plane.right
+        key = [
+            line([(x + 2, ends[name]), (x + 12, place)], colour, faint=0.6),
+            line([(x + 12, place), (x + 32, place)], colour, thick=thick, dash=dash),
+            text(x + 37, place + SIZE * 0.36, label(name), bold=name == highlight),
+        ]
+        parts.append(in_group(key, known.get(name)))
+    return parts
+
+
+def _key_below(
+    looks: Mapping[str, _Look],
+    highlight: str | None,
+    known: Mapping[str, int],
+    plane: Plane,
+    ends: Mapping[str, float],
+    size: int,
+) -> tuple[list[str], float]:
+    """Return the names of all series under the chart, on as many lines as they need, and how far down they reach."""
+    parts, x, y = [], 0.0, plane.bottom + 62
+    for name, (colour, dash, thick) in looks.items():
+        rows = wrapped(label(name), SIZE * 1.1, size - 32)
+        wide = max(width(row, SIZE * 1.1) for row in rows) + 44
+        if x and x + wide - 12 > size:
+            x, y = 0.0, y + 20
+        key = [
+            line([(plane.right, ends[name]), (plane.right + 5, ends[name])], colour, faint=0.6),
+            line([(x, y - 4), (x + 20, y - 4)], colour, thick=thick, dash=dash),
+        ]
+        key += [text(x + 26, y + 16 * place, row, bold=name == highlight) for place, row in enumerate(rows)]
+        parts.append(in_group(key, known.get(name)))
+        x, y = x + wide, y + 16 * (len(rows) - 1)
+    return parts, y + 10
 
 
 def multiples(
@@ -315,10 +376,11 @@ def multiples(
     names = {name: wrapped(label(name), SIZE * 1.1, wide - 16) for name in panels}
     deep, known = 16.0 * max(map(len, names.values()), default=1), numbers or {}
     left = 8 + max(width(tick_text(mark, y_marks), SIZE) for mark in y_marks)
-    tall, parts = deep + 104, [text(0, 13, f"{y_label} over {x_label}; {whole} in grey", muted=True)]
+    tall, parts = deep + 112, [text(0, 13, f"{y_label} over {x_label}; {whole} in grey", muted=True)]
     for place, name in enumerate(panels):
         top, start = 26 + tall * (place // across), wide * (place % across)
-        plane = Plane(start + left, start + wide - 10, top + deep + 4, top + deep + 72, x_range, list(x_range), y_marks)
+        over = top + deep + 12
+        plane = Plane(start + left, start + wide - 10, over, over + 68, x_range, list(x_range), y_marks)
         inside = [
             *(text(start, top + 12 + 16 * row, words, bold=name == highlight) for row, words in enumerate(names[name])),
             *_axes(plane),
@@ -346,7 +408,7 @@ def _axes(plane: Plane) -> list[str]:
     return parts
 
 
-def _looks(names: Sequence[str], highlight: str | None, dashed: bool) -> dict[str, tuple[str, str, float]]:
+def _looks(names: Sequence[str], highlight: str | None, dashed: bool) -> dict[str, _Look]:
     """Return colour, dashes and thickness of each labelled series; no two alike unless dashes are kept for limits."""
     looks = {name: (STRONG, "", 3.0) for name in names if name == highlight}
     for i, name in enumerate(name for name in names if name != highlight):
@@ -359,7 +421,7 @@ def _curve(
     plane: Plane,
     name: str,
     points: Sequence[Point],
-    look: tuple[str, str, float],
+    look: _Look,
     faint: float,
     number: int | None,
     printed: Callable[[float], str],

@@ -6,13 +6,28 @@ Methods differ by the shape of their mark as well as by colour; a legend names t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from evenhand._numbers import interval, quantity
-from evenhand.reporting.charts import WIDE
+from evenhand.reporting.charts import WIDE, blank, wrapped
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.reporting.svg import COLOURS, PAGE, SIZE, Point, drawing, hover, line, text, tick_text, ticks
+from evenhand.reporting.small_cells import instead
+from evenhand.reporting.svg import (
+    COLOURS,
+    PAGE,
+    SIZE,
+    STRONG,
+    Point,
+    domain,
+    drawing,
+    hover,
+    line,
+    text,
+    tick_text,
+    ticks,
+)
 from evenhand.reporting.text import fit, label, width
 
 _SHAPES = (
@@ -54,31 +69,36 @@ def dots(
     title: str,
     unit: str,
     numbers: Mapping[str, int] | None = None,
+    worst: Collection[str] = (),
     size: int = WIDE,
 ) -> str:
-    """Return a chart with one row per group, a mark and an interval for each method.
+    """Return a chart with one row per group, a mark and an interval for each method; no name is cut.
 
     Args:
         rows: group and its estimates by method.
         title: what the chart shows, for screen readers.
         unit: ``"%"`` when the values are shares, otherwise printed after the value.
         numbers: by which number the page's script knows each group.
-        size: width of the drawing; below 520 names stand above their rows, for phones.
+        worst: groups that are named as worst, in the colour that stands for it on the whole page.
+        size: width of the drawing; below 520, or where names are long, names stand above their rows.
 
     Examples:
         >>> drawing = dots([("class 8", {"dpsgd": Estimate(41.0, 30.0, 52.0, 3)})], title="Cost", unit="points")
         >>> "class 8" in drawing and "dpsgd" in drawing
         True
     """
-    known, stacked = numbers or {}, size < 520
+    known = numbers or {}
     methods = list(dict.fromkeys(name for _, estimates in rows for name in estimates))
     scale = 100 if unit == "%" else 1
     ends = [scale * end for _, estimates in rows for e in estimates.values() for end in (e.low, e.value, e.high)]
-    marks = ticks(min([0.0, *filter(math.isfinite, ends)]), max([1.0, *filter(math.isfinite, ends)]))
-    names = max((width(label(name), SIZE) for name, _ in rows), default=0.0)
-    left = 16.0 if stacked else min(0.3 * size, names + 14)
+    finite = [end for end in ends if math.isfinite(end)] or [0.0, 1.0]
+    marks = ticks(*(domain(finite) if unit == "%" else (min(0.0, *finite), max(1.0, *finite))))
+    names = max((width(label(name), SIZE * 1.1) for name, _ in rows), default=0.0)
+    stacked = size < 520 or names + 14 > 0.3 * size
+    left = 16.0 if stacked else names + 14
     right = size - (12.0 if stacked else 24.0)
-    above, pitch = (20.0 if stacked else 4.0), 16.0
+    deep = max((len(wrapped(label(name), SIZE * 1.1, size - 12)) for name, _ in rows), default=1) if stacked else 1
+    above, pitch = (5.0 + 15 * deep if stacked else 4.0), 16.0
     tall = above + pitch * max(1, len(methods)) + 6
     key, top = legend(methods, size)
     bottom = top + tall * len(rows)
@@ -96,8 +116,14 @@ def dots(
         y = top + tall * place
         inner = [line([(0, y), (size, y)], "currentColor", faint=0.08)]
         middle = y + (14 if stacked else tall / 2 + SIZE * 0.36)
-        inner.append(text(0, middle, fit(label(name), SIZE, size if stacked else left - 8)))
+        shown = wrapped(label(name), SIZE * 1.1, size - 12) if stacked else [label(name)]
+        look: dict[str, Any] = {"bold": True, "colour": STRONG} if name in worst else {}
+        inner += [text(1, middle + 15 * row, words, **look) for row, words in enumerate(shown)]
         told = []
+        missing = [e for e in estimates.values() if not e.measured]
+        if missing and len(missing) == len(estimates):
+            told.append(instead(missing[0]))
+            inner.append(text(left + 8, y + above + 13 if stacked else middle, blank(missing[0]), muted=True))
         for row, method in enumerate(methods):
             if method not in estimates or not estimates[method].measured:
                 continue
@@ -129,16 +155,19 @@ def accuracy_by_promise(climbs: Sequence[MethodLine], places: Sequence[str], *, 
     key, top = legend([climb.name for climb in climbs], size, climbs)
     left, right, bottom = 42.0, size - 12.0, top + (230 if size < 520 else 300)
     gap = (right - left) / len(places)
+    ends = [100 * end for climb in climbs for e in climb.values.values() for end in (e.low, e.value, e.high)]
+    marks = ticks(*domain([end for end in ends if math.isfinite(end)] or [0.0, 100.0]))
 
     def at(place: int, number: int, value: float) -> Point:
         aside = (number - (len(climbs) - 1) / 2) * min(9.0, 0.5 * gap / max(1, len(climbs)))
-        return left + gap * (place + 0.5) + aside, bottom - (bottom - top - 8) * value
+        up = (100 * value - marks[0]) / (marks[-1] - marks[0])
+        return left + gap * (place + 0.5) + aside, bottom - (bottom - top - 8) * up
 
     parts = list(key)
-    for percent in range(0, 101, 20):
-        y = at(0, 0, percent / 100)[1]
+    for tick in marks:
+        y = at(0, 0, tick / 100)[1]
         parts.append(line([(left, y), (right, y)], "currentColor", faint=0.13))
-        parts.append(text(left - 8, y + 4, f"{percent}", "end", muted=True))
+        parts.append(text(left - 8, y + 4, tick_text(tick, marks), "end", muted=True))
     for place, name in enumerate(places):
         rows = [name] if width(name, SIZE) < gap else name.split(" ", 1)
         for row, words in enumerate(rows):
@@ -151,8 +180,8 @@ def accuracy_by_promise(climbs: Sequence[MethodLine], places: Sequence[str], *, 
         if len(route) > 1:
             parts.append(line(route, _colour(climb.method), thick=2, dash="5 4" if climb.worst else ""))
         for (i, e), (x, y) in zip(measured, route, strict=True):
-            ends = [(x, at(i, number, end)[1]) for end in (e.low, e.high)] if math.isfinite(e.low) else []
-            inner = [line(ends, _colour(climb.method), thick=1.5, faint=0.8)] if ends else []
+            reach = [(x, at(i, number, end)[1]) for end in (e.low, e.high)] if math.isfinite(e.low) else []
+            inner = [line(reach, _colour(climb.method), thick=1.5, faint=0.8)] if reach else []
             inner.append(mark(x, y, climb.method, hollow=climb.worst))
             words = f"{label(climb.name, 60)}, {places[i]}: {quantity(e.value, '%')}{_interval(e, '%')}"
             parts.append(hover(words, inner, label(climb.name, 60)))

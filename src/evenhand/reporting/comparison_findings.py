@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from evenhand._numbers import NO_BREAK, bare_percent, ends_in_words, points
 from evenhand.reporting import metrics, replicas
-from evenhand.reporting.comparison_sections import Entry, plain
+from evenhand.reporting.comparison_sections import Entry, difference, plain
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.small_cells import LEAST
 from evenhand.reporting.text import label, listed
@@ -44,11 +44,33 @@ def _families(entries: Sequence[Entry]) -> int:
     pays = sum(several and bool(entry.costs) for several, entry in zip(groups, entries, strict=True))
     promises = [promise for promise, rivals in _rivals(entries).items() if len(rivals) > 1]
     asked = max((len(entry.asked) for entry in entries), default=0)
-    return max(1, worst + pays + 2 * len(promises) + asked * (len(promises) + len(entries)))
+    changed = sum(name in _CHANGED for entry in entries for name in entry.against)
+    return max(1, worst + pays + changed + 2 * len(promises) + asked * (len(promises) + len(entries)))
 
 
-def findings(entries: Sequence[Entry], least: int = LEAST) -> list[str]:
+_CHANGED = {"accuracy": "over all records", "worst": "in the worst group"}
+
+
+def changed(entry: Entry, against: Callable[[float], Mapping[str, Estimate]]) -> Entry:
+    """Return the entry with its differences to the baseline at the level of ``corrected``.
+
+    Args:
+        entry: from ``corrected``, with its differences at 95 %.
+        against: gives the same differences at another level.
+
+    Examples:
+        >>> wide = {"accuracy": Estimate(5.0, 1.0, 9.0, 3), "gap": Estimate(0.0, -9.0, 9.0, 3)}
+        >>> sorted(changed(Entry("psac", 3.0, against=wide), lambda level: wide).changed)
+        ['accuracy']
+    """
+    known = against(entry.level) if entry.against else {}
+    return dataclasses.replace(entry, changed={name: known[name] for name in _CHANGED if name in known})
+
+
+def findings(entries: Sequence[Entry], least: int = LEAST, baseline: str = "") -> list[str]:
     r"""Return what the comparison found, one sentence each; names below ``least`` records come without their number.
+
+    ``baseline`` is the method that the entries' differences are counted against.
 
     Examples:
         >>> rows = {seed: {"accuracy": 0.7, "records": 99, "majority": 0.8, "groups": {}} for seed in range(3)}
@@ -58,7 +80,10 @@ def findings(entries: Sequence[Entry], least: int = LEAST) -> list[str]:
     done = [entry for entry in entries if entry.seeds]
     private = [entry for entry in done if entry.private]
     asked = _asked(private or done)
-    sentences = [_baseline(done), *asked, *_groups(private or done), *_methods(private), _few(done, least)]
+    sentences = [
+        *(_baseline(done), *asked, *_groups(private or done), *_methods(private)),
+        *(_against(private, baseline), _few(done, least)),
+    ]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -107,12 +132,10 @@ def _baseline(entries: Sequence[Entry]) -> str:
         return ""
     worse = [entry for entry in weak if entry.gain.value <= 0]
     chosen = worse or weak
-    verb = ("do" if len(chosen) > 1 else "does") + (" not beat" if worse else " not measurably beat")
+    verb = ("do" if len({entry.method for entry in chosen}) > 1 else "does") + " not "
+    verb += "beat" if worse else "measurably beat"
     rate = f"{bare_percent(chosen[0].majority, 0)}{NO_BREAK}%"
-    return (
-        f"{listed([_named(entry) for entry in chosen])} {verb} answering always the most common label, right for "
-        f"{rate} of held-out records."
-    )
+    return f"{_all_named(chosen)} {verb} answering always the most common label, right for {rate} of held-out records."
 
 
 def _groups(entries: Sequence[Entry]) -> list[str]:
@@ -203,6 +226,30 @@ def _methods(entries: Sequence[Entry]) -> list[str]:
     return sentences
 
 
+def _against(entries: Sequence[Entry], baseline: str) -> str:
+    """Return one sentence on what changed against the baseline: who is better or worse in what; empty without one."""
+    asked = [entry for entry in entries if entry.changed]
+    if not asked:
+        return ""
+    parts = []
+    for name, words in _CHANGED.items():
+        for sign, verb in ((1, "better"), (-1, "worse")):
+            known = [entry for entry in asked if name in entry.changed]
+            chosen = [e for e in known if min(sign * e.changed[name].low, sign * e.changed[name].high) > 0]
+            if chosen:
+                middle = _middle(chosen)
+                where = f" under {_named(middle)}" if len(chosen) > 1 else ""
+                figure = f"{difference(middle.changed[name])} points{where}"
+                parts.append(f"{_all_named(chosen)} {_is(chosen)} {verb} {words}, {figure}")
+    if not parts:
+        return f"Against {label(baseline, 40)} no difference can be told from chance."
+    return f"Against {label(baseline, 40)}: {'; '.join(parts)}; no other difference can be told from chance."
+
+
+def _is(entries: Sequence[Entry]) -> str:
+    return "are" if len({entry.method for entry in entries}) > 1 else "is"
+
+
 def _few(entries: Sequence[Entry], least: int) -> str:
     """Return a sentence on groups with too few held-out records; empty if there are none."""
     sizes = {name: count for entry in entries for name, count in replicas.small(entry.rows).items()}
@@ -263,7 +310,24 @@ def _where(chosen: Sequence[Entry], all_entries: Sequence[Entry]) -> str:
         return "every method and promise" if len(chosen) > 1 else _named(chosen[0])
     if len(chosen) > _FIGURES:
         return f"{len(chosen)} of {len(all_entries)} methods and promises"
-    return listed([_named(entry) for entry in chosen])
+    return _all_named(chosen)
+
+
+def _all_named(entries: Sequence[Entry]) -> str:
+    """Return methods with their promises, each method once."""
+    methods: dict[str, list[Entry]] = {}
+    for entry in entries:
+        methods.setdefault(entry.method, []).append(entry)
+    promises = {tuple(entry.promise for entry in part if entry.private) for part in methods.values()}
+    if len(promises) == 1 and all(entry.private for entry in entries):
+        return f"{listed([label(method, 40) for method in methods])} at {listed(list(promises.pop()))}"
+    several = [
+        f"{label(method, 40)} at {listed([entry.promise for entry in part])}"
+        if all(entry.private for entry in part)
+        else listed([_named(entry) for entry in part])
+        for method, part in methods.items()
+    ]
+    return several[0] if len(several) == 1 else f"{', '.join(several[:-1])}, and {several[-1]}"
 
 
 def _middle(entries: Sequence[Entry]) -> Entry:

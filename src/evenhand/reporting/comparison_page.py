@@ -132,7 +132,7 @@ def render_comparison(data: ComparisonData) -> str:
     """
     sections = [part for make in _SECTIONS if (part := make(data)) is not None]
     headline = lead(data.entries)
-    further = [sentence for sentence in findings(data.entries, data.least) if sentence not in headline]
+    further = [sentence for sentence in findings(data.entries, data.least, data.baseline) if sentence not in headline]
     return document(
         "comparison.html.j2",
         data.title,
@@ -184,7 +184,9 @@ def _at_promise(data: ComparisonData, promise: str, chosen: Sequence[Entry], unf
         (name, {method: values[name] for method, values in methods.items() if name in values}) for name in data.numbers
     ]
     title = f"{'Privacy cost' if data.costed else 'Accuracy'} per group at {promise}, {data.terms}"
-    chart = figure(lambda size: dots(rows[: data.room[0]], title=title, unit=unit, numbers=data.numbers, size=size))
+    worst = {entry.pays_most if data.costed else entry.worst_group for entry in chosen}
+    look: dict[str, Any] = {"numbers": data.numbers, "worst": worst}
+    chart = figure(lambda size: dots(rows[: data.room[0]], title=title, unit=unit, size=size, **look))
     cells = [
         [name, _records(name, chosen), *(mean(values.get(method), unit) for method in methods)]
         for name, values in rows[: data.room[1]]
@@ -291,7 +293,7 @@ def _table(data: ComparisonData) -> Section:
                 *(name, entry.promise, *(comparison_sections.plain(entry.metrics.get(metric)) for metric in asked)),
                 mean(entry.accuracy, "%"),
                 *([bare_percent(entry.majority)] if rated else []),
-                *(mean(entry.worst, "%"), label(entry.worst_group, 24) or "too close to tell"),
+                *(mean(entry.worst, "%"), label(entry.worst_group) if entry.worst_group else "too close to tell"),
                 *(costs if data.costed else []),
             ]
         )

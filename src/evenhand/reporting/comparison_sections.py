@@ -15,7 +15,7 @@ from evenhand.reporting.comparison_charts import dots
 from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.page import Block, Notes, Section, Table, Words, figure
 from evenhand.reporting.replicas import Rows
-from evenhand.reporting.text import label
+from evenhand.reporting.text import label, listed
 from evenhand.reporting.uncertainty import LEVEL, Split, distinct, of_values, share_variance
 
 NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
@@ -61,6 +61,7 @@ class Entry:
         budgets: promised and spent epsilon per owner, where owners have budgets of their own.
         training: accuracy, gradient norm and share clipped on TRAINING records per group: for research only.
         against: differences to the baseline in points, paired by seed: accuracy, worst, gap, owner:NAME.
+        changed: those of accuracy and worst at ``level``, which sentences rest on.
         effort: what tuning took; None if nothing was tuned.
         seconds: processor seconds of all its final trainings.
         rows: the last evaluation of each training by seed.
@@ -88,6 +89,7 @@ class Entry:
     budgets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     training: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     against: Mapping[str, Estimate] = field(default_factory=dict)
+    changed: Mapping[str, Estimate] = field(default_factory=dict)
     effort: Effort | None = None
     seconds: float = 0.0
     rows: Rows = field(default_factory=dict)
@@ -320,14 +322,14 @@ def promises(entries: Sequence[Entry], terms: str, together: float | None, runs:
     heading = "What is promised"
     if not entries:
         return Section(heading, [Words("nothing was promised to anyone.", strong="Not private:")])
-    spent = [
-        f"{label(entry.method, 40)} at {entry.promise}: spent {rounded_up(entry.spent)}"
-        for entry in entries
-        if entry.spent is not None
-    ]
+    spent: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        if entry.spent is not None:
+            spent.setdefault((entry.promise, rounded_up(entry.spent)), []).append(label(entry.method, 40))
+    told = [f"{epsilon} at {promise} by {listed(methods)}" for (promise, epsilon), methods in spent.items()]
     words = [
         f"Methods are compared at the same true epsilon ({terms}): every run's spending was recomputed from its "
-        f"ledger, by the same accountant for all. {'; '.join(spent)}.",
+        f"ledger, by the same accountant for all. Spent: {'; '.join(told)}.",
         "An epsilon bounds what one released model reveals about one record. It does not cover the held-out records, "
         "preprocessing, or the choice among methods made by looking at this page.",
     ]

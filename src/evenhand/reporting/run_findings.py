@@ -16,8 +16,9 @@ from evenhand._numbers import bare_percent, count, percent
 from evenhand.reporting import small_cells
 from evenhand.reporting.charts import lines
 from evenhand.reporting.group_metrics import Estimate, GroupFrame, estimate, wilson
-from evenhand.reporting.metrics import METRICS, ORDINAL, by_group, differences, disparities
-from evenhand.reporting.page import Block, Bullets, Figure, Notes, Section, Table, Words, figure
+from evenhand.reporting.metrics import METRICS, ORDINAL, by_group
+from evenhand.reporting.page import Block, Figure, Notes, Section, Table, Words, figure
+from evenhand.reporting.text import label, listed
 from evenhand.reporting.uncertainty import FEWEST, Split, named_group
 
 _FOLLOWED: untrusted.Shape = {str: {str: (int, float)}}
@@ -137,40 +138,48 @@ def columns(row: Mapping[str, Any]) -> dict[str, float]:
     return ends
 
 
-_SHOWN = ("selection_rate", "fpr", "tpr", "tnr", "precision")
+_SHOWN = ("selection_rate", "fpr", "tpr", "precision")
+"""Rates of the section on errors; the true negative rate is the false positive one the other way round."""
 
 
 def section(row: Mapping[str, Any]) -> Section | None:
-    """Return the part of a page on errors of both kinds by group; None unless there are two classes and two groups.
+    r"""Return the part of a page on errors of both kinds by group; None unless there are two classes and two groups.
 
     Examples:
         >>> row = {"group_records": {"a": 80, "b": 80}, "group_metrics": {
         ...     "base_rate": {"a": 0.5, "b": 0.5}, "fpr": {"a": 0.5, "b": 0.1}}}
-        >>> section(row).blocks[1].lines[0].text
-        'False positive rate: groups are 40.0 points apart, 95 % interval 20.3 to 56.0.'
+        >>> section(row).blocks[0].text.partition(' No two')[0]
+        'Groups are apart in false positive rate by 40.0 points (95 % interval 20.3 to 56.0; a 50\xa0%, b 10\xa0%).'
     """
     estimates = per_group(row)
     if "base_rate" not in row.get("group_metrics", {}) or len(row.get("group_records", {})) < 2:
         return None
     head = ["group", *(METRICS[name].words.split(":")[0] + ", %" for name in _SHOWN)]
     cells = [[group, *(_cell(estimates.get(name, {}).get(group)) for name in _SHOWN)] for group in row["group_records"]]
-    wide = {name: gap for name, gap in gaps(row, fewest=FEWEST).items() if name.removesuffix("_difference") in _SHOWN}
-    lines = [
-        Words(
-            f"{_title(name)}: groups are {bare_percent(gap.value)} points apart, 95 % interval "
-            f"{bare_percent(gap.low)} to {bare_percent(gap.high)}."
-        )
-        for name, gap in wide.items()
-    ]
+    wide = {name: gap for name in _SHOWN if (gap := gaps(row, fewest=FEWEST).get(f"{name}_difference")) is not None}
+    told = sorted((name for name in wide if wide[name].low > 0), key=lambda name: -wide[name].value)
+    apart = [_apart(name, wide[name], estimates[name], first=place == 0) for place, name in enumerate(told)]
     remarks = [
         f"In brackets: 95 % interval (Wilson), and the records that the rate is a share of; fewer than {FEWEST} are "
         "too few to tell. Intervals of gaps (Newcombe) hold for all pairs of groups together, without such groups.",
         "They hold the chance of the held-out records, which the privacy promise does not cover, not that of training.",
     ]
-    intro = Words(
-        "Who is selected, and who is wrongly selected or wrongly left out: rates of the second class by group."
-    )
-    return Section("Errors per group", [intro, Bullets(lines), Table(head, cells, folded=False), Notes(remarks)])
+    rest = [METRICS[name].words.split(":")[0] for name in _SHOWN if name not in told]
+    close = f"No two groups can be told apart in {listed(rest)}." if rest else ""
+    finding = Words(" ".join(filter(None, [f"Groups are apart in {listed(apart)}." if apart else "", close])))
+    intro = "Who is selected, and who is wrongly selected or wrongly left out: rates of the second class by group."
+    return Section("Errors per group", [finding, Table(head, cells, intro, folded=False), Notes(remarks)])
+
+
+def _apart(name: str, gap: Estimate, rates: Mapping[str, Estimate], *, first: bool) -> str:
+    """Return how far apart groups are in one rate, and which two are."""
+    large = [group for group, rate in rates.items() if rate.count >= FEWEST]
+    high, low = (pick(large, key=lambda group: rates[group].value) for pick in (max, min))
+    ends = f"{bare_percent(gap.low)} to {bare_percent(gap.high)}"
+    between = ", ".join(f"{label(group)} {percent(rates[group].value)}" for group in (high, low))
+    stated = f"95 % interval {ends}" if first else ends
+    unit = " points" if first else ""
+    return f"{METRICS[name].words.split(':')[0]} by {bare_percent(gap.value)}{unit} ({stated}; {between})"
 
 
 def bounds_section(curves: Sequence[Mapping[str, Any]], worst: str | None) -> Section | None:
@@ -221,11 +230,6 @@ def _followed_chart(name: str, series: Mapping[str, Sequence[tuple[float, float]
             size=size,
         )
     )
-
-
-def _title(name: str) -> str:
-    words = METRICS[name.removesuffix("_difference")].words.split(":")[0]
-    return words[:1].upper() + words[1:]
 
 
 def _cell(rate: Estimate | None) -> str:
@@ -350,57 +354,63 @@ def row_with_column(row: Mapping[str, Any], column: str | None) -> dict[str, Any
 
 
 def metrics_section(
-    metrics: Mapping[str, Mapping[str, float | None]], groups: Mapping[str, Estimate], ranked: Sequence[str]
+    metrics: Mapping[str, Mapping[str, float | None]],
+    groups: Mapping[str, Estimate],
+    ranked: Sequence[str],
+    together: Mapping[str, float | None],
 ) -> Section | None:
-    """Return every metric of every group as one table; None without metrics."""
-    columns = {name: values for name, values in metrics.items() if any(v is not None for v in values.values())}
-    if not columns or not groups:
-        return None
+    """Return every metric of every group as one table, and every label with its metrics as another; None without any.
+
+    Examples:
+        >>> labels = metrics_section({}, {}, [], {"roc_auc": 0.8, "roc_auc[Edema]": 0.8})
+        >>> labels.blocks[0].head, labels.blocks[0].rows
+        (['label', 'roc auc'], [['Edema', '0.800']])
+    """
+    columns = {name: of for name, of in metrics.items() if "[" not in name and any(v is not None for v in of.values())}
+    tables = [part for part in [_by_label(metrics, ranked, together)] if part is not None]
+    if not (columns and groups):
+        return Section("Every metric per label", tables) if tables else None
     cells = [
         [name, *_size(groups[name]), *(_figure(values.get(name)) for values in columns.values())] for name in ranked
     ]
+    cells.append(["all records", "", *(_figure(together.get(name)) for name in columns)])
     head = ["group", "records", *(name.replace("_", " ") for name in columns)]
-    note = "Measured on held-out records; a cell is empty where the metric is undefined for the group."
-    return Section("Every metric per group", [Table(head, cells, note, folded=False)])
+    note = "Measured on held-out records; a cell is empty where the metric is undefined for the group, or left out."
+    return Section("Every metric per group", [Table(head, cells, note, folded=False), *tables])
+
+
+def _by_label(
+    metrics: Mapping[str, Mapping[str, float | None]], ranked: Sequence[str], together: Mapping[str, float | None]
+) -> Table | None:
+    """Return metrics of each of several labels over all records, the first also by group; None without labels."""
+    parts = [name.partition("[") for name in together if "[" in name]
+    stems, labels = (list(dict.fromkeys(part[place].removesuffix("]") for part in parts)) for place in (0, 2))
+    if not labels:
+        return None
+    few = [group for group in ranked[:_ACROSS] if any(of.get(group) is not None for of in metrics.values())]
+    rows = [
+        [
+            name,
+            *(_figure(together.get(f"{stem}[{name}]")) for stem in stems),
+            *(_figure(metrics.get(f"{stems[0]}[{name}]", {}).get(group)) for group in few),
+        ]
+        for name in labels
+    ]
+    first = stems[0].replace("_", " ")
+    head = ["label", *(stem.replace("_", " ") for stem in stems), *(f"{first}, {label(group)}" for group in few)]
+    return Table(head, rows, "Each label against the rest, over all held-out records, and by group.", folded=False)
+
+
+_ACROSS = 6
+"""Groups that get a column beside each label; --json and metrics.jsonl have all."""
 
 
 def _size(group: Estimate) -> list[str]:
-    return [small_cells.words(group.count) if small_cells.hidden(group) else count(group.count)]
+    return ["left out" if small_cells.hidden(group) else count(group.count)]
 
 
 def _figure(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else f"{value:.3f}"
-
-
-_WHICH = ("segment", "weights")
-"""What of an evaluation is no metric: it says which weights were measured."""
-
-
-def flatten_evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one evaluation as a flat dict, with differences between groups added.
-
-    Examples:
-      >>> flatten_evaluation({"step": 1, "accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}})["accuracy[b]"]
-      0.5
-    """
-    flat: dict[str, Any] = {
-        key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
-    }
-    flat |= row.get("metrics", {})
-    parts = {"accuracy": row.get("groups", {}), "log_loss": row.get("group_log_loss", {})}
-    parts = {name: part for name, part in parts.items() if part} | row.get("group_metrics", {})
-    for name, part in parts.items():
-        flat |= differences(name, part.values())
-        flat |= {f"{name}[{group}]": value for group, value in part.items()}
-    flat |= disparities(parts)
-    flat |= columns(row)
-    for key, name in (
-        ("group_records", "records"),
-        ("owners", "owner_accuracy"),
-        ("owner_records", "owner_records"),
-    ):
-        flat |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
-    return flat
 
 
 def span_of_large(groups: Sequence[tuple[float, int]]) -> str:

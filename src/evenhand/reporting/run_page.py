@@ -84,7 +84,7 @@ class ReportData:
         classes: one entry per owner class, where there are several and not too many.
         summary: quantiles over many owner classes, in words.
         majority: share of the largest class among the held-out records.
-        metrics: further metrics, each by group.
+        metrics: further metrics, each by group; ``together`` has those over all records.
         further: sections that others made, behind the first.
     """
 
@@ -106,6 +106,7 @@ class ReportData:
     summary: Sequence[str] = ()
     majority: float | None = None
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    together: Mapping[str, float | None] = field(default_factory=dict)
     further: Sequence[Section] = ()
 
     @property
@@ -179,6 +180,12 @@ def headline(overall: Estimate, groups: Mapping[str, Estimate]) -> str:
     return words + unmeasured + left_out
 
 
+def _lead(headline: str) -> tuple[str, str]:
+    """Return the first sentence of a headline, and the others, which a page prints smaller."""
+    first, stop, rest = headline.partition(". ")
+    return first + stop.strip(), rest
+
+
 def opening(last: Mapping[str, Any], frame: GroupFrame) -> str:
     """Return the finding in plain sentences; where there is no accuracy, the metrics of these targets."""
     if frame.overall.measured or not last.get("metrics"):
@@ -211,7 +218,10 @@ def render(data: ReportData) -> str:
     sections = [part for make in _SECTIONS if (part := make(data)) is not None]
     sections[1:1] = data.further
     sections += facts_and_commands(data.facts, data.reproduce)
-    return document("run.html.j2", data.title, report=data, cards=_cards(data), sections=sections)
+    lead, beside = _lead(data.headline)
+    return document(
+        "run.html.j2", data.title, report=data, lead=lead, beside=beside, cards=_cards(data), sections=sections
+    )
 
 
 def _cards(data: ReportData) -> list[Card]:
@@ -275,7 +285,7 @@ def _by_rate(data: ReportData) -> dict[str, Figure]:
 
 def _metrics(data: ReportData) -> Section | None:
     """Return every further metric of every group as one table."""
-    return run_findings.metrics_section(data.metrics, data.groups, data.ranked)
+    return run_findings.metrics_section(data.metrics, data.groups, data.ranked, data.together)
 
 
 def _owners(data: ReportData) -> Section | None:

@@ -5,7 +5,9 @@ together fewer records than that number, the next smallest group is left out as 
 follow from the total and the others. So of two groups with one too small, neither is shown.
 
 The same holds within groups for the records of one class (or with one label), of which rates such as the true positive
-rate are shares: where a group has too few of either side, every figure that tells the sides apart is left out.
+rate are shares: where a group has too few of either side, every figure that tells the sides apart is left out. It holds
+for all records together with any number of classes: balanced accuracy is a mean over classes, so that the figure of a
+class with too few records would follow from it and those of the others.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ _BY_OWNER = ("owners", "owner_records")
 _OF_SIDES = ("base_rate", "tpr", "fpr", "tnr", "precision", "balanced_accuracy", "mcc", "roc_auc", "pr_auc")
 """Metrics of two classes from which the answers about the records of one of them follow."""
 _OF_LABEL = ("base_rate", "roc_auc", "pr_auc")
+FEWEST_OF_CLASS = "fewest_of_class"
+"""Where a full evaluation says how many held-out records its smallest class has; never shared."""
 _EVERYBODY = ""
 
 
@@ -160,6 +164,8 @@ def too_small(rows: Sequence[Mapping[str, Any]], least: int = LEAST) -> Hidden:
         few = {name for part in (within, outside) for name in left_out(_groups_only(part), least)}
         total = {str(place): part.get(_EVERYBODY, 0.0) for place, part in enumerate((within, outside))}
         sides[ending] = few | ({_EVERYBODY} if left_out(total, least) else set())
+    if any(row.get(FEWEST_OF_CLASS, least) < least for row in rows):
+        sides[""] = sides.get("", set()) | {_EVERYBODY}
     return Hidden(tuple(left_out(sizes("group_records"), least)), tuple(left_out(sizes("owner_records"), least)), sides)
 
 
@@ -245,10 +251,13 @@ def shareable(row: Mapping[str, Any], least: int = LEAST) -> dict[str, Any]:
         ({'least': 10, 'groups': ['b', 'c'], 'owners': []}, {'a': 0.9})
         >>> shareable({"records": 9, "groups": {}})
         {'records': 9, 'groups': {}}
+        >>> shareable({"balanced_accuracy": 0.5, "metrics": {"balanced_accuracy": 0.5}, "fewest_of_class": 4})["metrics"]
+        {'balanced_accuracy': None}
     """  # noqa: E501
     hidden = too_small([row], least)
-    shown = without(row, hidden)
-    if shown == dict(row):
+    plain = {key: value for key, value in row.items() if key != FEWEST_OF_CLASS}
+    shown = without(plain, hidden)
+    if shown == plain:
         return shown
     return {**shown, LEFT_OUT: {"least": least, "groups": list(hidden.groups), "owners": list(hidden.owners)}}
 

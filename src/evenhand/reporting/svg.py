@@ -45,7 +45,9 @@ def drawing(width: float, height: float, title: str, description: str, parts: Se
     )
 
 
-def text(x: float, y: float, words: str, anchor: str = "start", *, muted: bool = False, bold: bool = False) -> str:
+def text(
+    x: float, y: float, words: str, anchor: str = "start", *, muted: bool = False, bold: bool = False, colour: str = ""
+) -> str:
     """Return one line of text; the stroke it inherits is a halo in the page's colour, readable on top of lines.
 
     Examples:
@@ -53,6 +55,7 @@ def text(x: float, y: float, words: str, anchor: str = "start", *, muted: bool =
         True
     """
     look = (' fill-opacity=".7"' if muted else "") + (' font-weight="650"' if bold else "")
+    look += f' fill="{colour}"' if colour else ""
     place = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}"{place}{look}>{escape(words)}</text>'
 
@@ -241,11 +244,18 @@ class Plane:
 
 
 def shaded(plane: Plane, band: tuple[float, float, str] | None) -> list[str]:
-    """Return a shaded stretch of the horizontal axis with its words above it; nothing without a band."""
+    """Return a shaded stretch of the horizontal axis with its words above it; nothing without a band.
+
+    A stretch of no length becomes a dashed line.
+    """
     if band is None:
         return []
     start, end = (plane.at((min(max(x, plane.x_range[0]), plane.x_range[1]), 0.0))[0] for x in band[:2])
     shown = fit(band[2], SIZE, plane.right - plane.left - 8)
     middle = min(max((start + end) / 2, plane.left + width(shown, SIZE) / 2), plane.right - width(shown, SIZE) / 2)
-    shade = box(start, plane.top, end - start, plane.bottom - plane.top, STRONG, faint=0.13)
+    shade = (
+        line([(start, plane.top), (start, plane.bottom)], "currentColor", thick=1.5, dash="4 3")
+        if start == end
+        else box(start, plane.top, end - start, plane.bottom - plane.top, STRONG, faint=0.13)
+    )
     return [hover(band[2], [shade]), text(middle, plane.top - 6, shown, "middle")]

@@ -17,6 +17,7 @@ from evenhand.errors import UsageError
 from evenhand.reporting.group_metrics import GroupFrame, Measures, estimate, measure_outcomes, natural
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
 from evenhand.reporting.outcomes import Outcomes, by_group, values
+from evenhand.reporting.small_cells import FEWEST_OF_CLASS
 from evenhand.training.losses import by_word
 from evenhand.types import Facts
 
@@ -266,6 +267,8 @@ def row(model: nn.Module, data: Data, step: int, epoch: float, decision: Answeri
         owned, line["owner_records"] = _means(data.owner, right, facts.owner_names)
         line["owners"] = _plain(owned)
     line |= {"metrics": _plain(overall), "group_metrics": {name: _plain(part) for name, part in groups.items()}}
+    if outcomes.kind in (CLASSES, ORDINAL) and len(outcomes):
+        line[FEWEST_OF_CLASS] = int(np.unique(outcomes.truth, return_counts=True)[1].min())
     return line if outcomes.kind == CLASSES else {**line, "targets": outcomes.kind}
 
 

@@ -181,6 +181,7 @@ def fit(
         held_out=held_out,
         released=plan.prior is not None,
         research=training_records,
+        least=least_records,
     )
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
     several, ema, computing = views_of(augment, views), weight_average.named(average), compute or Compute()
@@ -294,6 +295,7 @@ def resume(
             held_out=held_out,
             released=plan.prior is not None,
             research=research,
+            least=config.least_records,
         )
         private = start(
             *(model, torch_optimizer, used, plan, folder),

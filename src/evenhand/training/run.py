@@ -12,13 +12,13 @@ from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import UsageError, VerificationError
-from evenhand.reporting import group_metrics, model_card, run_findings, run_page, small_cells
+from evenhand.reporting import group_metrics, metrics, model_card, run_findings, run_page, small_cells
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.terminal import say
 from evenhand.training.config import PYTHON, of_run
-from evenhand.training.goals.frontier_section import frontier_section
+from evenhand.training.goals.decision_sections import changes_section, frontier_section
 
 if TYPE_CHECKING:
     import pandas
@@ -122,7 +122,7 @@ class Run:
         """
         import pandas
 
-        rows = [run_findings.flatten_evaluation(row) for row in self.folder.metrics(full=True)]
+        rows = [_flat(row) for row in self.folder.metrics(full=True)]
         return pandas.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)) or ["step"])
 
     @property
@@ -278,8 +278,40 @@ def _report(
         research=research,
         majority=last.get("majority"),
         metrics=by_metric,
-        further=[part for part in [frontier_section(metrics)] if part is not None],
+        together=last.get("metrics", {}),
+        further=[part for part in [changes_section(last), frontier_section(metrics)] if part is not None],
     )
+
+
+_WHICH = ("segment", "weights", small_cells.FEWEST_OF_CLASS)
+"""What of an evaluation is no metric: it says which weights were measured, and on how many records of a class."""
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one evaluation as a flat dict, with differences between groups added.
+
+    Examples:
+      >>> _flat({"step": 1, "accuracy": 0.75, "groups": {"a": 1.0, "b": 0.5}})["accuracy[b]"]
+      0.5
+    """
+    flat: dict[str, Any] = {
+        key: value for key, value in row.items() if not isinstance(value, Mapping) and key not in _WHICH
+    }
+    flat |= row.get("metrics", {})
+    parts = {"accuracy": row.get("groups", {}), "log_loss": row.get("group_log_loss", {})}
+    parts = {name: part for name, part in parts.items() if part} | row.get("group_metrics", {})
+    for name, part in parts.items():
+        flat |= metrics.differences(name, part.values())
+        flat |= {f"{name}[{group}]": value for group, value in part.items()}
+    flat |= metrics.disparities(parts)
+    flat |= run_findings.columns(row)
+    for key, name in (
+        ("group_records", "records"),
+        ("owners", "owner_accuracy"),
+        ("owner_records", "owner_records"),
+    ):
+        flat |= {f"{name}[{group}]": value for group, value in row.get(key, {}).items()}
+    return flat
 
 
 def _epsilon(value: float | None) -> str:

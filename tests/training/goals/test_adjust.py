@@ -34,7 +34,13 @@ def test_a_run_is_moved_and_back_without_spending(tmp_path: Path) -> None:
     assert last["accuracy"] == pytest.approx(chosen["accuracy"])
     answers = moved.predict(test.fetch(torch.arange(400))[0])
     assert (torch.tensor([name == "1" for name in answers.labels]).double().mean()) > 0.2
-    assert "Whom other decisions would serve" in (run.path / "report.html").read_text()
+    page = (run.path / "report.html").read_text().replace("\u00a0", " ")
+    assert "Whom other decisions would serve" in page
+    assert "chosen: tau 4" in page, "the strength in use is marked in the picture"
+    assert f"Against always answering the largest class: accuracy {100 * last['accuracy']:.1f} % instead of" in page
+    was, points = 100 * plain["accuracy"], 100 * (last["accuracy"] - plain["accuracy"])
+    told = f"(goal overall): accuracy {100 * last['accuracy']:.1f} % instead of {was:.1f} % ({points:+.1f} points)"
+    assert f"Against the decision before {told}" in page
     eh.adjust(run.path, goal="overall", test=test, model=nn.Linear(3, 2))
     again = run.folder.last_evaluation()
     assert again["accuracy"] == plain["accuracy"]

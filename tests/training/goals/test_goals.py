@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -78,12 +79,16 @@ def test_a_wrong_strength_is_refused(tau: object) -> None:
 def test_a_goal_without_counts_or_labels_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
     train, test = eh.data.digits()
     numbers = eh.data.wrap(outputs(50, 3), outputs(50, 1))
+    names = ["a" if place % 4 < 2 else "b" for place in range(78)]  # 19 of a cell, which is one too few
+    few, held = (eh.data.wrap(outputs(78, 3) + shift, torch.arange(78) % 2, groups=names) for shift in (0, 1))
     cases = [
         (torch.nn.Linear(64, 10), train, {"goal": "worst", "prior": False}, "counts"),
         (torch.nn.Linear(64, 10), train, {"goal": "worst", "prior": [9, 1]}, "10 labels"),
         (torch.nn.Linear(64, 10), train, {"goal": "parity:fpr", "test": test}, "two classes"),
         (torch.nn.Linear(64, 10), train, {"goal": "worst", "tau": "held-out"}, "held-out"),
         (torch.nn.Linear(3, 1), numbers, {"goal": "worst"}, "real numbers"),
+        (torch.nn.Linear(3, 2), few, {"goal": "parity:fpr", "test": held}, "at least 20 held-out records of either"),
+        (torch.nn.Linear(3, 2), few, {"goal": "parity:fpr", "test": held, "least_records": 12}, "least-records 12 in"),
     ]
     for place, (model, data, asked, words) in enumerate(cases):
         with pytest.raises(UsageError, match=words):
@@ -160,6 +165,9 @@ def test_parity_moves_thresholds_by_group(tmp_path: Path, metric: str) -> None:
     assert decision.groups == ("a", "b")
     assert bool(decision.mixtures) == (metric == "equalized_odds")
     assert "does not cover" in decision.chosen
+    stored = [above for mixture in decision.mixtures for _, above in mixture.thresholds if 0 < above < 1]
+    stored += [1 / (1 + math.exp(row[1])) for row in decision.offsets]
+    assert all(float(f"{min(share, 1 - share):.3g}") == pytest.approx(min(share, 1 - share)) for share in stored)
     with pytest.raises(UsageError, match="group"):
         run.predict(inputs[:4])
     assert len(run.predict(inputs[:4], groups=names[:4]).predicted) == 4

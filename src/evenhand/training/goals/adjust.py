@@ -20,6 +20,7 @@ from evenhand.training import evaluate
 from evenhand.training.config import PYTHON, of_run
 from evenhand.training.goals import parity
 from evenhand.training.goals.decision import read
+from evenhand.training.goals.decision_sections import remembered
 from evenhand.training.goals.goal import Goal, check_tau, declared, refuse_without_prior
 from evenhand.training.goals.serve import Serving, held
 from evenhand.training.run import Run, load
@@ -64,12 +65,13 @@ def adjust(
     known = folder.prior() if prior is None else declared(prior, len(facts.labels))
     refuse_without_prior(wanted, strength, known)
     held_out = _held_out(finished, test)
+    config = of_run(folder.path, code={"model": model, "features": None})
     if wanted.name == "parity":
         targets = held_out.fetch(torch.arange(len(held_out)))[1]
         kind = evaluate.kind_of(facts, targets[:1])
         truth = targets.tolist() if targets.dim() == 1 else [0] * len(targets)
-        parity.refuse_unsuited(wanted, kind, max(len(facts.labels), 2), held_out.group_names(), truth)
-    config = of_run(folder.path, code={"model": model, "features": None})
+        shape = (kind, max(len(facts.labels), 2), held_out.group_names(), truth)
+        parity.refuse_unsuited(wanted, *shape, config.least_records)
     current = read(folder.path)
     serving = Serving(
         *(wanted, strength, known),
@@ -97,6 +99,7 @@ def _write(finished: Run, held_out: Data, serving: Serving) -> None:
         "tau": decision.tau,
         "decision": hashlib.sha256(as_json(decision.to_json())).hexdigest(),
         "frontier": serving.frontier(records, decision),
+        **({"before": remembered(last)} if last else {}),
     }
     folder.drop_metrics(steps - 1)
     folder.add_metrics(line, serving.least)

@@ -1,8 +1,9 @@
 """Set one threshold per group, so that groups share a rate (fairlearn's ThresholdOptimizer), from held-out records.
 
 Rates of one kind (false positives, true positives, selection) are met by one fixed threshold per group: fairlearn gives
-the rate to share, and each group's threshold is the one that comes closest to it. Equalised odds asks for two rates at
-once, which no single threshold gives: there the answer is drawn at random between thresholds, as fairlearn does it.
+the rate to share, and each group's threshold, of three digits, is the one that comes closest to it. Equalised odds asks
+for two rates at once, which no single threshold gives: there the answer is drawn at random between thresholds, as
+fairlearn does it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from evenhand.errors import UsageError
 from evenhand.reporting.metrics import CLASSES, ORDINAL
+from evenhand.reporting.small_cells import LEAST
 from evenhand.training.goals.decision import NOT_COVERED, Decision, Mixture
 from evenhand.training.goals.frontier import Held
 from evenhand.training.goals.goal import PARITY, Goal
@@ -26,10 +28,13 @@ _NEAR = 1e-6
 """How close to 0 or 1 a threshold may be."""
 
 
-def refuse_unsuited(goal: Goal, kind: str, labels: int, groups: Sequence[str], truth: Sequence[int]) -> None:
-    """Raise unless parity can be reached: two classes, at least two groups, both classes in each group twice.
+def refuse_unsuited(
+    goal: Goal, kind: str, labels: int, groups: Sequence[str], truth: Sequence[int], least: int = LEAST
+) -> None:
+    """Raise unless parity can be reached: two classes, two groups or more, enough records of each class in each group.
 
-    Twice, because thresholds that are set on one half of the records are measured on the other.
+    Enough are ``least`` in each half: thresholds that are set on one half of the records are measured on the other, and
+    a threshold is stored and shared, so it must not follow from a few people.
     """
     if kind not in (CLASSES, ORDINAL) or labels > 2:
         raise UsageError(
@@ -40,10 +45,13 @@ def refuse_unsuited(goal: Goal, kind: str, labels: int, groups: Sequence[str], t
     cells: dict[tuple[str, int], int] = {}
     for cell in zip(groups, truth, strict=True):
         cells[cell] = cells.get(cell, 0) + 1
-    if any(cells.get((name, label), 0) < 2 for name in set(groups) for label in (0, 1)):
+    needed = 2 * max(1, least)
+    if any(cells.get((name, label), 0) < needed for name in set(groups) for label in (0, 1)):
         raise UsageError(
-            f"The goal {goal} needs at least two held-out records of either class in every group, and a group has "
-            "fewer: merge small groups, hold out more records, or choose groups that are not the label itself."
+            f"The goal {goal} needs at least {needed} held-out records of either class in every group "
+            f"(--least-records {max(1, least)} in each half of them), and a group has fewer: its threshold would "
+            "follow from a few people. Nothing was spent. Merge small groups, hold out more (--test-share), use "
+            "--goal balanced or worst, or choose groups that are not the label itself."
         )
 
 
@@ -70,7 +78,7 @@ def thresholds(goal: Goal, held: Held, groups: Sequence[str]) -> Decision:
     for name, mixture in zip(present, mixtures, strict=True):
         mine = names == name
         chance = mixture.chance(torch.from_numpy(likely[mine])).numpy()
-        rows.append((0.0, -_logit(_threshold(goal, likely[mine], truth[mine], chance))))
+        rows.append((0.0, -_logit(rounded(_threshold(goal, likely[mine], truth[mine], chance)))))
     return Decision(goal, offsets=tuple(rows), groups=present, chosen=f"{chosen} Answers are not random.")
 
 
@@ -101,12 +109,25 @@ def _passing_on() -> Any:
 
 def _mixture(row: Any) -> Mixture:
     """Return fairlearn's interpolation for one group; a threshold beyond all scores is moved to 0 or 1."""
-    parts = [(float(row[f"p{place}"]), _within(row[f"operation{place}"].threshold)) for place in (0, 1)]
-    return Mixture(float(row.get("p_ignore", 0.0)), float(row.get("prediction_constant", 0.0)), tuple(parts))
+    first = rounded(float(row["p0"]))
+    ends = [_within(row[f"operation{place}"].threshold) for place in (0, 1)]
+    ignore, constant = (rounded(float(row.get(key, 0.0))) for key in ("p_ignore", "prediction_constant"))
+    return Mixture(ignore, constant, ((first, ends[0]), (1 - first, ends[1])))
 
 
 def _within(threshold: float) -> float:
-    return min(max(float(threshold), -1.0), 2.0)
+    return rounded(float(threshold)) if 0 <= threshold <= 1 else -1.0 if threshold < 0 else 2.0
+
+
+def rounded(share: float) -> float:
+    """Return a share with three digits of its distance to 0 or 1: what is stored does not single out a record.
+
+    Examples:
+      >>> rounded(0.45678), rounded(0.000123456), round(1 - rounded(0.99987654), 9)
+      (0.457, 0.000123, 0.000123)
+    """
+    near = float(f"{min(share, 1 - share):.3g}")
+    return near if share <= 0.5 else 1 - near
 
 
 def _threshold(goal: Goal, likely: NDArray[Any], truth: NDArray[Any], chance: NDArray[Any]) -> float:

@@ -14,6 +14,7 @@ from evenhand.data.dataset import Data
 from evenhand.errors import UsageError
 from evenhand.methods.priors import Prior
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
+from evenhand.reporting.small_cells import LEAST
 from evenhand.runs.folder import Folder
 from evenhand.training import evaluate
 from evenhand.training.goals import parity
@@ -153,6 +154,7 @@ def ask(
     held_out: Data | None,
     released: bool,
     research: bool = False,
+    least: int = LEAST,
 ) -> Serving:
     """Return the goal that was asked for, with declared counts; raise, before anything is spent, if it cannot be had.
 
@@ -164,6 +166,7 @@ def ask(
       held_out: held-out data.
       released: whether the plan releases noisy counts.
       research: held-out data hold training records.
+      least: held-out records of each class and group that a threshold may follow from.
     """
     wanted = Goal.parse(goal)
     strength = check_tau(tau, wanted)
@@ -188,6 +191,7 @@ def ask(
                 max(len(data.facts.labels), 2),
                 held_out.group_names(),
                 targets.tolist() if targets.dim() == 1 else [0] * len(targets),
+                least,
             )
     return Serving(wanted, strength, known, groups=tuple(data.facts.groups))
 
