@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+import evenhand as eh
+from evenhand.data import wrap
 from evenhand.gradients.microbatches import MicroBatches
+from evenhand.mechanism.random_streams import Stream
+from evenhand.mechanism.sampling import PoissonSampler, draw
+from evenhand.mechanism.step import Mechanism, private_gradient
+from evenhand.training.optimizers import Descent
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +41,35 @@ def study(modules: Any) -> Any:
     )
 
 
-def test_the_pass_of_a_linear_model_is_the_engines(modules: Any) -> None:
-    drawn = torch.Generator().manual_seed(0)
-    inputs, targets = torch.randn(40, 9, generator=drawn), torch.randint(0, 4, (40,), generator=drawn)
-    model, weights = nn.Linear(9, 4), torch.rand(40, generator=drawn, dtype=torch.float64)
-    expected = MicroBatches(model, nn.CrossEntropyLoss(reduction="none")).run(inputs, targets)
-    lengths = (inputs.square().sum(1) + 1).sqrt()
-    ours = modules["serving_train"].linear_pass(inputs, targets, model(inputs).detach(), lengths)
-    torch.testing.assert_close(ours.norm.double(), expected.norm.double(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(ours.loss, expected.loss.to(ours.loss.dtype), rtol=1e-5, atol=1e-6)
-    sums = expected.weighted_sum(weights)
-    for name, value in ours.weighted_sum(weights).items():
-        torch.testing.assert_close(value, sums[name].to(value.dtype), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("method", ["dpsgd", "dpsgd_f", "bounded_adaptive", "soft_ada_clip"])
+def test_the_steps_of_many_models_together_are_the_librarys(modules: Any, method: str) -> None:
+    training, drawn = modules["serving_train"], torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(400, 9, generator=drawn), torch.randint(0, 4, (400,), generator=drawn)
+    data = wrap(inputs, targets, groups=[str(target) for target in targets.tolist()])
+    chosen = eh.method(method, {"bound": 0.5})
+    plans = [eh.plan(chosen, eh.Privacy(epsilon), data=data.facts, epochs=1, prior="labels") for epsilon in (3.0, 1.0)]
+    recipes = [training.Recipe(plan, chosen, "sgd", 0.5, 0.0, 1e-9) for plan in plans]
+    together = training.train_together(recipes, 5, data)
+    for plan, ours in zip(plans, together, strict=True):
+        model, stream = nn.Linear(9, 4), Stream.insecure(5, 0)
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        mechanism, memory = Mechanism(plan, chosen.rule, chosen.queries, stream), chosen.rule.initial(plan.facts)
+        optimizer, schedule = Descent("sgd", 0.5, None, None, "linear").build(model, plan.steps)
+        sampler, engine = (
+            PoissonSampler(data.owner, plan.rates, stream),
+            MicroBatches(model, nn.CrossEntropyLoss(reduction="none")),
+        )
+        for position in range(plan.steps):
+            schedule.go_to(position)
+            batch = draw(data, sampler, position, 0)
+            released = private_gradient(mechanism, engine.run(batch.inputs, batch.targets), batch, memory)
+            memory = released.memory
+            for name, parameter in model.named_parameters():
+                parameter.grad = released.gradient[name].to(parameter.dtype)
+            optimizer.step()
+        torch.testing.assert_close(ours.model.weight, model.weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.model.bias, model.bias, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
