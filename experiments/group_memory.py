@@ -2,14 +2,12 @@
 
     python experiments/group_memory.py steps                   # no training: counts drawn as a step draws them
     python experiments/group_memory.py digits --seeds 40       # paired runs at epsilon 3, a few minutes
-    python experiments/group_memory.py methods --seeds 20      # newer methods beside DP-SGD, a quarter of an hour
 
 ``steps`` draws noisy counts for groups of the sizes of MNIST with class 8 cut to 500 (54,649 records); 90 % of the rare
 group and 50 % of the others have gradients above the base bound. It prints in which share of the steps the rare group's
 bound is at or below the median of the others', although it should be far above. ``digits`` trains a linear model on the
 digits that come with evenhand (class 8 cut to 40 records): one seed gives all variants of a method the same first
-weights, samples and noise. ``methods`` takes for each method the rate of the grid with the best balanced accuracy over
-three seeds of their own, by the same held-out records.
+weights, samples and noise.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ from evenhand.types import Facts, Public, State
 SIZES = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 500, 5949)
 RARE = 8
 ABOVE = tuple(0.9 if group == RARE else 0.5 for group in range(len(SIZES)))
-NEWER = ("dpsgd", "dpsgd_f", "bounded_adaptive", "adaptive_clip", "soft_ada_clip", "group_dro")
 MEMORIES: tuple[str | float, ...] = ("none", "full", 0.9, 0.99)
 
 
@@ -98,27 +95,6 @@ def trained(method: str, seed: int, epsilon: float, lr: float, optimizer_name: s
     return 100 * float(right.mean()), recalls[RARE], statistics.mean(recalls)
 
 
-def compared(seeds: int, epsilon: float) -> None:
-    """Print every newer method at its best rate beside DP-SGD at its own."""
-    lines = [(name, "sgd", (0.5, 1.0, 2.0)) for name in NEWER]
-    lines += [("dpsgd", name, (0.01, 0.03, 0.1)) for name in ("adam", "adam_bc")]
-    base: list[tuple[float, ...]] = []
-    for method, optimizer, rates in lines:
-        trials = {
-            lr: statistics.mean(trained(method, seed, epsilon, lr, optimizer)[2] for seed in range(1000, 1003))
-            for lr in rates
-        }
-        best = max(trials, key=lambda lr: trials[lr])
-        values = [trained(method, seed, epsilon, best, optimizer) for seed in range(seeds)]
-        base = base or values
-        row: dict[str, object] = {"method": method, "optimizer": optimizer, "lr": best, "seeds": seeds}
-        for place, name in enumerate(("overall", "class 8", "balanced")):
-            column, usual = [value[place] for value in values], [value[place] for value in base]
-            row[name] = round(statistics.mean(column), 1)
-            row[f"{name}, paired"] = paired(column, usual) if values is not base else ""
-        print(json.dumps(row), flush=True)
-
-
 def paired(left: Sequence[float], right: Sequence[float]) -> str:
     """Return the mean difference and its 95 % interval over seeds (Student's t)."""
     gaps = np.array(left) - np.array(right)
@@ -129,7 +105,7 @@ def paired(left: Sequence[float], right: Sequence[float]) -> str:
 def main() -> None:
     """Print the figures that were asked for."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("what", choices=("steps", "digits", "methods"))
+    asked.add_argument("what", choices=("steps", "digits"))
     asked.add_argument("--method", default="dpsgd_f")
     asked.add_argument("--seeds", type=int, default=40)
     asked.add_argument("--epsilon", type=float, default=3.0)
@@ -141,9 +117,6 @@ def main() -> None:
             for memory in MEMORIES:
                 low, noise = hidden(memory, batch, epochs, given.epsilon)
                 print(f"B {batch}, noise {noise:.1f}, memory {memory}: {100 * low:.1f} % of the steps")
-        return
-    if given.what == "methods":
-        compared(given.seeds, given.epsilon)
         return
     names = given.memories.split(",")
     figures = {

@@ -43,7 +43,8 @@ class Cell:
         values = self.recalls @ weights
         mean = self.recalls.mean(0)
         chance = float((weights**2 * mean * (1 - mean) / self.sizes).sum())
-        return _percent(of_values(values.tolist(), chance, int(self.sizes.sum()), self.split, level=level))
+        found = of_values(values.tolist(), chance, int(self.sizes.sum()), self.split, level=level, bounds=(0.0, 1.0))
+        return _percent(found)
 
     @property
     def worst(self) -> int:
@@ -187,6 +188,27 @@ def _verdict(figures: Figures, bar: Bar, measure: str, least: float, level: floa
     )
 
 
+def paired(figures: Figures, names: Sequence[str]) -> list[str]:
+    """Return a sentence for every pair of lines: their difference, paired by replica, in the class served worst."""
+    study, sentences = figures.study, []
+    for left, right in study.pairs:
+        for epsilon in study.line(right).epsilons or study.epsilons:
+            mine, other = (figures.cell(study.line(name), epsilon, study.line(name).tau) for name in (left, right))
+            place = figures.cell(study.lines[0], epsilon, study.lines[0].tau).worst
+            values = (mine.recalls[:, place] - other.recalls[:, place]).tolist()
+            records = int(mine.sizes[place])
+            training = _percent(of_values(values, 0.0, records, Split()))
+            both = _percent(
+                difference(mine.recalls[:, place].tolist(), other.recalls[:, place].tolist(), records, mine.split)
+            )
+            sentences.append(
+                f"{left} against {right} in class {names[place]}, epsilon {epsilon:g}, {len(values)} replicas: "
+                f"{_printed(training, signed=True)} points on these held-out records; "
+                f"{both.low:+.1f} to {both.high:+.1f} with the chance of {records} held-out records, an upper bound."
+            )
+    return sentences
+
+
 def frontier(figures: Figures, epsilon: float) -> str:
     """Return what one training gives at every strength."""
     line = next((line for line in figures.study.lines if line.moved), figures.study.lines[0])
@@ -237,6 +259,7 @@ def page(figures: Figures, names: Sequence[str]) -> str:
     rare = ""
     if study.rare is not None:
         rare = f"class {names[study.rare[0]]} cut to {study.rare[1]} training records, drawn anew in every replica; "
+    inputs = "pixels" if study.features == "none" else f"{study.features} features"
     drawn = ""
     if replicas[0]["sizes"] != replicas[-1]["sizes"]:
         drawn = ", drawn anew in every replica, all pictures of a lesion on one side"
@@ -244,7 +267,7 @@ def page(figures: Figures, names: Sequence[str]) -> str:
         f"Data: {study.source}, {replicas[0]['records']:,} training records; {rare}"
         f"{sum(replicas[0]['sizes']):,} held-out records"
         f"{drawn}.",
-        f"Model: linear on {study.features} features; batches of {study.batch:,} records expected, {study.epochs:g} "
+        f"Model: linear on {inputs}; batches of {study.batch:,} records expected, {study.epochs:g} "
         f"epochs, momentum 0.9, linear decay, weights averaged with decay {study.average:g}, clip bound 0.1.",
         f"True epsilon, add/remove one record, delta {study.delta:g}, noisy counts of labels included; at most "
         f"{100 * spent:.2f} % of each promise is spent.",
@@ -262,6 +285,7 @@ def page(figures: Figures, names: Sequence[str]) -> str:
     parts += ["Percent, with 95 % intervals that hold the randomness of training and of the held-out records."]
     for epsilon in study.epsilons:
         parts += [f"Epsilon {epsilon:g}:", results(figures, names, epsilon)]
+    parts += [listed(paired(figures, names))]
     parts += [
         "## One training, every strength",
         f"![What one training gives at every strength of the offset]({name}.svg)",

@@ -41,7 +41,8 @@ class Study:
     """One data set with a recipe. ``rare`` is a class, by number, and how many of its training records are kept.
 
     ``trials`` is how many splits every choice is averaged over. With ``overall_at_least``, a third goal is the greatest
-    strength whose overall accuracy in the trials is not below it, in percent.
+    strength whose overall accuracy in the trials is not below it, in percent. ``pairs`` are lines that are compared in
+    the class that DP-SGD serves worst.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Study:
     bars: tuple[Bar, ...] = ()
     overall_at_least: float | None = None
     answer: str = ""
+    pairs: tuple[tuple[str, str], ...] = ()
 
     def training(self, line: Line) -> str:
         """Return the name under which a line's trainings are kept."""
@@ -90,12 +92,19 @@ STUDIES = {
             title="The digits demo: every class served",
             source="digits",
             features="none",
-            lines=(DPSGD, MOVED, replace(OFFSET, name="DP-SGD, offset 1 in the loss", tau=1.0), OFFSET, *OTHERS),
+            lines=(
+                *(DPSGD, MOVED, replace(OFFSET, name="DP-SGD, offset 1 in the loss", tau=1.0), OFFSET, *OTHERS),
+                *(Line("adaptive clipping", "adaptive_clip"), Line("group-DRO", "group_dro")),
+            ),
             batch=128,
             epochs=15,
             epsilons=(3.0,),
             average=0.9,
             trials=6,
+            answer="Moving the answers of plain DP-SGD serves class 8 far better than any rule, and the others not "
+            "worse. It makes no difference whether the offset is in the loss or moved after training. Memory helps "
+            "DPSGD-F; none of the newer rules is seen to beat DP-SGD for class 8.",
+            pairs=(("DPSGD-F", "DPSGD-F without memory"),),
         ),
         Study(
             name="mnist8",
@@ -108,6 +117,7 @@ STUDIES = {
             epsilons=(3.0, 1.0),
             trials=2,
             rare=(8, 500),
+            pairs=(("DPSGD-F", "DPSGD-F without memory"),),
             bars=(
                 Bar(MOVED.name, 3.0, "worst", (("overall", 97.9), ("worst", 95.0))),
                 Bar(MOVED.name, 1.0, "worst", (("overall", 97.4), ("worst", 95.0))),
@@ -128,6 +138,11 @@ STUDIES = {
                 Bar(MOVED.name, 3.0, "balanced", (("balanced", 50.0), ("worst", 40.0))),
             ),
             overall_at_least=72.0,
+            answer="One training at epsilon 3, moved, gives the rarest diagnoses an accuracy that no rule comes near. "
+            "The bars at epsilon 3 are missed all the same: what helps the rare costs overall accuracy too soon. "
+            "Tried besides on validation records, without gain: batches from 1,024 to 6,000, 10 to 100 epochs, longer "
+            "averages, features as they are, their square roots, and features centred with a noisy mean. At epsilon 8 "
+            "the second bar's figures are met.",
         ),
         Study(
             name="cifar",
@@ -148,7 +163,7 @@ STUDIES = {
             title="CIFAR-10 with one rare class",
             source="cifar10",
             features="efficientnet_lite0",
-            lines=(DPSGD, MOVED, OFFSET, *OTHERS[:2]),
+            lines=(DPSGD, MOVED, OTHERS[0]),
             batch=4096,
             epochs=20,
             epsilons=(3.0, 1.0),
