@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import io
@@ -173,6 +174,7 @@ def config_keys() -> str:
     return grid(["key", "what", "type", "default", "flag of `train`"], rows)
 
 
+@functools.cache
 def _helps(command: str) -> dict[str, str]:
     import typer
 

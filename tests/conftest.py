@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+import processes
 from evenhand.accounting.budgets import Privacy
+from evenhand.comparison import executors
 from evenhand.data import Data, wrap
 from evenhand.data.sources import digits
 from evenhand.mechanism.make_plan import Plan, plan
@@ -22,6 +25,15 @@ def _few_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.path.name != "test_coupling.py":
         monkeypatch.setattr(coupling_guard, "DRAWS", 4)
         monkeypatch.setattr(coupling_guard, "LOOKS", 2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_workers() -> Iterator[None]:
+    """Workers of a comparison need not import torch for seconds; ``test_executors.py`` has some that do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executors, "START", "forkserver")
+        patch.setattr(executors, "_serve", processes.Serve())
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +25,7 @@ from evenhand.reporting.group_metrics import Estimate
 from evenhand.runs.folder import Folder
 from evenhand.runs.verify import verify
 from evenhand.training.config import Config
+from processes import Started, started, wait_for
 
 BASE = Config(epochs=1.0, model="linear")
 SWEEP = Sweep(BASE, methods=("dpsgd",), epsilons=(1.0, 3.0), seeds=2, reference=True)
@@ -162,30 +160,9 @@ def test_metrics_of_rows_without_groups() -> None:
     assert "accuracy_ratio" not in summary.metrics_of({"accuracy": 0.0, "groups": {"a": 0.0}})
 
 
-def start(out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "evenhand", "compare", "--methods", "dpsgd", "--epsilons", "3", "--seeds", "2"]
-    command += [
-        "--epochs",
-        "12",
-        "--batch-size",
-        "32",
-        "--model",
-        "linear",
-        "--jobs",
-        "1",
-        "--out",
-        str(out),
-        "--json",
-        *more,
-    ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-
-
-def wait_for(condition: object, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
+def start(out: Path) -> Started:
+    asked = ["--methods", "dpsgd", "--epsilons", 3, "--seeds", 2, "--epochs", 5, "--batch-size", 32]
+    return started("compare", *asked, "--model", "linear", "--jobs", 1, "--out", out, "--json")
 
 
 def done(out: Path) -> list[Path]:
@@ -205,7 +182,7 @@ def test_a_stopped_compare_goes_on_without_repeating(tmp_path: Path, how: signal
     out = tmp_path / "out"
     first = start(out)
     wait_for(lambda: done(out) or first.poll() is not None)
-    assert first.poll() is None, first.stderr
+    assert first.poll() is None
     first.send_signal(how)
     _, told = first.communicate(timeout=60)
     if how == signal.SIGINT:
@@ -256,8 +233,7 @@ def test_the_command_refuses_before_anything_is_written(tmp_path: Path) -> None:
         (["--methods", "nothing"], "There is no method"),
         (["none.toml"], "There is no file"),
     ):
-        command = [sys.executable, "-m", "evenhand", "compare", *arguments, "--out", str(tmp_path / "out")]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        ended = evenhand("compare", *arguments, "--out", tmp_path / "out", cwd=tmp_path)
         assert ended.returncode == 2, ended.stderr
         assert words in ended.stderr
         assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,16 +27,25 @@ def trained(data: tuple[Data, Data], out: Path, seed: int = 0, **options: object
 
 
 @pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Noise from known seeds: what is tested on them must not depend on luck. Fresh noise: see the slow test below."""
     data = eh.data.digits()
-    return [trained(data, tmp_path_factory.mktemp(f"seed{seed}"), seed, insecure_seed=seed) for seed in range(5)]
+    return [trained(data, tmp_path_factory.mktemp(f"seed{seed}"), seed, insecure_seed=seed) for seed in range(3)]
 
 
-def test_digits_reach_ninety_percent_at_epsilon_three(five: list[Run]) -> None:
-    accuracies = [run.evaluations[-1]["accuracy"] for run in five]
-    assert sum(accuracies) / 5 >= 0.90, accuracies
-    assert all("class 8" in run.evaluations[-1]["groups"] for run in five)
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that tests may damage and mend again: one of few rows is verified sooner."""
+    folder = tmp_path_factory.mktemp("short")
+    train, test = eh.data.digits()
+    eh.fit(nn.Linear(64, 10), train, test=test, epsilon=3.0, epochs=2, out=folder, compose=False)
+    return folder
+
+
+def test_digits_reach_ninety_percent_at_epsilon_three(three: list[Run]) -> None:
+    accuracies = [run.evaluations[-1]["accuracy"] for run in three]
+    assert sum(accuracies) / len(accuracies) >= 0.90, accuracies
+    assert all("class 8" in run.evaluations[-1]["groups"] for run in three)
 
 
 @pytest.mark.slow
@@ -46,32 +56,34 @@ def test_digits_reach_ninety_percent_with_fresh_noise(digit_data: tuple[Data, Da
     assert sum(accuracies) / 20 >= 0.90
 
 
-def test_epsilon_recomputed_from_the_ledger_by_dp_accounting_is_within_the_promise(five: list[Run]) -> None:
-    reading, plan = five[0].folder.ledger(), five[0].plan
+def test_epsilon_recomputed_from_the_ledger_by_dp_accounting_is_within_the_promise(three: list[Run]) -> None:
+    reading, plan = three[0].folder.ledger(), three[0].plan
     accountant = PLDAccountant(value_discretization_interval=1e-4)
+    steps = Counter[float]()
     for commit in reading.commits:
-        event = PoissonSampledDpEvent(plan.rates[0], GaussianDpEvent(commit.std / commit.sensitivity[0]))
-        accountant.compose(event, commit.count)
+        steps[commit.std / commit.sensitivity[0]] += commit.count
+    for noise, count in steps.items():
+        accountant.compose(PoissonSampledDpEvent(plan.rates[0], GaussianDpEvent(noise)), count)
     assert reading.committed == plan.steps
     assert accountant.get_epsilon(1e-4) <= 3.0
 
 
-def test_the_run_folder_holds_what_it_should(five: list[Run]) -> None:
-    names = {path.name for path in five[0].path.iterdir()}
+def test_the_run_folder_holds_what_it_should(three: list[Run]) -> None:
+    names = {path.name for path in three[0].path.iterdir()}
     shared = {"plan.json", "ledger.jsonl", "metrics.jsonl", "statement.json", "statement.md", "model.safetensors"}
     assert shared | {"report.html", "config.toml", "README.md", "private"} <= names
-    assert stat.S_IMODE((five[0].path / "private").stat().st_mode) == 0o700
-    assert len(five[0].evaluations) == 30
-    page = (five[0].path / "report.html").read_text()
+    assert stat.S_IMODE((three[0].path / "private").stat().st_mode) == 0o700
+    assert len(three[0].evaluations) == 30
+    page = (three[0].path / "report.html").read_text()
     assert "class 8" in page
     assert "default-src &#39;none&#39;" in page
 
 
-def test_the_statement_says_what_is_promised_and_what_is_not(five: list[Run]) -> None:
-    text = str(five[0].privacy)
+def test_the_statement_says_what_is_promised_and_what_is_not(three: list[Run]) -> None:
+    text = str(three[0].privacy)
     for words in ("add/remove", "delta 0.0001", "one record", "Not covered", "1 % false alarms", "PUBLIC SEED"):
         assert words in text
-    data = five[0].privacy.data
+    data = three[0].privacy.data
     assert data["guarantee"]["epsilon"] <= 3.0
     assert data["mechanism"]["steps_charged"] == data["mechanism"]["steps_committed"] == 297
     assert data["guarantee"]["mu"] > 0
@@ -80,15 +92,15 @@ def test_the_statement_says_what_is_promised_and_what_is_not(five: list[Run]) ->
     )
 
 
-def test_a_saved_model_predicts_the_same(five: list[Run], digit_data: tuple[Data, Data]) -> None:
+def test_a_saved_model_predicts_the_same(three: list[Run], digit_data: tuple[Data, Data]) -> None:
     inputs, _ = digit_data[1].fetch(torch.arange(20))
-    again = eh.load(five[0].path).model
-    assert torch.equal(again(inputs), five[0].model(inputs))
+    again = eh.load(three[0].path).model
+    assert torch.equal(again(inputs), three[0].model(inputs))
 
 
-def test_a_finished_run_has_no_budget_left(five: list[Run]) -> None:
+def test_a_finished_run_has_no_budget_left(three: list[Run]) -> None:
     with pytest.raises(BudgetExhausted, match="finished"):
-        eh.resume(five[0].path)
+        eh.resume(three[0].path)
 
 
 def changed(path: Path, place: int) -> None:
@@ -100,8 +112,8 @@ def changed(path: Path, place: int) -> None:
 @pytest.mark.parametrize(
     "name", ["plan.json", "ledger.jsonl", "statement.json", "statement.md", "model.safetensors", "metrics.jsonl"]
 )
-def test_a_changed_byte_is_noticed(name: str, five: list[Run]) -> None:
-    folder = five[1].path
+def test_a_changed_byte_is_noticed(name: str, short: Path) -> None:
+    folder = short
     assert verify(folder)["ok"], verify(folder)["problems"]
     original = (folder / name).read_bytes()
     for place in range(3, len(original), max(1, len(original) // 25)):
@@ -112,23 +124,23 @@ def test_a_changed_byte_is_noticed(name: str, five: list[Run]) -> None:
     assert verify(folder)["ok"]
 
 
-def test_a_shortened_ledger_is_noticed(five: list[Run]) -> None:
-    file = five[2].folder.ledger_file
+def test_a_shortened_ledger_is_noticed(short: Path) -> None:
+    file = Folder(short).ledger_file
     original = file.read_bytes()
     rows = original.splitlines(keepends=True)
     for keep in (3, len(rows) // 2, len(rows) - 1):
         file.write_bytes(b"".join(rows[:keep]))
-        found = verify(five[2].path)
+        found = verify(short)
         assert not found["ok"]
         assert any("shortened" in problem for problem in found["problems"])
     file.write_bytes(original)
 
 
-def test_less_noise_than_planned_is_noticed(five: list[Run], tmp_path: Path) -> None:
+def test_less_noise_than_planned_is_noticed(three: list[Run], tmp_path: Path) -> None:
     from evenhand.runs.ledger import Ledger
     from evenhand.types import Commit
 
-    plan = five[0].plan
+    plan = three[0].plan
     folder = Folder.create(tmp_path, plan)
     with Ledger.open(folder.ledger_file, plan=plan.digest, steps=plan.steps, key="k", insecure=False) as ledger:
         ledger.reserve(2)
@@ -148,11 +160,11 @@ def test_sgd_says_that_it_is_not_private(digit_data: tuple[Data, Data], tmp_path
 
 
 def test_groups_of_the_report_can_be_given_later(
-    five: list[Run], digit_data: tuple[Data, Data], tmp_path: Path
+    three: list[Run], digit_data: tuple[Data, Data], tmp_path: Path
 ) -> None:
     inputs, targets = digit_data[1].fetch(torch.arange(len(digit_data[1])))
     halves = ["left", "right"] * 225
-    page = five[0].report((inputs, targets), groups=halves).save(tmp_path / "r.html").read_text()
+    page = three[0].report((inputs, targets), groups=halves).save(tmp_path / "r.html").read_text()
     assert "left" in page
     assert "right" in page
 
@@ -203,10 +215,10 @@ def test_a_label_the_model_has_no_output_for_is_refused_without_its_value(tmp_pa
     assert Folder(tmp_path).ledger().reserved == 0
 
 
-def test_what_is_private_stays_in_the_private_folder(five: list[Run]) -> None:
-    lines = [json.loads(line) for line in (five[0].path / "private" / "training.jsonl").read_text().splitlines()]
+def test_what_is_private_stays_in_the_private_folder(three: list[Run]) -> None:
+    lines = [json.loads(line) for line in (three[0].path / "private" / "training.jsonl").read_text().splitlines()]
     assert {"loss", "records"} <= set(lines[0])
-    for path in five[0].path.glob("*.json*"):
+    for path in three[0].path.glob("*.json*"):
         assert '"loss"' not in path.read_text()
 
 

@@ -6,43 +6,42 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
+from commands import evenhand
 from evenhand.runs.folder import Folder
 from evenhand.runs.verify import verify
+from processes import Started, started
 
-# Every executed step writes its position here before and after the update, outside of evenhand's own ledger.
-WITNESS = """
-import os, sys
-import evenhand.training.attach as attachment
-seen = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-update = attachment.Private._update
-def witnessed(self, gradient):
-    os.write(seen, f"{self.position} {self._mechanism.stream.fingerprint}\\n".encode())
-    update(self, gradient)
-attachment.Private._update = witnessed
-sys.argv = ["evenhand", *sys.argv[2:]]
-from evenhand.cli import main
-main()
-"""
-TRAIN = ["train", "--data", "digits", "--epsilon", "3", "--epochs", "60", "--batch-size", "64", "--seed", "0"]
+TRAIN = ["train", "--data", "digits", "--epsilon", "3", "--epochs", "15", "--batch-size", "64", "--seed", "0"]
+TRAIN += ["--model", "linear"]
 
 
-def start(witness: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen(
-        [sys.executable, "-c", WITNESS, str(witness), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+def witnessed(witness: str, *arguments: str) -> None:
+    """Run a command; every executed step writes its position before the update, outside of evenhand's own ledger."""
+    import evenhand.training.attach as attachment
+    from evenhand.cli import main
+
+    seen = os.open(witness, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    update = attachment.Private._update
+
+    def noted(self: attachment.Private, gradient: dict[str, Tensor]) -> None:
+        os.write(seen, f"{self.position} {self._mechanism.stream.fingerprint}\n".encode())
+        update(self, gradient)
+
+    attachment.Private._update = noted
+    sys.argv = ["evenhand", *arguments]
+    main()
+
+
+def start(witness: Path, arguments: Sequence[str]) -> Started:
+    return Started(witnessed, str(witness), *arguments)
 
 
 def executed(witness: Path) -> list[tuple[int, str]]:
@@ -50,7 +49,7 @@ def executed(witness: Path) -> list[tuple[int, str]]:
     return [(int(position), key) for position, key in (line.split() for line in lines)]
 
 
-def wait_for_steps(process: subprocess.Popen[str], witness: Path, steps: int) -> None:
+def wait_for_steps(process: Started, witness: Path, steps: int) -> None:
     deadline = time.monotonic() + 120
     while len(executed(witness)) < steps:
         assert process.poll() is None, process.communicate()
@@ -62,7 +61,7 @@ def crash_and_resume(tmp_path: Path, moment: float, extra: float) -> None:
     """One run, one kill -9 at a random moment of real training, one resume; everything that must hold after it."""
     out, witness = tmp_path / "run", tmp_path / "witness"
     process = start(witness, [*TRAIN, "--out", str(out)])
-    wait_for_steps(process, witness, 1 + int(moment * 500))
+    wait_for_steps(process, witness, 1 + int(moment * 250))
     time.sleep(extra)
     process.kill()
     process.communicate()
@@ -71,15 +70,10 @@ def crash_and_resume(tmp_path: Path, moment: float, extra: float) -> None:
     assert reading.reserved >= len(ran)
     assert reading.reserved > max(position for position, _ in ran) - 1
     assert verify(out)["ok"], verify(out)["problems"]
-    resumed = subprocess.run(
-        [sys.executable, "-m", "evenhand", "resume", str(out), "--json"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    found = json.loads(resumed.stdout.splitlines()[-1])
+    resumed = started("resume", out, "--json")
+    output, errors = resumed.communicate()
+    assert resumed.returncode == 0, errors
+    found = json.loads(output.splitlines()[-1])
     assert found["epsilon"] <= 3.0
     checked = verify(out)
     assert checked["ok"], checked["problems"]
@@ -125,13 +119,12 @@ def test_a_signal_finishes_the_block_and_loses_nothing(number: signal.Signals, t
 
 def test_resuming_a_finished_run_exits_with_three(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    short = ["train", "--data", "digits", "--epsilon", "3", "--epochs", "1", "--out", str(out)]
-    for arguments, code in ((short, 0), (["resume", str(out)], 3)):
-        done = subprocess.run(
-            [sys.executable, "-m", "evenhand", *arguments], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == code, done.stderr
-    assert "finished" in done.stderr
+    done = evenhand("train", "--data", "digits", "--epsilon", 3, "--epochs", 1, "--out", out)
+    assert done.returncode == 0, done.stderr
+    again = started("resume", out)
+    _, errors = again.communicate()
+    assert again.returncode == 3, errors
+    assert "finished" in errors
 
 
 def test_a_hostile_checkpoint_is_not_executed(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from evenhand.runs.os_errors import boundary
 ATTEMPTS = 2
 GRACE_SECONDS = 30.0
 _POLL_SECONDS = 0.25
+START = "spawn"
+"""How workers are started: with nothing of this process."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -64,7 +66,7 @@ def run_in_processes(
         KeyboardInterrupt: passed on after the workers were asked to stop and have stopped.
     """
     waiting, deaths, failed, done = list(tasks), dict.fromkeys(tasks, 0), {}, 0
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(START)
     workers: list[_Worker] = []
     try:
         while waiting or any(worker.key is not None for worker in workers):

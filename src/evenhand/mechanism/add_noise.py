@@ -43,6 +43,7 @@ class Ahead:
         self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None
         self.desk, self._desks = Desk(), [Desk(), Desk()]  # the other thread works on desks only
         self._several, self._ready = Desk(), dict[tuple[int, int], NDArray[np.float64]]()
+        self._expected: tuple[int, int] | None = None
 
     def parts(self, domain: Domain, step: int, count: int) -> Iterator[NDArray[np.float64]]:
         """Yield the first ``count`` normals of a step in parts, as ``in_parts`` does."""
@@ -74,9 +75,13 @@ class Ahead:
         return numbers
 
     def _few(self, step: int, count: int) -> NDArray[np.float64]:
-        """Return the normals of a small gradient. Callers may write over a row, so each row is handed out once."""
+        """Return the normals of a small gradient. Callers may write over a row, so each row is handed out once.
+
+        Those of later steps are made only where this step follows the one before it: a single step is not worth them.
+        """
+        follows, self._expected = self._expected == (step, count), (step + 1, count)
         if (step, count) not in self._ready:
-            steps = AT_ONCE // max(1, -(-count // BLOCK))
+            steps = AT_ONCE // max(1, -(-count // BLOCK)) if follows else 1
             self._ready = {}
             rows = self.stream.normals_of("gradient", step, steps, count, self._several)
             self._ready = {(step + i, count): row for i, row in enumerate(rows)}

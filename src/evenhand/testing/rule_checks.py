@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from evenhand import generators
 from evenhand.errors import UsageError
 from evenhand.mechanism.step import clamp_weights
 from evenhand.methods import registry
@@ -316,9 +316,9 @@ def purity(subject: Subject) -> tuple[bool, str]:
         case, other = drawn
         stats, state = case.stats(), case.state(subject)
         inputs = copy.deepcopy((columns(stats), state.bound, dict(state.answers), dict(state.memory)))
-        before = _generators()
+        before = generators.Snapshot()
         first = _results(subject, stats, state)
-        if not all(same(a, b) for a, b in zip(before, _generators(), strict=True)):
+        if before.moved():
             return "draws from a global random generator"
         if not same(first, _results(subject, stats, state)):
             return "gives different results for the same input"
@@ -386,14 +386,3 @@ def _results(subject: Subject, stats: Stats, state: State) -> list[Any]:
         *(lambda query=query: by_row(query.value, stats, state) for query in subject.queries),
     ]
     return [copy.deepcopy(ask()) for ask in asked]
-
-
-def _generators() -> tuple[Any, ...]:
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002 - the global generator is what is being watched
-    return (
-        torch.random.get_rng_state(),
-        torch.from_numpy(np.array(keys).astype(np.int64)),
-        rest,
-        random.getstate(),
-        name,
-    )
