@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,3 +105,24 @@ class Scalars(SampleRule):
 
 def test_a_users_rule_survives_an_empty_batch() -> None:
     assert_conforms(Scalars(), only=["form", "step", "ledger"])
+
+
+@dataclass(frozen=True)
+class Kept(Scalars):
+    """A rule that takes the normal which Python's generator kept: no word of its state changes."""
+
+    name = "kept"
+
+    def weight(self, row: Stats, state: State) -> Tensor:
+        if random.getstate()[2] is not None:
+            random.gauss(0.0, 1.0)
+        return super().weight(row, state)
+
+
+def test_a_normal_that_was_kept_is_a_draw_too() -> None:
+    before = random.getstate()
+    random.gauss(0.0, 1.0)
+    found = check(Kept(), only=["purity"])
+    random.setstate(before)
+    assert not found.ok
+    assert "draws from a global random generator" in str(found)

@@ -316,9 +316,9 @@ def purity(subject: Subject) -> tuple[bool, str]:
         case, other = drawn
         stats, state = case.stats(), case.state(subject)
         inputs = copy.deepcopy((columns(stats), state.bound, dict(state.answers), dict(state.memory)))
-        before = generators.Snapshot()
+        before, python = generators.Snapshot(), random.getstate()  # the latter has the normal that gauss keeps
         first = _results(subject, stats, state)
-        if before.moved():
+        if before.moved() or python != random.getstate():
             return "draws from a global random generator"
         if not same(first, _results(subject, stats, state)):
             return "gives different results for the same input"
