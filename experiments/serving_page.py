@@ -229,7 +229,8 @@ def picture(figures: Figures) -> str:
             values = [(tau, cell.estimate(measure).value) for tau, cell in zip(PATH, cells, strict=True)]
             series[f"{words}, epsilon {epsilon:g}"] = values
     title = "What one training gives at every strength of the offset: mean over replicas"
-    return alone(drawn_lines(series, title=title, x_label="tau", y_label="right answers, %"))
+    worst = f"worst class, epsilon {figures.study.epsilons[0]:g}"
+    return alone(drawn_lines(series, title=title, x_label="tau", y_label="right answers, %", highlight=worst))
 
 
 def tuning(figures: Figures) -> str:
