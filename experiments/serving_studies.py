@@ -122,6 +122,10 @@ STUDIES = {
                 Bar(MOVED.name, 3.0, "worst", (("overall", 97.9), ("worst", 95.0))),
                 Bar(MOVED.name, 1.0, "worst", (("overall", 97.4), ("worst", 95.0))),
             ),
+            answer="One training with plain DP-SGD, its answers moved, serves the rare digit better than every rule, "
+            "and the balanced held-out records too. Naive reweighting is the best of the rules for it and takes more "
+            "from the others. Weighted to the training shares, where the rare digit hardly counts, moving costs a few "
+            "tenths of a point. Bounded adaptive clipping and SoftAdaClip are below DP-SGD for the rare digit.",
         ),
         Study(
             name="ham",
@@ -170,6 +174,24 @@ STUDIES = {
             epochs=20,
             epsilons=(3.0, 1.0),
             rare=(8, 455),
+            answer="Moving the answers lifts the rare class until another one, the cat, is served worst, as without "
+            "any rare class. So it cannot gain the points that were hoped for: DP-SGD on these features leaves too "
+            "little to gain.",
+            bars=(
+                Bar(MOVED.name, 3.0, "balanced", (("worst above DP-SGD's", 25.0),)),
+                Bar(MOVED.name, 1.0, "balanced", (("worst above DP-SGD's", 25.0),)),
+            ),
+        ),
+        Study(
+            name="cifar_rarer",
+            title="CIFAR-10 with one class cut to a hundredth",
+            source="cifar10",
+            features="efficientnet_lite0",
+            lines=(DPSGD, MOVED),
+            batch=4096,
+            epochs=20,
+            epsilons=(3.0, 1.0),
+            rare=(8, 50),
             bars=(
                 Bar(MOVED.name, 3.0, "balanced", (("worst above DP-SGD's", 25.0),)),
                 Bar(MOVED.name, 1.0, "balanced", (("worst above DP-SGD's", 25.0),)),
