@@ -185,7 +185,6 @@ class Private:
                 row = release_counts(self.plan, self._mechanism.stream, wrapped)
                 with boundary(self.folder.path):
                     self._ledger.prior(row)
-                    self._counting.follow()
             return self.folder.prior()
 
     def use_loss(self, loss: Loss) -> None:
