@@ -39,7 +39,7 @@ def command(arguments: list[str], patch: pytest.MonkeyPatch) -> int:
 def test_the_python_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     examples = blocks(README, "python")
-    assert len(examples) == 4
+    assert len(examples) == 5
     names: dict[str, object] = {}
     for example in examples:
         exec(compile(example, "README.md", "exec"), names)

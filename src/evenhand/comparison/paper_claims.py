@@ -7,7 +7,6 @@ says which of three it speaks of: the paper's text, its public code at a commit,
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,6 @@ DECAYS: dict[str, Schedule] = {
 }
 
 
-@functools.cache
 def adapt_v2(
     setting: Setting, schedule: Schedule, *, epsilon: float | None = None, noise: float | None = None
 ) -> Claim:
