@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -67,6 +68,7 @@ def everything(out: Path) -> None:
         "charges": rounding_charges(),
         "escape": escapes(),
         **outputs(),
+        **raised(),
     }
     for name, text in pages.items():
         write(out / f"{name}.md", text)
@@ -211,11 +213,28 @@ def column_kinds() -> str:
 def error_list() -> str:
     """Every error class with its exit code and docstring."""
     rows = [
-        [f"`{name}`", cell(inspect.getdoc(kind) or ""), str(kind.exit_code), f"`{kind.__mro__[1].__name__}`"]
+        [
+            f"[`{name}`](errors/{name}.md)",
+            cell(inspect.getdoc(kind) or ""),
+            str(kind.exit_code),
+            f"`{kind.__mro__[1].__name__}`",
+        ]
         for name, kind in vars(errors).items()
         if inspect.isclass(kind) and issubclass(kind, errors.EvenhandError)
     ]
     return grid(["error", "when", "exit code", "kind of"], rows)
+
+
+def raised() -> dict[str, str]:
+    """What the example of each error's page prints, run now in a temporary folder."""
+    shown_by_page = {}
+    for page in sorted((Path(__file__).parent / "reference" / "errors").glob("*.md")):
+        for example in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            out, err = io.StringIO(), io.StringIO()
+            with _elsewhere(), redirect_stdout(out), redirect_stderr(err):
+                exec(compile(example, str(page), "exec"), {"__name__": page.stem})
+            shown_by_page[f"error-{page.stem}"] = fenced("\n".join(textwrap.wrap(out.getvalue(), 100)))
+    return shown_by_page
 
 
 def claims() -> str:

@@ -21,6 +21,7 @@ from evenhand.methods import catalogue
 from evenhand.methods.catalogue import DENSITIES
 from evenhand.methods.composition import Method
 from evenhand.reporting.charts import lines
+from evenhand.reporting.svg import standalone
 from evenhand.training.config import Config
 from evenhand.training.from_config import planned
 from evenhand.types import Facts, Public, State, Stats
@@ -50,9 +51,8 @@ class Plot:
 
     def drawn(self) -> str:
         """The picture as an SVG file."""
-        return lines(
-            self.series, title=self.title, x_label=self.x_label, y_label=self.y_label, highlight=self.highlight
-        )
+        axes = {"x_label": self.x_label, "y_label": self.y_label}
+        return standalone(lines(self.series, title=self.title, **axes, highlight=self.highlight))
 
 
 def contribution(
@@ -199,7 +199,7 @@ PLOTS: dict[str, Callable[[], Plot]] = {
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, make in PLOTS.items():
-        (FOLDER / f"{name}.svg").write_text(make().drawn() + "\n", encoding="utf-8")
+        (FOLDER / f"{name}.svg").write_text(make().drawn(), encoding="utf-8")
 
 
 if __name__ == "__main__":

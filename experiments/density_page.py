@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import lined
 import numpy as np
-import plotting
 from lined import Row
 
 from evenhand.reporting.charts import lines
+from evenhand.reporting.svg import standalone
 
 LINEAR, PUBLISHED = "DP-SGD linear", "as published (not private)"
 DATA = ("MNIST", "MNIST with class 8 cut to 500 records", "CIFAR-10, 10,000 records", "HAM10000")
@@ -87,7 +87,7 @@ def section(name: str, rows: Sequence[Row], stem: str) -> tuple[list[str], dict[
     for value, kind, words in ((accuracy, "accuracy", "Accuracy"), (worst, "worst", "Accuracy on the worst class")):
         title, file = f"{words} over epsilon, {name}", f"{stem}_{kind}.svg"
         drawing = lines(curves(rows, value), title=title, x_label="epsilon", y_label="per cent")
-        pictures[file] = plotting.alone(drawing)
+        pictures[file] = standalone(drawing)
         parts.append(f"![{title}]({file})")
     parts += [
         "Accuracy / worst class:",

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import plotting
-
 from evenhand._numbers import rounded_up
 from evenhand.accounting import accountant
 from evenhand.comparison.paper_claims import Setting, dpsgd_f
 from evenhand.methods.schedules import Constant
 from evenhand.reporting.charts import lines
+from evenhand.reporting.svg import standalone
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 COUNTS = 10.0
@@ -99,7 +98,7 @@ def section(case: Case) -> tuple[list[str], dict[str, str]]:
         series = {name: [(x, pick(each)) for x, each in found.items()] for name, pick in COLUMNS.items()}
         words = f"Epsilon over {axis} on {case.name}, {fixed}"
         file = f"epsilon_{case.name.lower()}_{kind}.svg"
-        pictures[file] = plotting.alone(lines(series, title=words, x_label=axis, y_label="epsilon"))
+        pictures[file] = standalone(lines(series, title=words, x_label=axis, y_label="epsilon"))
         parts += [f"By {axis}, {fixed}:", f"![{words}]({file})", table(axis, found)]
     return parts, pictures
 

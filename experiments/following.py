@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import plotting
 import torch
 from seed_intervals import over_seeds
 from torch import nn
@@ -19,6 +18,7 @@ from evenhand.accounting.plan import Plan
 from evenhand.data import Data
 from evenhand.reporting.charts import lines
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.svg import standalone
 from evenhand.reporting.text import unmarked
 from evenhand.training.optimizers import Schedule
 from evenhand.training.private import Private
@@ -71,7 +71,7 @@ def curve(found: Mapping[str, Any], method: str, measure: str, group: str) -> Cu
 def drawn(series: Mapping[str, Curve], title: str, y_label: str, scale: float = 1) -> str:
     """The means of several curves as a picture of its own."""
     values = {name: [(epoch, scale * each.value) for epoch, each in points] for name, points in series.items()}
-    return plotting.alone(lines(values, title=title, x_label="epoch", y_label=y_label))
+    return standalone(lines(values, title=title, x_label="epoch", y_label=y_label))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

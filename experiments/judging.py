@@ -136,9 +136,24 @@ def claims(table: Mapping[str, Any]) -> list[str]:
     """The declared claims with their verdicts."""
     return [
         f"{claim['text']} ({claim['promise']}): **{claim['verdict']}**; difference {_points(claim['difference'])} "
-        f"points, {claim['seeds']} seeds."
+        f"points, {claim['seeds']} {'pairs of trainings' if claim.get('pooled') else 'seeds'}."
         for claim in table["claims"]
     ]
+
+
+def judged(table: Mapping[str, Any]) -> list[str]:
+    """The verdicts, with what these records alone tell, and how many trainings would decide what is not decided."""
+    lines = []
+    for words, claim in zip(claims(table), table["claims"], strict=True):
+        alone = claim.get("alone") or {}
+        more = (
+            [f"Over trainings and splits of these records alone: {_points(alone)}."]
+            if alone.get("value") is not None
+            else []
+        )
+        more += [f"Power: {claim['power']}."] if alone and claim["verdict"] == declared_claims.OPEN else []
+        lines.append(" ".join([words, *more]))
+    return lines
 
 
 def _points(found: Mapping[str, Any]) -> str:

@@ -10,7 +10,9 @@ import correlating
 import judging
 import plotting
 
+from evenhand.comparison import measures
 from evenhand.reporting.text import unmarked
+from evenhand.reporting.uncertainty import Split
 
 COMMAND = "python experiments/results.py"
 
@@ -23,8 +25,8 @@ def page(table: Mapping[str, Any]) -> str:
         study["question"],
         "## Answer",
         listed([*judging.conclusions(table), *_failures(table)]),
-        *(["What the paper claims, judged by the 95 % interval of the paired difference:"] if table["claims"] else []),
-        listed(judging.claims(table)),
+        *([f"What the paper claims, judged by {_claim_intervals(table)}:"] if table["claims"] else []),
+        listed(judging.judged(table)),
         study.get("conclusion", ""),
         "## Setting",
         listed(_setting(table)),
@@ -62,12 +64,24 @@ def _setting(table: Mapping[str, Any]) -> list[str]:
     seeds = max(entry["seeds"] for entry in table["entries"])
     split = f". {table['split']}" if table.get("split") else "; one split of the data for all."
     lines.append(f"Seeds: {seeds} per method and promise{split}")
+    for entry in table["entries"]:
+        if "pooled_from" in entry:
+            studies = " and ".join(f"[{name}]({name}.md)" for name in entry["pooled_from"])
+            count = len(entry["by_seed"])
+            lines.append(f"{unmarked(entry['method'])}: pooled with the same trainings of {studies}, {count} in all.")
     return lines
 
 
 def _intervals(table: Mapping[str, Any]) -> str:
     """What the intervals of a table hold: tables from before splits were told have the chance of training alone."""
     return "intervals that hold the chance of training and of held-out records" if table.get("split") else "t-intervals"
+
+
+def _claim_intervals(table: Mapping[str, Any]) -> str:
+    if not table.get("split"):
+        return "the 95 % interval of the paired difference"
+    several = " for all of these together" if len(table["claims"]) > 1 else ""
+    return f"the 95 % interval of the paired difference, which holds{several} and holds the chance of held-out records"
 
 
 def _results(table: Mapping[str, Any]) -> str:
@@ -88,7 +102,7 @@ def _results(table: Mapping[str, Any]) -> str:
             entry["worst_group"],
             _share(metrics.get("accuracy_difference")),
         ]
-        row += [_share(_worst_owner(entry))] if owners else []
+        row += [_points(_worst_owner(entry, table))] if owners else []
         row += [_points(entry.get("privacy_cost")), _points(entry.get("privacy_cost_gap"))] if costed else []
         rows.append(list(map(unmarked, row)))
     return lined_up(head, rows)
@@ -151,7 +165,7 @@ def _against(table: Mapping[str, Any]) -> str:
         ]
         for entry in entries
     ]
-    title = f"Difference to {unmarked(table['baseline'])} in points, paired by seed, with 95 % t-intervals:"
+    title = f"Difference to {unmarked(table['baseline'])} in points, paired by seed, with 95 % {_intervals(table)}:"
     return f"{title}\n\n{lined_up(list(map(unmarked, head)), rows)}"
 
 
@@ -212,15 +226,12 @@ def _failures(table: Mapping[str, Any]) -> list[str]:
     return [f"Failed: {unmarked(reason)}" for entry in table["entries"] for reason in entry["failures"]]
 
 
-def _worst_owner(entry: Mapping[str, Any]) -> dict[str, float | None] | None:
-    from seed_intervals import over_seeds
-
-    from evenhand.comparison import declared_claims
-
-    found = over_seeds(list(declared_claims.series("worst_owner", judging.rows(entry)).values()), low=0, high=100)
+def _worst_owner(entry: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, float | None] | None:
+    split = Split(table.get("held_out_over_training"))
+    found = measures.estimate("worst_owner", judging.rows(entry), split)
     if not found.measured:
         return None
-    return {"value": found.value / 100, "low": found.low / 100, "high": found.high / 100}
+    return {"value": found.value, "low": max(0.0, found.low), "high": min(100.0, found.high)}
 
 
 def _terms(table: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ marks. A picture is a file of its own: it brings colours and a background for li
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from evenhand.reporting.svg import (
     hover,
     line,
     spread,
+    standalone,
     text,
     tick_text,
     ticks,
@@ -38,15 +38,6 @@ from evenhand.reporting.text import fit, label, width
 MOST = 20
 """Groups that can still be told apart in a picture."""
 ROW, HEAD, FOOT, GAP = 18.0, 24.0, 30.0, 26.0
-_LIGHT = (
-    "color:#1d2329;--eh-page:#fff;--eh-strong:#d55e00;--eh-blue:#0072b2;--eh-green:#009e73;--eh-purple:#b8558b;"
-    "--eh-orange:#c78500;--eh-sky:#2f93cf"
-)
-_DARK = (
-    "color:#e4e8ec;--eh-page:#14181c;--eh-strong:#f5803e;--eh-blue:#3f9bd8;--eh-green:#1fbf92;--eh-purple:#dd9cc1;"
-    "--eh-orange:#f0b23a;--eh-sky:#8accf2"
-)
-_STYLE = f"<style>svg{{{_LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{_DARK}}}}}</style>"
 
 
 @dataclass(frozen=True)
@@ -65,17 +56,6 @@ class _Mark:
     number: int
     across: Estimate
     up: Estimate
-
-
-def alone(drawing: str) -> str:
-    """A drawing as a file: with a margin, a background, and colours that follow the reader's light or dark screen."""
-    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing)
-    if found is None:
-        raise ValueError("not a drawing of evenhand.reporting")
-    wide, high = float(found[1]) + 32, float(found[2]) + 24
-    behind = f'<rect x="-16" y="-12" width="{wide:g}" height="{high:g}" fill="var(--eh-page)" stroke="none"/>'
-    framed = drawing.replace(found[0], f'viewBox="-16 -12 {wide:g} {high:g}"', 1)
-    return framed.replace("</desc>", f"</desc>{_STYLE}{behind}", 1) + "\n"
 
 
 def pictures(table: Mapping[str, Any]) -> dict[str, Picture]:
@@ -108,7 +88,7 @@ def accuracy(table: Mapping[str, Any]) -> Picture | None:
         top += high
     words = "Accuracy over all records against accuracy of the worst group, with 95 % intervals over seeds"
     told = "; ".join(f"{_named(e)} ({judging.promise(e)}) {a.value:.1f} and {u.value:.1f}" for e, a, u in known)
-    return Picture(words, alone(drawing(WIDE, top, words, f"All records and worst group, in %: {told}.", parts)))
+    return Picture(words, standalone(drawing(WIDE, top, words, f"All records and worst group, in %: {told}.", parts)))
 
 
 def _cross(
@@ -177,7 +157,7 @@ def groups(table: Mapping[str, Any]) -> Picture | None:
     words = "Points of accuracy that privacy costs each group" if costed else "Accuracy of each group"
     words = f"{words}, by method, with 95 % intervals over seeds"
     told = " ".join(f"{_list(head, found)} {unit}." for (_, found), head in zip(panels, heads, strict=True))
-    return Picture(words, alone(drawing(WIDE, bottom + 18, words, told, parts)))
+    return Picture(words, standalone(drawing(WIDE, bottom + 18, words, told, parts)))
 
 
 def _dots(
@@ -212,7 +192,7 @@ def budgets(table: Mapping[str, Any]) -> Picture | None:
         return None
     words = f"Change in the accuracy of each owner against {table['baseline']}, by the owner's budget"
     drawn = lines(series, title=words, x_label="budget of the owner (epsilon)", y_label="change, points")
-    return Picture(words, alone(drawn))
+    return Picture(words, standalone(drawn))
 
 
 def _numbers(table: Mapping[str, Any]) -> dict[str, int]:

@@ -25,11 +25,15 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import index_text  # noqa: E402
+import matched_guides  # noqa: E402
+import matched_studies  # noqa: E402
 import page_text  # noqa: E402
 import plotting  # noqa: E402
+import pooled_tables  # noqa: E402
+import serving_studies  # noqa: E402
 import summarising  # noqa: E402
 
-from evenhand.comparison import pooled_cells  # noqa: E402
+from evenhand.comparison import declared_claims  # noqa: E402
 from evenhand.comparison import sweep as grid  # noqa: E402
 from evenhand.comparison.compare import compare  # noqa: E402
 from evenhand.errors import EvenhandError, UsageError  # noqa: E402
@@ -43,9 +47,34 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "epsilon_study": (),
     "group_curves": ("--data-dir", "{data}"),
     "idp_mnist": ("{data}/mnist", "--lines", "{runs}/idp_mnist.jsonl"),
+    "idp_mnist_code": (
+        "{data}/mnist",
+        "--as-code",
+        "--methods",
+        "dpsgd,idp_sample,idp_scale",
+        "--lines",
+        "{runs}/idp_mnist.jsonl",
+    ),
     "owner_curves": ("--data-dir", "{data}"),
+    "parity": ("--data-dir", "{data}"),
+    "prior_split": (),
+    "ham_ideas": ("--data-dir", "{data}", "--work", "{runs}/serving"),
+    "knn_distances": ("--data-dir", "{data}", "--work", "{runs}/serving"),
+    "sad_noise": (),
+    **{name: (name, "--data-dir", "{data}", "--work", "{runs}/serving") for name in matched_studies.STUDIES},
+    **{
+        f"serving_{name}": (name, "--data-dir", "{data}", "--work", "{runs}/serving")
+        for name in serving_studies.STUDIES
+    },
 }
 """Experiments that are no comparison of runs, and what their scripts are told."""
+FILES = {
+    "idp_mnist_code": "idp_mnist",
+    "replication": "replication/again",
+    **dict.fromkeys(matched_studies.STUDIES, "matched"),
+    **{f"serving_{name}": "serving" for name in serving_studies.STUDIES},
+}
+"""Scripts that are not called like their page: they run one study of several."""
 PAGES = {"epsilon_study": "epsilon"}
 """Pages that are not called like their script."""
 MINUTES = re.compile(r"([\d.]+) (?:processor minutes|minutes of runs on shared cores)")
@@ -92,7 +121,8 @@ def run(name: str, runs: Path, *, small: bool = False, jobs: int | None = None) 
 def script(name: str, data: str, runs: Path) -> bool:
     """Run an experiment that writes its own page; False if it failed."""
     told = [part.format(data=data, runs=runs) for part in SCRIPTS[name]]
-    return subprocess.run([sys.executable, str(HERE / f"{name}.py"), *told], check=False).returncode == 0
+    file = HERE / f"{FILES.get(name, name)}.py"
+    return subprocess.run([sys.executable, str(file), *told], check=False).returncode == 0
 
 
 def table(name: str, runs: Path) -> dict[str, Any]:
@@ -106,14 +136,28 @@ def table(name: str, runs: Path) -> dict[str, Any]:
 
 
 def write(found: Mapping[str, Any], out: Path) -> None:
-    """Write an experiment's figures, from nothing else its pictures and page, then the index of all that are there."""
+    """Write an experiment's figures, then the pages that show any of them, and the index of all that are there."""
     out.mkdir(parents=True, exist_ok=True)
-    found, name = _rounded(found), found["experiment"]
-    (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    for end, picture in plotting.pictures(found).items():
-        (out / f"{name}_{end}.svg").write_text(picture.drawing)
-    (out / f"{name}.md").write_text(page_text.page(found))
+    found = _rounded(found)
+    (out / f"{found['experiment']}.json").write_text(json.dumps(found, indent=1) + "\n")
+    tables = written(out)
+    for table in tables:
+        if table["experiment"] == found["experiment"] or pooled_tables.shares_cells(table, found):
+            _write_page(shown(table, tables), out)
     (out / "index.md").write_text(index(out))
+
+
+def _write_page(found: Mapping[str, Any], out: Path) -> None:
+    for end, picture in plotting.pictures(found).items():
+        (out / f"{found['experiment']}_{end}.svg").write_text(picture.drawing)
+    (out / f"{found['experiment']}.md").write_text(page_text.page(found))
+
+
+def shown(table: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A table as its page shows it: with the trainings that other studies made of the same cells."""
+    declared = grid.table(HERE / f"{table['experiment']}.toml").get("claim", [])
+    methods = [entry["method"] for entry in table["entries"]]
+    return pooled_tables.shown(table, tables, declared_claims.claims(declared, methods))
 
 
 def index(out: Path) -> str:
@@ -122,7 +166,8 @@ def index(out: Path) -> str:
     minutes = sum(float(found) for page in pages if page.exists() for found in MINUTES.findall(page.read_text()))
     missing = [name for name in names() if not (out / f"{name}.json").exists()]
     besides = [page.stem for page in pages if page.exists() and BESIDES in page.read_text()]
-    return index_text.index(written(out), minutes, missing, besides)
+    tables = written(out)
+    return index_text.index([shown(table, tables) for table in tables], minutes, missing, besides)
 
 
 def again(name: str, out: Path) -> dict[str, Any]:
@@ -136,7 +181,9 @@ def again(name: str, out: Path) -> dict[str, Any]:
 
 def summarise(out: Path, packaged: Path) -> None:
     """What ``evenhand recommend`` reads, from every table in ``out``."""
-    packaged.write_text(json.dumps(summarising.packaged(pooled_cells.shared(written(out))), indent=1) + "\n")
+    tables = written(out)
+    pooled = [shown(table, tables) for table in tables]
+    packaged.write_text(json.dumps(summarising.packaged(pooled, matched_guides.packaged(out)), indent=1) + "\n")
 
 
 def written(out: Path) -> list[dict[str, Any]]:

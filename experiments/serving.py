@@ -7,13 +7,13 @@
 
 Every training is a linear model on fixed features that releases noisy counts of labels, so that its answers can be
 moved to any strength of the offset afterwards, at no further cost. Rates, and the strength that an answer is moved to,
-are chosen on an eighth of the training records that the training does not see, by the mean of several splits, from the
+are chosen on a part of the training records that the training does not see, by the mean of several splits, from the
 same rates for all lines; a rate at an end of the grid widens it. Then ``--seeds`` trainings on all training records are
 measured on the held-out ones. Plan, counts, sampler and private step are those of ``eh.fit``, see serving_train.py;
 there is no run folder, since nothing is released. All lines of a seed share its draws. Finished trainings are kept in
 the work folder and not repeated.
 
-The page is written by ``python experiments/serving_page.py``.
+The page is written when all is there; ``python experiments/serving_page.py`` writes it of what there is so far.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 import evenhand as eh
 from evenhand.methods.priors import Prior
 
-PATH = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0)
+PATH = (0.0, 0.5, 1.0, 1.5, 2.0, 2.25, 2.5, 2.75, 3.0, 3.25, 3.5, 4.0, 5.0, 6.0)
 """Strengths of the offset that every training is measured at."""
 TRIAL = 1000
 """The first seed of the trials, apart from those of the replicas."""
@@ -128,18 +128,31 @@ def _task(row: dict[str, Any]) -> Task:
     return Task(row["line"], row["epsilon"], row["rate"], row["seed"], row["trial"])
 
 
+def entry_at(row: dict[str, Any], tau: float) -> dict[str, Any]:
+    """Return what a training gives at one strength."""
+    entry: dict[str, Any] = next(entry for entry in row["path"] if entry["tau"] == tau)
+    return entry
+
+
 def score(row: dict[str, Any], tau: float, goal: str) -> float:
     """Return what trials are chosen by: overall, the mean over classes, or the lowest class."""
-    entry = next(entry for entry in row["path"] if entry["tau"] == tau)
+    entry = entry_at(row, tau)
     if goal == "overall":
         return float(entry["overall"])
     return float(min(entry["classes"]) if goal == "worst" else statistics.mean(entry["classes"]))
 
 
 def trial_score(study: Study, store: Store, line: Line, epsilon: float, rate: float, tau: float, goal: str) -> float:
-    """Return the mean score of the trials of one rate; minus infinity if one is missing."""
-    rows = [store.rows.get(task) for task in trials(study, line, epsilon, rate)]
-    return statistics.mean(score(row, tau, goal) for row in rows if row) if all(rows) else -np.inf
+    """Return the mean score of the trials of one rate; minus infinity if one is missing.
+
+    With ``pooled`` trials, the worst class is the one with the smallest mean over them, as in the tables.
+    """
+    rows = [row for task in trials(study, line, epsilon, rate) if (row := store.rows.get(task)) is not None]
+    if len(rows) < study.trials:
+        return -np.inf
+    if study.pooled and goal == "worst":
+        return float(np.mean([entry_at(row, tau)["classes"] for row in rows], axis=0).min())
+    return statistics.mean(score(row, tau, goal) for row in rows)
 
 
 def trials(study: Study, line: Line, epsilon: float, rate: float) -> list[Task]:
@@ -174,7 +187,7 @@ def wanted_trials(study: Study, store: Store, line: Line, epsilon: float) -> lis
     """Return the trials that are still missing: the grid, then a rate beyond the end at which the best lies."""
     rates = tried_rates(study, store, line, epsilon)
     missing = [task for rate in rates for task in trials(study, line, epsilon, rate) if task not in store.rows]
-    if missing:
+    if missing or not study.widened:
         return missing
     best, factor = best_rate(study, store, line, epsilon), line.rates[1] / line.rates[0]
     beyond = {rates[0]: rates[0] / factor, rates[-1]: rates[-1] * factor}.get(best)
@@ -251,6 +264,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warm_up()
     given.work.mkdir(parents=True, exist_ok=True)
     run(study, records(study.source, study.features, given.data_dir, given.work), given.work, given.seeds, given.jobs)
+    import serving_page  # which reads what is finished by this module
+
+    serving_page.main([study.name, "--work", str(given.work)])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ class Records:
             few = random.permutation(np.flatnonzero(self.labels[train] == label))[:kept]
             train = np.sort(np.concatenate([train[self.labels[train] != label], train[few]]))
         if trial:
-            train, test = self._divided(train, 8, random)
+            train, test = self._divided(train, study.part, random)
         return self.data.take(torch.from_numpy(train)), self.data.take(torch.from_numpy(test))
 
     def _halves(self, random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -77,7 +78,23 @@ def records(source: str, feature: str, data_dir: Path | None, folder: Path) -> R
     return Records(data, labels, official, people if len(people) else None)
 
 
+PROJECTED = 512
+"""Columns that features called ``... projected`` are taken to, by a public random matrix that keeps lengths."""
+
+
+def _project(source: str, feature: str, data_dir: Path | None, file: Path) -> None:
+    records(source, feature, data_dir, file.parent)
+    with np.load(file.parent / f"{source}-{feature}.npz") as stored:
+        columns = {name: stored[name] for name in stored}
+    inputs = torch.from_numpy(columns["features"])
+    matrix = torch.randn(inputs.shape[1], PROJECTED, generator=torch.Generator().manual_seed(0)) / math.sqrt(PROJECTED)
+    columns["features"] = torch.cat([part @ matrix for part in inputs.split(8192)]).numpy()
+    np.savez(file, **columns)
+
+
 def _compute(source: str, feature: str, data_dir: Path | None, file: Path) -> None:
+    if feature.endswith(" projected"):
+        return _project(source, feature.removesuffix(" projected"), data_dir, file)
     parts = [part for part in sources.load(source, data_dir=data_dir) if part is not None]
     both = [part.fetch(torch.arange(len(part))) for part in parts]
     computed = [inputs if feature == "none" else features.extract(feature, inputs) for inputs, _ in both]

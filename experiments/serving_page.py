@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from page_text import lined_up, listed
-from plotting import alone
 from serving import PATH, Store, Task, best_rate, best_tau, trial_score, tried_rates
 from serving_studies import STUDIES, Bar, Line, Study
 
 from evenhand.reporting.charts import lines as drawn_lines
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.svg import standalone
 from evenhand.reporting.uncertainty import LEVEL, Split, difference, of_values
 
 WORDS = {"overall": "overall", "weighted": "weighted to the training shares", "balanced": "mean over classes"}
+PARTS = {5: "a fifth", 8: "an eighth"}
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,21 @@ def picture(figures: Figures) -> str:
             series[f"{words}, epsilon {epsilon:g}"] = values
     title = "What one training gives at every strength of the offset: mean over replicas"
     worst = f"worst class, epsilon {figures.study.epsilons[0]:g}"
-    return alone(drawn_lines(series, title=title, x_label="tau", y_label="right answers, %", highlight=worst))
+    return standalone(drawn_lines(series, title=title, x_label="tau", y_label="right answers, %", highlight=worst))
+
+
+def _grid(study: Study) -> str:
+    if len({line.rates for line in study.lines if line.optimizer == "sgd" and not line.tuned_as}) == 1:
+        return "from one grid for all lines, widened where the best lay at its end"
+    return (
+        "from three rates a factor of 2 apart about the one that earlier trials on training records chose from "
+        "a grid a "
+        "factor of 4 apart, the same for all lines, so that both ends lie inside that grid"
+    )
+
+
+def _pooled(study: Study) -> str:
+    return ", the worst class being that with the smallest mean over them" if study.pooled else ""
 
 
 def tuning(figures: Figures) -> str:
@@ -272,9 +287,10 @@ def page(figures: Figures, names: Sequence[str]) -> str:
         f"epochs, momentum 0.9, linear decay, weights averaged with decay {study.average:g}, clip bound 0.1.",
         f"True epsilon, add/remove one record, delta {study.delta:g}, noisy counts of labels included; at most "
         f"{100 * spent:.2f} % of each promise is spent.",
-        f"Rates are chosen by the mean over classes in {study.trials} trials on an eighth of the training records, "
-        "from one grid for all lines, widened where the best lay at its end; a line whose answers are moved has its "
-        "strength tau chosen by the same trials. Trials are research on public data: their epsilon is in no figure.",
+        f"Rates are chosen by the mean over classes in {study.trials} trials on {PARTS[study.part]} of the training "
+        f"records, {_grid(study)}; a line whose answers are moved has its "
+        f"strength tau chosen by the same trials{_pooled(study)}. Trials are research on public data: their "
+        "epsilon is in no figure.",
         "Overall is the share of right answers among held-out records as they are. Weighted to the training shares is "
         "what records like the training ones would see.",
     ]

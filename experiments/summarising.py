@@ -10,15 +10,28 @@ import judging
 import evenhand
 
 
-def packaged(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The file that comes with the package, with where its figures are from."""
+def packaged(tables: Sequence[Mapping[str, Any]], further: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The file that comes with the package, with where its figures are from.
+
+    ``further`` studies, which resample their splits, take the place of those on the same data at the same promise.
+    """
+    covered = {(study["data"], study["epsilon"]) for study in further}
     return {
         "schema": 1,
         "provenance": (
             f"Written by experiments/results.py of evenhand {evenhand.__version__} from docs/results/*.json. Every "
             "figure is a mean over seeds on the held-out records of public data."
         ),
-        "studies": [study for table in tables if judging.guides(table) for study in studies(table)],
+        "studies": [
+            *further,
+            *(
+                study
+                for table in tables
+                if judging.guides(table)
+                for study in studies(table)
+                if (study["data"], study["epsilon"]) not in covered
+            ),
+        ],
     }
 
 

@@ -15,6 +15,9 @@ from evenhand.data.sources import digits
 from evenhand.mechanism.make_plan import Plan, plan
 from evenhand.training.guards import coupling_guard
 
+collect_ignore = ["house/typed_use.py"]
+"""Uses for type checkers only: they are never run."""
+
 torch.set_num_threads(1)
 os.environ["EVENHAND_STATE"] = tempfile.mkdtemp(prefix="evenhand-tests-")
 

@@ -72,8 +72,13 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:
 
 
 def _command(*arguments: str) -> None:
+    """Run a command; its workers are forks of it, which is safe since neither torch nor the command has threads."""
+    import torch
+
     from evenhand.cli import main
 
+    torch.set_num_threads(1)
+    executors.START = "fork"
     sys.argv = ["evenhand", *arguments]
     main()
 
@@ -100,7 +105,7 @@ def _here(environment: dict[str, str]) -> None:
 
 
 class Serve:
-    """What a worker of a comparison runs, with the environment of the process that starts it."""
+    """Run a worker of a comparison with the environment of the process that starts it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial, (_served, dict(os.environ))

@@ -7,7 +7,7 @@ reads the same wherever it stands. Nothing here imports another module of evenha
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 NO_BREAK = "\u00a0"
 DASH = "\u2013"
@@ -33,6 +33,31 @@ def rounded_up(value: float, digits: int = 3) -> str:
     exact = Decimal(repr(float(value)))
     places = digits if not exact or exact >= 1 else max(digits, min(_FINEST, 2 - exact.adjusted()))
     return f"{exact.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING):f}"
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """Return a lower bound as text, with ``digits`` decimals, rounded down.
+
+    Guarantee: the printed number is never above ``value``.
+
+    Examples:
+        >>> rounded_down(2.99988), rounded_down(0.0), rounded_down(math.inf)
+        ('2.999', '0.000', 'infinite')
+    """
+    if not math.isfinite(value):
+        return "infinite"
+    exact = Decimal(repr(float(value)))
+    return f"{exact.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_FLOOR):f}"
+
+
+def shown_down(value: float) -> str:
+    """Return a lower bound or a ceiling as text, rounded down: three decimals, and none from 100 on.
+
+    Examples:
+        >>> shown_down(2.99988), shown_down(20371.19)
+        ('2.999', '20,371')
+    """
+    return rounded_down(value) if value < 100 or not math.isfinite(value) else f"{math.floor(value):,}"
 
 
 def spent_range(least: float, most: float) -> str:

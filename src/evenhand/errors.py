@@ -9,6 +9,8 @@ class EvenhandError(Exception):
     """Base of all errors raised on purpose; the command line turns it into one message and an exit code."""
 
     exit_code = 1
+    reported = False
+    """Whether another process of the run says it: it is printed once."""
 
 
 class UsageError(EvenhandError, ValueError):
@@ -58,8 +60,16 @@ class BudgetExhausted(EvenhandError):  # noqa: N818 - the name users see in desi
     exit_code = 3
 
 
+class AuditError(EvenhandError):
+    """An audit certified more epsilon than was promised, so the run is blocked. Nothing was released."""
+
+
 class LedgerError(EvenhandError):
     """The ledger is damaged, was shortened, or is in use by another process."""
+
+
+class ProcessError(EvenhandError):
+    """A process of a run in several processes is gone, or does something else than the others. All of them stop."""
 
 
 class StorageError(EvenhandError, OSError):

@@ -23,7 +23,10 @@ MOST_ROWS = 290
 JOINT = 0.0012
 """Error of a block whose records add several vectors each, as a part of the bound."""
 USUAL_REACH = 3.5
-"""Sum of the lengths of a record's terms over the length of their sum that blocks are made for."""
+"""Sum of the lengths of a record's terms over the length of their sum that blocks are made for, where terms are few.
+
+Of many terms it is the root of their number, which terms that have nothing to do with each other come to.
+"""
 SPREAD = 5e-4
 """How much more a record of the smallest bound may be charged for rounding totals that hold records of the largest."""
 LEVELS = 4
@@ -80,13 +83,17 @@ class Summation:
 
 
 def joint_rows(terms: int) -> int:
-    """Return the most records of a block whose records add ``terms`` vectors each: a power of two.
+    """Return the most records of a block whose records add ``terms`` vectors each: 1, 2, 3, 4, 6, 8, 12 and so on.
+
+    Few sizes, so that the layers of a model share them.
 
     Examples:
-      >>> joint_rows(16), joint_rows(64), joint_rows(1024), joint_rows(100_000)
-      (16, 8, 2, 1)
+      >>> joint_rows(16), joint_rows(64), joint_rows(196), joint_rows(100_000)
+      (16, 6, 2, 1)
     """
-    return 1 << int(math.log2(max(1.0, math.sqrt(JOINT / (UNIT * terms * USUAL_REACH)))))
+    most = max(1.0, math.sqrt(JOINT / (UNIT * terms * max(USUAL_REACH, math.sqrt(terms)))))
+    power = 1 << int(math.log2(most))
+    return power + power // 2 if most >= 1.5 * power else power
 
 
 def ratio_of(scales: Sequence[float]) -> float:

@@ -24,8 +24,18 @@ def plain(text: str) -> str:
     return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+_ASKED: list[Callable[[str], bool]] = []
+
+
+def ask_before_saying(wanted: Callable[[str], bool]) -> None:
+    """Ask ``wanted`` before every text whether to print it: another process may have said it already."""
+    _ASKED[:] = [wanted]
+
+
 def say(text: str) -> None:
     """Print to the person at the terminal, on stderr; if nobody listens any more the program goes on."""
+    if _ASKED and not _ASKED[0](text):
+        return
     with contextlib.suppress(OSError, ValueError):
         print(plain(text), file=sys.stderr, flush=True)
 

@@ -5,8 +5,8 @@ Nothing here imports torch at run time, so that ``evenhand verify`` and ``evenha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Guarantee: TypeAlias = Literal["by construction", "proved and tested", "not established", "not private"]
 Event: TypeAlias = tuple[float, float, int]
 """(sampling rate, noise multiplier, count): ``count`` Poisson-subsampled Gaussians, add/remove one record."""
+Unit: TypeAlias = Literal["record", "person"]
+"""Whom a row of the data, and so the promise, is about."""
 PriorKind: TypeAlias = Literal["labels", "labels by group", "each label"]
 """What counts are of: one of several labels per record; that for each group; several labels per record, each present or
 absent."""
@@ -30,7 +32,9 @@ class Facts:
     ``owners`` are budget classes with their number of records; ``groups`` are the names that rules and reports use.
     ``derived`` names the facts that nobody declared and that were read off the data. ``ordered`` says that the labels
     have an order, from the lowest to the highest. ``features`` names the public network that made the inputs, with its
-    licence and the data that it was trained on.
+    licence and the data that it was trained on. ``unit`` says whom a row stands for: a record, or a person with all of
+    their records; then ``records`` and ``owners`` count persons, whom the column ``told_apart`` tells apart, and a step
+    uses at most ``records_per_person`` records of each drawn person.
     """
 
     records: int
@@ -41,6 +45,14 @@ class Facts:
     derived: tuple[str, ...] = ()
     ordered: bool = False
     features: str = ""
+    unit: Unit = "record"
+    told_apart: str = ""
+    records_per_person: int = 1
+
+    @property
+    def units(self) -> str:
+        """Return the word for several of them: records or persons."""
+        return f"{self.unit}s"
 
     @property
     def owner_names(self) -> tuple[str, ...]:
@@ -130,7 +142,17 @@ class Pass:
 class Batch:
     """The rows that one Poisson draw selected, for one position of the plan. May be empty.
 
-    ``keys`` are secret random numbers of the records, ascending: they decide which records are summed together.
+    It unpacks as a pair, ``inputs, targets = batch``, and gives its parts by name: ``batch["inputs"]``, the columns of
+    inputs that are a dict, ``batch["targets"]`` (or ``"labels"``). ``dict(batch)`` and ``model(**batch)`` take the
+    names of ``keys()``. ``len(batch)`` is the number of records, and iterating gives the pair: it is no Mapping.
+
+    ``record_keys`` are secret random numbers of the records, ascending: they decide which records are summed together.
+
+    Examples:
+      >>> batch = Batch({"ids": [[5, 7]]}, [1], group=[0], owner=[0], record=[3], position=0, token=0)
+      >>> inputs, targets = batch
+      >>> inputs, dict(batch), batch["targets"]
+      ({'ids': [[5, 7]]}, {'ids': [[5, 7]], 'labels': [1]}, [1])
     """
 
     inputs: Any
@@ -140,10 +162,59 @@ class Batch:
     record: Tensor
     position: int
     token: int
-    keys: NDArray[np.uint64] | None = None
+    record_keys: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return int(self.record.shape[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.inputs, self.targets))
+
+    def __getitem__(self, name: str | int) -> Any:
+        """Return a part by name, or one of the pair by its place."""
+        if isinstance(name, int):
+            return (self.inputs, self.targets)[name]
+        return {"inputs": self.inputs, "targets": self.targets, **self._named}[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in ("inputs", "targets") or name in self._named
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        columns = self.inputs if isinstance(self.inputs, Mapping) else {"inputs": self.inputs}
+        return {**columns, "labels": self.targets}
+
+    def keys(self) -> Collection[str]:
+        """Return the names of the inputs, if they have some, else "inputs"; then "labels"."""
+        return self._named.keys()
+
+    def values(self) -> Collection[Any]:
+        """Return the parts in the order of ``keys``."""
+        return self._named.values()
+
+    def items(self) -> Collection[tuple[str, Any]]:
+        """Return pairs of name and part in the order of ``keys``."""
+        return self._named.items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a part by name, or ``default`` if there is none."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def to(self, *where: Any, **options: Any) -> Batch:
+        """Return this batch with inputs and targets on a device, as ``Tensor.to`` takes it; it is stepped like this."""
+        return replace(self, inputs=_to(self.inputs, where, options), targets=_to(self.targets, where, options))
+
+
+def _to(value: Any, where: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Return every tensor of a structure on another device; what holds no tensor stays."""
+    if isinstance(value, dict):
+        return {key: _to(part, where, options) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_to(part, where, options) for part in value)
+    return value.to(*where, **options) if hasattr(value, "to") else value
 
 
 @dataclass(frozen=True)

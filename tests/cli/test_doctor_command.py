@@ -91,7 +91,7 @@ def test_nothing_to_fix_is_said(nets: str) -> None:
 def test_a_slow_model_is_told_why(nets: str) -> None:
     done = evenhand("doctor", "--model", f"{nets}:slow", "--input-shape", 4, "--batch", 8)
     assert done.returncode == 0
-    assert "record by record (vmap)" in done.stdout
+    assert "run again (vmap)" in done.stdout
     assert "1 (ConvTranspose1d): no kernel for this type" in done.stdout
 
 

@@ -49,6 +49,16 @@ def test_a_group_that_pays_is_named_if_its_records_can_tell(made: Plan) -> None:
     assert "'small' is served 35 points worse" in found[0]
 
 
+def test_moving_the_answers_is_offered_where_it_lifts_the_worst_class(made: Plan) -> None:
+    plain, moved = {"tau": 0.0, "accuracy": 0.9, "worst": 0.6}, {"tau": 2.5, "accuracy": 0.88, "worst": 0.9}
+    last = line(0.9, large=(0.95, 900), small=(0.6, 80)) | {"frontier": [plain, moved]}
+    assert "from 60% to 90%, all records from 90% to 88%" in hints.for_nothing(last, "run")[0]
+    assert hints.after(made, 100, [last]) == [], "methods are not what such a run needs"
+    for other in ({"frontier": [plain, moved | {"worst": 0.63}]}, {"frontier": [plain, moved | {"worst": None}]}, {}):
+        assert hints.for_nothing(last | {"frontier": []} | other, "run") == []
+    assert hints.for_nothing(last | {"goal": "balanced", "tau": 2.0}, "run") == []
+
+
 def test_a_good_run_has_nothing_to_mind(made: Plan) -> None:
     assert hints.cautions(made, made.steps, [line(value, a=(0.9, 30)) for value in (0.7, 0.9, 0.9)]) == []
     assert hints.cautions(made, made.steps, []) == []

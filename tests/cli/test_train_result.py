@@ -18,7 +18,7 @@ from evenhand.cli import result as result_lines
 
 QUICK = ("--data", "digits", "--epsilon", 3, "--epochs", 2, "--batch-size", 128)
 STATEMENT = {
-    "guarantee": {"epsilon": 2.9, "delta": 1e-5, "level": "by construction"},
+    "guarantee": {"unit": "one record", "epsilon": 2.9, "delta": 1e-5, "level": "by construction"},
     "owners": [{"name": "all", "epsilon": 2.9, "budget": 3.0}],
     "mechanism": {"steps_charged": 9, "steps_planned": 10},
     "warnings": ["one", "two", "three"],

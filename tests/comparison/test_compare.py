@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from evenhand.runs.verify import verify
 from evenhand.training.config import Config
 from processes import Started, started, wait_for
 
-BASE = Config(epochs=1.0, model="linear")
+BASE = Config(epochs=1.0, model="linear", prior=False)
 SWEEP = Sweep(BASE, methods=("dpsgd",), epsilons=(1.0, 3.0), seeds=2, reference=True)
 
 
@@ -109,6 +110,15 @@ def test_another_question_is_another_folder(made: tuple[Path, Comparison]) -> No
     assert plan_task(longer, out).path != plan_task(cell, out).path
 
 
+def test_a_task_asks_for_counts_of_labels_only_where_its_run_releases_them(tmp_path: Path) -> None:
+    asking = Sweep(replace(BASE, prior=True), methods=("dpsgd",), epsilons=(1.0,), seeds=1, reference=True)
+    private, reference = (plan_task(cell, tmp_path) for cell in asking.cells())
+    assert private.plan.prior is not None
+    assert private.cell.config.prior
+    assert reference.plan.prior is None
+    assert not reference.cell.config.prior
+
+
 def test_a_run_that_does_not_verify_is_a_failure(made: tuple[Path, Comparison], tmp_path: Path) -> None:
     out = shutil.copytree(made[0], tmp_path / "copy")
     first = plan_task(SWEEP.cells()[0], out)
@@ -171,7 +181,7 @@ def done(out: Path) -> list[Path]:
 
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in text if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [int(child) for child in text if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @pytest.mark.parametrize(

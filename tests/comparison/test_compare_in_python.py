@@ -14,6 +14,8 @@ from evenhand.comparison import sweep as sweeps
 from evenhand.comparison.in_python import COLUMNS
 from evenhand.errors import UsageError
 from evenhand.methods import registry
+from evenhand.runs.folder import Folder
+from evenhand.training.run import Run
 
 RULE = '''
 from dataclasses import dataclass
@@ -53,6 +55,21 @@ def test_data_in_memory_are_compared(tmp_path: Path) -> None:
         compared.save(tmp_path / "b")
     with pytest.raises(UsageError, match="not empty"):
         eh.compare((X, Y), out=tmp_path / "a")
+
+
+def test_a_goal_is_paid_from_the_promise_and_moves_the_answers(tmp_path: Path) -> None:
+    rare = (np.arange(200) % 10 == 0).astype(int)
+    facts = {"model": "linear", "epochs": 2, "goals": ["overall", "balanced"], "out": tmp_path / "a"}
+    compared = eh.compare((X, rare), ["dpsgd"], [1.0], seeds=1, **facts)
+    assert compared.failed == []
+    plain, balanced = (result.task.path for result in compared.comparison.results)
+    assert not (plain / "decision.json").exists()
+    assert json.loads((balanced / "decision.json").read_text())["goal"] == "balanced"
+    for path in (plain, balanced):
+        eh.verify(path)
+        assert Run(Folder(path)).privacy.epsilon <= 1.0
+    charged = [json.loads(line)["type"] for line in (balanced / "ledger.jsonl").read_text().splitlines()]
+    assert charged.count("prior") == 1, "the counts of labels are charged"
 
 
 def test_methods_must_be_a_list() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from evenhand.errors import UsageError
 
 SCRIPT = """
 import json, sys
-from evenhand.comparison import cluster
+from evenhand.comparison import executors
 from evenhand.comparison.sweep import Sweep
 from evenhand.comparison.compare import compare
 from evenhand.training.config import Config
@@ -34,6 +35,13 @@ sweep = Sweep(Config(epochs=1.0, model="linear", compose=False), epsilons=(3.0,)
 first = compare(sweep, sys.argv[1], jobs=1, progress=False, executor="ray")
 assert first.failed == [], first.failed
 again = compare(sweep, sys.argv[1], jobs=1, progress=False)
+import os, pathlib
+def where(task):
+    pathlib.Path(task).write_text(json.dumps([os.environ["EVENHAND_STATE"], os.environ["EVENHAND_DATA"], os.getcwd()]))
+place = str(pathlib.Path(sys.argv[1]) / "where")
+assert executors.run_on_ray({"a": place}, where, jobs=1, threads=1) == {}
+there = json.loads(pathlib.Path(place).read_text())
+assert there == [os.environ["EVENHAND_STATE"], os.environ["EVENHAND_DATA"], os.getcwd()], there
 print(json.dumps([first.reused, again.reused, first.entries[0].seeds, first.entries[0].spent]))
 """
 
@@ -43,7 +51,10 @@ print(json.dumps([first.reused, again.reused, first.entries[0].seeds, first.entr
 def test_a_comparison_on_a_local_ray(tmp_path: Path) -> None:
     (tmp_path / "start.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "start.py"), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    environment = {**os.environ, "EVENHAND_STATE": str(tmp_path / "state"), "EVENHAND_DATA": str(tmp_path / "data")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=900, cwd=tmp_path, env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     import json
 

@@ -137,3 +137,44 @@ def test_private_data_are_split_once_unless_asked() -> None:
         Sweep(own, split="random")
     with pytest.raises(UsageError, match="takes one of: resampled, fixed"):
         sweep.sweep({"split": 3})
+
+
+def test_every_private_method_gets_a_line_for_every_goal_and_pays_for_its_counts() -> None:
+    values = {
+        "methods": ["sgd", "dpsgd", "moment_density"],
+        "variants": {"small": {"method": "psac", "tau": 1.5, "goal": "balanced"}},
+        "goals": ["overall", "worst"],
+        "settings": {"dpsgd.bound": 2.0},
+        "seeds": 1,
+    }
+    asked = sweep.sweep(values)
+    assert asked.names == ("sgd", "dpsgd", "dpsgd (goal worst)", "moment_density", "small", "small (goal worst)")
+    of = {cell.method: cell.config for cell in asked.cells()}
+    assert {name: (config.goal, config.prior) for name, config in of.items()} == {
+        "sgd": ("overall", False),
+        "dpsgd": ("overall", False),
+        "dpsgd (goal worst)": ("worst", True),
+        "moment_density": ("overall", False),
+        "small": ("balanced", True),
+        "small (goal worst)": ("worst", True),
+    }
+    assert of["small (goal worst)"].tau == 1.5
+    assert [dict(of[name].settings) for name in ("dpsgd", "dpsgd (goal worst)")] == [{"bound": 2.0}] * 2
+
+
+def test_declared_counts_are_not_counted_again() -> None:
+    cells = sweep.sweep({"methods": ["dpsgd"], "goals": ["worst"], "prior_counts": [900.0, 100.0], "seeds": 1}).cells()
+    assert not cells[0].config.prior
+
+
+def test_an_unknown_goal_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(UsageError, match="goal"):
+        sweep.sweep({"methods": ["dpsgd"], "goals": ["fair"]})
+
+
+def test_a_variant_may_drop_training_records_of_an_owner_and_change_nothing_else_of_the_data() -> None:
+    fewer = {"fewer": {"method": "dpsgd", "source": {"owner_drop": {"open": 0.5}}}}
+    cells = sweep.sweep({"methods": ["dpsgd"], "variants": fewer, "source": {"owners": "class"}, "seeds": 1}).cells()
+    assert [dict(cell.config.source).get("owner_drop") for cell in cells] == [None, {"open": 0.5}]
+    with pytest.raises(UsageError, match="key of the source"):
+        sweep.sweep({"variants": {"other": {"method": "dpsgd", "source": {"owners": "class"}}}}).cells()

@@ -80,7 +80,7 @@ def test_the_promise_stays_about_one_record_and_says_so(table: Path, tmp_path: P
 
 def test_wrong_uses_are_refused(table: Path) -> None:
     config = from_toml(table)
-    with pytest.raises(DataError, match="no name to be kept together"):
+    with pytest.raises(DataError, match="no name that says whose they are"):
         eh.data.wrap(torch.zeros(2, 1), [0, 1], keep_together=["a", ""])
     with pytest.raises(DataError, match="one per record"):
         eh.data.wrap(torch.zeros(2, 1), [0, 1], keep_together=["a"])

@@ -109,9 +109,21 @@ def test_one_record_more_moves_at_most_one_other_out_of_those_kept() -> None:
         assert len(first - second) <= 1
 
 
+def test_a_share_of_an_owners_training_records_is_dropped_by_coins_that_do_not_look_at_others() -> None:
+    asked = Shape(owners="digits", owner_drop={"5-9": 0.4})
+    fewer, held = asked(data(), data(100))
+    counts = dict(fewer.facts.owners)
+    assert counts["0-4"] == 500
+    assert 250 < counts["5-9"] < 350
+    assert held is not None
+    assert len(held) == 100
+    assert set(rows(asked(data(900), None)[0])) == {row for row in rows(fewer) if row < 900}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"owners": "digits", "owner_drop": {"lax": 0.5}}, "owner"),
         ({"recrods": 3}, "Did you mean 'records'"),
         ({"minority": 3}, "no option of the source digits"),
         ({"owners": "0-4"}, "none left out"),

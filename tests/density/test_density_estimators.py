@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.neighbors import KernelDensity
 
 from evenhand.accounting.budgets import Budgets
@@ -21,7 +22,7 @@ from evenhand.density import (
     RandomFeatureDensity,
 )
 from evenhand.density.published_smoothing import rho_of
-from evenhand.errors import DataError, UsageError
+from evenhand.errors import UsageError
 
 SOUND = [RandomFeatureDensity, MomentDensity, NoisyEmbeddingDensity]
 
@@ -44,6 +45,14 @@ def test_blobs_are_told_apart(kind: Any) -> None:
     assert np.all(likely >= 0)
     assert np.all(fitted.classes_[likely.argmax(1)] == fitted.predict(inputs))
     assert 0.99 * epsilon < fitted.privacy_.epsilon <= epsilon
+
+
+def test_of_two_classes_the_decision_function_is_one_column() -> None:
+    inputs, labels = blobs(200, classes=2)
+    fitted = MomentDensity(epsilon=5.0, delta=1e-5, insecure_seed=0).fit(inputs, labels)
+    both = fitted.log_densities(inputs)
+    np.testing.assert_array_equal(fitted.decision_function(inputs), both[:, 1] - both[:, 0])
+    np.testing.assert_array_equal(fitted.predict(inputs), (fitted.decision_function(inputs) > 0).astype(int))
 
 
 @pytest.mark.parametrize("kind", [*SOUND, PublishedSmoothing])
@@ -77,7 +86,7 @@ def test_a_public_projection_gives_the_kernel_density_of_scikit_learn() -> None:
     inputs, labels = blobs(400, classes=2, size=3)
     inputs /= np.linalg.norm(inputs, axis=1, keepdims=True)
     form = RandomFeatureDensity(private_projection=False, noise=0.01, delta=1e-5, features=4000, bandwidth=0.8)
-    scores = form.fit(inputs, labels).decision_function(inputs[:50])
+    scores = form.fit(inputs, labels).log_densities(inputs[:50])
     for label in (0, 1):
         theirs = KernelDensity(bandwidth=0.8).fit(inputs[labels == label]).score_samples(inputs[:50])
         known = theirs + 1.5 * math.log(2 * math.pi * 0.8**2)  # ours is the kernel without its constant
@@ -180,7 +189,7 @@ def test_the_published_noise_is_nil_or_absurd_in_64_dimensions() -> None:
 
 def test_what_cannot_be_used_is_refused_in_words() -> None:
     inputs, labels = blobs(60)
-    with pytest.raises(UsageError, match="not fitted"):
+    with pytest.raises(NotFittedError, match="not fitted"):
         RandomFeatureDensity(epsilon=1.0).predict(inputs)
     with pytest.raises(UsageError, match="say what was promised"):
         MomentDensity().fit(inputs, labels)
@@ -189,7 +198,7 @@ def test_what_cannot_be_used_is_refused_in_words() -> None:
     with pytest.raises(UsageError, match="Did you mean"):
         NoisyEmbeddingDensity(epsilon=1.0, adjacency="replace-one").fit(inputs, labels)  # type: ignore[arg-type]
     fitted = MomentDensity(epsilon=1.0).fit(inputs, labels)
-    with pytest.raises(DataError, match="6"):
+    with pytest.raises(ValueError, match="expecting 6 features"):
         fitted.predict(inputs[:, :4])
     with pytest.raises(UsageError, match="no run folder"):
         fitted.folder  # noqa: B018

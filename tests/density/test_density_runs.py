@@ -30,6 +30,12 @@ def arrays(count: int = 300) -> tuple[torch.Tensor, np.ndarray]:
     return torch.randn(count, 4, generator=torch.Generator().manual_seed(0)) + 2 * torch.tensor(labels)[:, None], labels
 
 
+@pytest.fixture
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tests here use rows of the same people, whose runs add up."""
+    monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
+
+
 @pytest.mark.parametrize("kind", [RandomFeatureDensity, MomentDensity, NoisyEmbeddingDensity])
 def test_a_run_folder_verifies_and_shows_every_change(kind: type, tmp_path: Path) -> None:
     fitted = kind(epsilon=2.0, delta=1e-4, out=tmp_path / "run").fit(*arrays())
@@ -230,7 +236,7 @@ def test_public_labels_stay_where_features_are_not_finite() -> None:
     assert fitted.model_.labels.sum(1).tolist() == [1.0] * 50  # a row without a label would tell of the NaN
 
 
-def test_a_run_with_public_labels_is_in_no_total_for_whole_records() -> None:
+def test_a_run_with_public_labels_is_in_no_total_for_whole_records(own_state: None) -> None:
     inputs, labels = arrays(52)
     NoisyEmbeddingDensity(epsilon=0.5, delta=1e-5, labels="public", dimension=None).fit(inputs, labels)
     data = density.noisy_sums.as_data(inputs, labels)[0]
@@ -240,7 +246,7 @@ def test_a_run_with_public_labels_is_in_no_total_for_whole_records() -> None:
     assert found["epsilons"]["all"] == pytest.approx(plan.epsilons[0], rel=1e-6)
 
 
-def test_the_same_records_add_up_whatever_their_labels_look_like(tmp_path: Path) -> None:
+def test_the_same_records_add_up_whatever_their_labels_look_like(own_state: None, tmp_path: Path) -> None:
     inputs, labels = arrays(54)
     for number, form in enumerate((labels, np.eye(2)[labels], 1 - labels), 1):
         fitted = MomentDensity(epsilon=0.5, delta=1e-5, out=tmp_path / str(number)).fit(inputs, form)

@@ -51,8 +51,12 @@ def blocks(page: Path) -> list[Block]:
 
 
 def written() -> list[Path]:
-    """Every page that people write: not the generated ones (results are), and not the proofs."""
-    kept = [page for page in DOCS.rglob("*.md") if not {"_generated", "_build", "proofs", "results"} & set(page.parts)]
+    """Every page that people write: not the generated ones (results are), the proofs, and the template of a package."""
+    kept = [
+        page
+        for page in DOCS.rglob("*.md")
+        if not {"_generated", "_build", "proofs", "results", "plugin-template"} & set(page.parts)
+    ]
     return sorted(kept)
 
 

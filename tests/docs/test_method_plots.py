@@ -34,7 +34,7 @@ def test_every_method_has_a_picture_on_its_page(plots: dict) -> None:
 
 def test_pictures_are_what_the_code_draws_now(plots: dict) -> None:
     for name, make in plots.items():
-        kept, now = (DOCS / "methods" / "plots" / f"{name}.svg").read_text(), make().drawn() + "\n"
+        kept, now = (DOCS / "methods" / "plots" / f"{name}.svg").read_text(), make().drawn()
         assert NUMBER.sub("#", kept) == NUMBER.sub("#", now), f"{name}: run python docs/_plots.py"
         places = [np.array([float(found) for found in NUMBER.findall(text)]) for text in (kept, now)]
         np.testing.assert_allclose(*places, atol=0.3, err_msg=f"{name}: run python docs/_plots.py")

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from evenhand.gradients import engine, record_by_record
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.microbatches import MicroBatches
 from evenhand.gradients.record_blocks import Blocks
@@ -44,6 +45,18 @@ class Raw(nn.Module):
         return x * self.scale
 
 
+class Tied(nn.Module):
+    """A table that is looked up and the weight of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(48, 16), nn.Linear(16, 48, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x))
+
+
 def multiple(out: Any, times: Tensor) -> Tensor:
     """A loss whose gradient is ``times`` that of the output's sum."""
     out = out[0] if isinstance(out, tuple) else out
@@ -58,13 +71,27 @@ def keep_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ScratchBuffers, "keeps", lambda self, rows, each, like: False)
 
 
-def no_vmap(patch: pytest.MonkeyPatch) -> None:
-    from evenhand.gradients import record_by_record
+def whole_model(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine, "further_apart", lambda *_: None)
 
+
+def no_vmap(patch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise RuntimeError("no vmap")
 
+    whole_model(patch)
     patch.setattr(record_by_record, "vectorised", refuse)
+
+
+class Turned(nn.Module):
+    """A linear layer with its weight as (in, out), as transformers has it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
 
 
 @dataclass(frozen=True)
@@ -79,8 +106,12 @@ class Way:
     views: int = 1
     tokens: int = 0
     most: int = 65_536
+    times: tuple[float, ...] = ()
+    """The record's steps of time as multiples of the first."""
 
 
+ALMOST_CANCELLING = (1.0, -1.0, 1.0, -1.0, 1.0, -0.85)
+"""Terms whose lengths add up to forty times the length of their sum: too long for a block, good for a norm."""
 LINEAR = lambda: nn.Sequential(nn.Linear(64, 1, bias=False))  # noqa: E731
 WAYS: dict[str, Way] = {
     "chain, compiled sums": Way(LINEAR, (64,)),
@@ -90,18 +121,31 @@ WAYS: dict[str, Way] = {
     "tape": Way(lambda: Called(lambda m, x: m(x), nn.Linear(64, 1, bias=False)), (64,)),
     "several layers": Way(lambda: nn.Sequential(nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 3)), (8,)),
     "raw parameter": Way(Raw, (16,)),
-    "vmap": Way(lambda: Called(lambda m, x: m(x, x), nn.Bilinear(4, 4, 3)), (4,), most=16_384),
+    "vmap": Way(lambda: Called(lambda m, x: m(x, x), nn.Bilinear(4, 4, 3)), (4,), whole_model, most=16_384),
+    "module run again": Way(lambda: Called(lambda m, x: m(x, x), nn.Bilinear(4, 4, 3)), (4,), most=16_384),
+    "module run again, not kept": Way(
+        lambda: Called(lambda m, x: m(x, x), nn.Bilinear(4, 4, 3)), (4,), keep_nothing, most=16_384
+    ),
+    "transposed weight": Way(lambda: Called(lambda m, x: m(x), Turned(8, 4)), (8,)),
+    "transposed weight, time": Way(lambda: Called(lambda m, x: m(x), Turned(4, 5)), (6, 4), keep_nothing),
+    "folded with time": Way(
+        lambda: Called(lambda m, x: m(x.flatten(0, 1)).unflatten(0, (len(x), -1)), nn.Linear(4, 4)), (6, 4)
+    ),
     "one by one": Way(lambda: Called(lambda m, x: m(x, x), nn.Bilinear(4, 4, 3)), (4,), no_vmap, most=256),
     "parts run twice": Way(LINEAR, (64,), options={"limit": 700}),
     "parts with early weights": Way(LINEAR, (64,), options={"limit": 700}, early=True),
     "lean": Way(lambda: nn.Sequential(nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 3)), (8,), options={"lean": True}),
     "time, kept": Way(lambda: nn.Sequential(nn.Linear(4, 4)), (6, 4)),
     "time, not kept": Way(lambda: nn.Sequential(nn.Linear(4, 4)), (6, 4), keep_nothing),
+    "time, too long for a block": Way(
+        lambda: nn.Sequential(nn.Linear(4, 4, bias=False)), (6, 4), keep_nothing, most=16_384, times=ALMOST_CANCELLING
+    ),
     "time, Gram": Way(lambda: nn.Sequential(nn.Linear(40, 40)), (2, 40), most=16_384),
     "convolution, kept": Way(lambda: nn.Sequential(nn.Conv2d(1, 3, 3)), (1, 6, 6)),
     "convolution, not kept": Way(lambda: nn.Sequential(nn.Conv2d(1, 3, 3)), (1, 6, 6), keep_nothing, most=16_384),
     "convolution, Gram": Way(lambda: nn.Sequential(nn.Conv2d(32, 32, 2)), (32, 2, 2), most=4_096),
     "embedding": Way(lambda: nn.Sequential(nn.Embedding(5, 4)), (3,), tokens=5),
+    "tied table": Way(Tied, (3,), tokens=48, most=4_096),
     "embedding bag": Way(lambda: nn.Sequential(nn.EmbeddingBag(5, 4, mode="sum")), (3,), tokens=5),
     "layer norm": Way(lambda: nn.Sequential(nn.LayerNorm(8)), (8,)),
     "group norm": Way(lambda: nn.Sequential(nn.GroupNorm(2, 4)), (4, 5)),
@@ -142,6 +186,8 @@ class Sums:
         self._record = torch.randint(way.tokens, shape) if way.tokens else torch.ones(shape, dtype=self._dtype)
         if not way.tokens and way.shape != (64,):
             self._record = torch.randn(shape, dtype=self._dtype)
+        if way.times:
+            self._record = torch.tensor(way.times, dtype=self._dtype)[:, None] * self._record[0]
         self.length = 1.0
         self.length = float(self._engine().run(*self._batch(torch.ones(4))).norm[0])
 

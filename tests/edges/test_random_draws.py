@@ -164,10 +164,18 @@ def test_the_generators_of_the_user_go_on_as_if_nothing_had_been_drawn() -> None
         assert next_public() == expected
 
 
-def test_records_are_never_fetched_together() -> None:
+def test_records_that_draw_are_fetched_alone_once_that_is_known() -> None:
     dataset = Digits(DRAWS["torch"])
+    data = wrap(dataset)
+    assert dataset.batched == 1  # it drew, so nothing of that was used
+    drawn_batch(data, [1, 2, 3])
+    assert dataset.batched == 1
+
+
+def test_records_that_draw_nothing_are_fetched_together() -> None:
+    dataset = Digits(lambda: 0.0)
     drawn_batch(wrap(dataset), [1, 2, 3])
-    assert dataset.batched == 0
+    assert dataset.batched == 2
 
 
 def test_a_fetch_of_ones_own_that_draws_for_a_whole_batch_is_covered_too() -> None:

@@ -212,7 +212,7 @@ class Counting(nn.Module):
 def test_a_buffer_that_every_pass_moves_moves_once_a_step_however_many_records_there_are(
     micro_batch: int | None, tiny: Data, tmp_path: Path
 ) -> None:
-    plan = eh.plan("dpsgd", eh.Privacy(3, 1e-3), data=tiny.facts, epochs=2, batch_size=2)
+    plan = eh.plan("dpsgd", eh.Privacy(3, 1e-3), data=tiny.facts, epochs=5, batch_size=2)
     model = Counting()
     with attached(model, plan, tmp_path, compute=Compute(micro_batch=micro_batch)) as private:
         sizes = []

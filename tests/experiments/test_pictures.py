@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from evenhand.reporting import svg
 from evenhand.reporting.text import width
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -67,11 +68,9 @@ def test_groups_are_drawn_by_cost_or_without_a_reference_by_accuracy(modules: An
 def test_pictures_bring_their_colours_for_light_and_dark(modules: Any) -> None:
     for picture in modules["plotting"].pictures(figures("ctg_owners")).values():
         assert "prefers-color-scheme:dark" in picture.drawing
-        assert set(re.findall(r"var\((--eh-[a-z]+)", picture.drawing)) <= set(
-            re.findall(r"(--eh-[a-z]+):#", modules["plotting"]._DARK)
-        )
+        assert set(re.findall(r"var\((--eh-[a-z]+)", picture.drawing)) <= set(re.findall(r"(--eh-[a-z]+):#", svg._DARK))
     with pytest.raises(ValueError, match="not a drawing"):
-        modules["plotting"].alone("<svg/>")
+        svg.standalone("<svg/>")
 
 
 def test_nothing_is_drawn_of_one_group_or_of_no_owner(modules: Any) -> None:

@@ -159,7 +159,8 @@ def test_the_command_runs_a_small_part_and_writes_everything(
     for study in known["studies"]:
         assert (study["labels"], study["split"]) == (10, "All runs hold out the same records.")
         for best in study["best"].values():
-            best["value"] = 90.0  # one epoch teaches next to nothing, and of such a study no advice is made
+            # one epoch teaches next to nothing, and of such a study no advice is made
+            best.update(value=90.0, low=85.0, high=95.0)
     advice = recommend.recommend(facts, known=known)
     assert advice.measured
     assert advice.study == "digits"

@@ -17,7 +17,7 @@ Events = list[str]
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Events:
-    """What reaches the disk, in order: each rename, each fsync, each sync of a whole disk."""
+    """Record what reaches the disk, in order: each rename, each fsync, each sync of a whole disk."""
     noted: Events = []
 
     def watched(action: Callable[..., object], name: Callable[..., str]) -> Callable[..., object]:

@@ -134,12 +134,12 @@ def test_a_frozen_projection_among_separate_ones(agrees: Oracle) -> None:
 
 
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {}])
-def test_what_is_left_to_the_fallback(agrees: Oracle, options: dict[str, Any]) -> None:
-    """Extra keys that are parameters, and an output layer that somebody watches."""
+def test_what_the_attention_kernel_does_not_serve_is_exact(agrees: Oracle, options: dict[str, Any]) -> None:
+    """Extra keys that are parameters, and an output layer that somebody watches: a fallback serves them."""
     model = Custom(own(), a=attention(**options), o=lin(WIDTH, 3))
     if not options:
         model.a.out_proj.register_forward_hook(lambda module, args, out: None)
-    agrees(model, doubles((TARGETS, WIDTH)), torch.randint(3, (SIZE,)), kernels=False)
+    agrees(model, doubles((TARGETS, WIDTH)), torch.randint(3, (SIZE,)), kernels=None)
 
 
 def test_float32_is_close(agrees: Oracle) -> None:

@@ -78,7 +78,7 @@ SLOW: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "",
         "its own forward uses parameters directly",
     ),
-    "subclass": (lambda: nn.Sequential(Squared(4, 3)), "0", "a subclass of Linear may compute something else"),
+    "subclass": (lambda: nn.Sequential(Squared(4, 3)), "0", "resembles a known layer but computes something else"),
     "own forward": (with_forward, "0", "its forward was replaced on the instance"),
     "hook": (with_hook, "0", "hooks are registered on it"),
     "argument": (lambda: Custom(lambda m, x: functional.linear(x, m.l.weight, m.l.bias), l=lin()), "l", PAST),
@@ -122,7 +122,18 @@ def test_parameters_that_are_followed_without_a_kernel(name: str) -> None:
     assert "followed directly" in str(found) or "LinearKernel" in str(found)
 
 
-@pytest.mark.parametrize("name", [name for name in SLOW if name not in DIRECT])
+@pytest.mark.parametrize("name", ["subclass", "watched convolution"])
+def test_why_a_module_is_run_again(name: str) -> None:
+    make, where, why = SLOW[name]
+    found = diagnosis(make(), 4, loss=lambda out, y: LOSS(functional.pad(out, (0, 3)), y))
+    assert found.way == "kernels, some modules record by record"
+    assert problems(found).keys() == {where}
+    assert why in problems(found)[where]
+    assert [part.kernel for part in found.parts if part.name == where] == ["run again (vmap)"]
+    assert "run again for each record" in str(found)
+
+
+@pytest.mark.parametrize("name", [name for name in SLOW if name not in (*DIRECT, "subclass", "watched convolution")])
 def test_why_a_model_goes_record_by_record(name: str) -> None:
     make, where, why = SLOW[name]
     found = diagnosis(make(), loss=lambda out, y: LOSS(functional.pad(out, (0, 3)), y))

@@ -51,6 +51,49 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 }
 
 
+class NormAct(nn.BatchNorm2d):
+    """Like timm's BatchNormAct2d: normalises, then applies its own modules."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.drop(super().forward(x)))
+
+
+class Inherited(nn.BatchNorm2d):
+    """Nothing but another name."""
+
+
+class Squared(nn.BatchNorm2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) ** 2
+
+
+MODELS |= {
+    "subclass": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), Inherited(4), *head(4, 2)), (2, 6, 6), "GroupNorm(4, 4)",
+    ),
+    "subclass with an activation": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), NormAct(4), *head(4, 2)), (2, 6, 6), "GroupNorm(4, 4), then SiLU",
+    ),
+}  # fmt: skip
+
+
+def test_a_subclass_that_computes_something_else_stays() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), Squared(4), *head(4, 2))
+    assert changes(model) == ()
+    assert type(fix(model)[1]) is Squared
+
+
+def test_the_activation_of_a_subclass_stays_where_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), NormAct(4), *head(4, 2))
+    norm, act = fix(model)[1]
+    assert (type(norm), type(act)) == (nn.GroupNorm, nn.SiLU)
+    torch.testing.assert_close(norm.weight, model[1].weight)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_fixed_model_passes_the_probe(name: str) -> None:
     make, record, after = MODELS[name]
@@ -126,7 +169,8 @@ def test_embeddings_and_compiled_modules() -> None:
 
 def test_what_cannot_be_mended_is_left_to_be_refused() -> None:
     class Own(nn.BatchNorm1d):
-        """May compute anything."""
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).abs()
 
     assert changes(nn.Sequential(Own(8), nn.BatchNorm1d(1))) == ()
 

@@ -46,10 +46,10 @@ def test_folders_are_at_most_three_deep() -> None:
     assert deep == []
 
 
-def test_the_house_has_thirteen_rooms_of_at_most_eighteen_files() -> None:
+def test_the_house_has_sixteen_rooms_of_at_most_eighteen_files() -> None:
     house = ROOT / "src" / "evenhand"
     rooms = [folder for folder in house.iterdir() if (folder / "__init__.py").exists()]
-    assert len(rooms) <= 13
+    assert len(rooms) <= 16
     folders = {file.parent for file in house.rglob("*.py")}
     full = {str(folder.relative_to(house)): len([*folder.glob("*.py")]) for folder in folders if folder.name != "cli"}
     assert {name: files for name, files in full.items() if files > 18} == {}
@@ -133,6 +133,7 @@ def test_modules_in_ing_are_terms_of_the_field() -> None:
         "published_smoothing",
         "record_coupling",
         "no_clipping",
+        "lightning",
     }
     names = {Path(part).stem for path in source_trees() for part in Path(path).parts}
     assert {name for name in names if name.endswith("ing")} <= terms

@@ -6,12 +6,12 @@ import pytest
 from walks import WALKS
 
 CEILINGS = {
-    "private.step of nn.Linear": 28,
-    "private.step of a CNN": 31,
-    "private.step of an LSTM": 34,
-    "the last step of a block of nn.Linear": 33,
-    "evenhand train on a CSV": 124,
-    "evenhand verify": 27,
+    "private.step of nn.Linear": 29,
+    "private.step of a CNN": 32,
+    "private.step of an LSTM": 35,
+    "the last step of a block of nn.Linear": 34,
+    "evenhand train on a CSV": 133,
+    "evenhand verify": 28,
     "evenhand epsilon": 13,
 }
 """Measured; a walk that becomes shorter lowers its ceiling."""

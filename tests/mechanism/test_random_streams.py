@@ -81,4 +81,4 @@ def test_words_are_the_key_stream_of_aes_in_counter_mode(count: int) -> None:
         first = stream.counter(domain, step).to_bytes(8, "big") + bytes(8)
         encryptor = Cipher(algorithms.AES(stream.key), modes.CTR(first)).encryptor()
         expected = np.frombuffer(encryptor.update(bytes(16 * -(-count // 2))), dtype="<u8")[:count]
-        assert np.array_equal(stream._words(domain, step, count), expected)
+        assert np.array_equal(stream.words(domain, step, count), expected)

@@ -81,7 +81,7 @@ def test_an_empty_batch_keeps_shapes() -> None:
     ],
 )
 def test_foreign_samplers_and_loaders_are_refused(foreign: object) -> None:
-    with pytest.raises(ForeignLoaderError, match=r"Pass|give a map-style"):
+    with pytest.raises(ForeignLoaderError, match=r"Pass|give a Dataset with __len__"):
         wrap(foreign)
 
 

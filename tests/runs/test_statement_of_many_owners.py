@@ -19,8 +19,7 @@ from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder
 from evenhand.runs.ledger import Ledger
 from evenhand.runs.run_files import as_json, digests, write_durably
-from evenhand.runs.statement import LISTED, packed, unpacked
-from evenhand.runs.statement_files import schema
+from evenhand.runs.statement_files import LISTED, packed, schema, unpacked
 
 OWNERS = LISTED + 200
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import evenhand as eh
-from evenhand.errors import BatchReuseError, LedgerError
+from evenhand.errors import BatchReuseError, EvenhandError, LedgerError
 from evenhand.mechanism.make_plan import plan as make_plan
 from evenhand.runs.ledger_rows import encode_row, parse
 from evenhand.runs.verify import verify
@@ -38,6 +38,16 @@ def prior_rows(path: Path) -> list[dict[str, object]]:
     return [row for row in rows if row["type"] == "prior"]
 
 
+def test_a_model_that_is_changed_after_the_counts_is_checked_again(tmp_path: Path) -> None:
+    with attached(tmp_path / "run") as private:
+        rows = data()
+        assert private.release_prior(rows) is not None
+        private.model.register_forward_hook(lambda module, inputs, outputs: outputs - outputs.mean(0))
+        with pytest.raises(EvenhandError, match="record"):
+            next(private.batches(rows))
+    assert eh.runs.folder.Folder(tmp_path / "run").ledger().reserved == 0
+
+
 def test_fit_releases_counts_that_verify_accepts(tmp_path: Path) -> None:
     run = eh.fit(torch.nn.Linear(3, 2), data(), epsilon=3.0, epochs=1, out=tmp_path / "run")
     assert run.prior is not None
@@ -45,7 +55,7 @@ def test_fit_releases_counts_that_verify_accepts(tmp_path: Path) -> None:
     assert run.plan.prior is not None
     assert len(prior_rows(tmp_path / "run")) == 1
     assert verify(tmp_path / "run")["problems"] == []
-    assert "Counts of labels over all records may be released once" in str(run.privacy)
+    assert "Counts of labels over all records are released at most once" in str(run.privacy)
 
 
 def test_without_a_prior_nothing_is_counted(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from numbers import Integral
 from typing import Any, get_args
 
 import numpy as np
 
-from evenhand._validate import any_delta, real
+from evenhand._validate import any_delta, real, whole
 from evenhand.accounting.gaussian_profile import Array, Direction, Relation, directions, excess, total_variation_gap
 from evenhand.accounting.loss_distribution import (
     LARGEST_LOSS,
@@ -25,6 +25,7 @@ from evenhand.accounting.loss_distribution import (
     LossDistribution,
     choose_grid,
     invert_profile,
+    release_excess,
 )
 from evenhand.accounting.noise_levels import NoiseLevels
 from evenhand.errors import UsageError
@@ -111,12 +112,16 @@ def dp_event(events: Iterable[Event]) -> Any:
     return dpa.ComposedDpEvent(composed)
 
 
+MOST_RECORDS = 10_000
+"""Largest cap of the records of a person."""
 _LEAST_NOISE = 1e-5  # below this a release counts as made without noise: epsilon would be reported as infinite anyway
 _FINE = 1e-4
 _COARSE = 2e-3
 _TINY = 1e-4  # rates below which rounding in the FFT may exceed the thin tail that decides epsilon
 _CUTS = (1e-2, 0.1)  # shares of delta that cutting that tail off may then take
 _ANCHORS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-13)
+_REMEMBERED = 256
+"""Events of a composition whose epsilon is remembered, at most: a plan, its runs and their pages ask for the same."""
 
 
 def _check_relation(relation: Relation) -> Relation:
@@ -128,6 +133,9 @@ def _check_relation(relation: Relation) -> Relation:
 class Composition:
     """Privacy profile of a composition: gives epsilon, delta, GDP mu and the best membership guess.
 
+    With a ``cap`` the unit is a person with at most so many records, each of which is sampled by itself and moves a
+    release by at most 1 / noise (docs/proofs/capped_persons.md).
+
     Guarantee: every answer is an upper bound on the exact one for all pairs of neighbouring datasets.
 
     Example:
@@ -136,13 +144,19 @@ class Composition:
         True
     """
 
-    def __init__(self, events: Sequence[Event], relation: Relation = "add_remove", *, rel: float = _FINE) -> None:
+    def __init__(
+        self, events: Sequence[Event], relation: Relation = "add_remove", *, rel: float = _FINE, cap: int = 1
+    ) -> None:
         self.events = tuple(check_events(events))
-        self.relation = _check_relation(relation)
+        self.relation, self.cap = _check_relation(relation), whole(cap, "cap")
+        if cap > MOST_RECORDS:
+            raise UsageError(f"cap={cap} is more records of a person than are accounted for: at most {MOST_RECORDS}.")
+        if cap > 1 and relation != "add_remove":
+            raise UsageError("With a cap persons are added or removed: replacing one by another has no proof here.")
         self._rel = rel
         released = [event for event in self.events if event[2] > 0]
         self._unbounded = any(noise < _LEAST_NOISE for _, noise, _ in released)
-        self._levels = NoiseLevels.of([event for event in released if event[1] >= _LEAST_NOISE], relation)
+        self._levels = NoiseLevels.of([event for event in released if event[1] >= _LEAST_NOISE], relation, cap)
         self._nothing = self._levels.rate.size == 0
         self._single = float(self._levels.count.sum()) == 1
 
@@ -150,14 +164,16 @@ class Composition:
     def _total_variation(self) -> float:
         """Return the sum of the releases' total variations: a bound on delta(0)."""
         levels = self._levels
-        each = levels.rate * total_variation_gap(0.0, 1 / levels.noise, self.relation)
+        sampled = np.where(levels.rate < 1, self.cap, 1)  # of several records the total variations add up
+        each = levels.rate * sampled * total_variation_gap(0.0, 1 / levels.noise, self.relation)
         return float((levels.count * each).sum()) * (1 + 1e-9)
 
     def _exact(self, eps: Array) -> Array:
         """Compute the profile of a single release from its closed form."""
         values = []
         for direction in directions(self.relation):
-            g, error = excess(eps, float(self._levels.rate[0]), float(self._levels.noise[0]), direction)
+            level = float(self._levels.rate[0]), float(self._levels.noise[0])
+            g, error = release_excess(eps, *level, direction, self.cap)
             values.append(g + error + np.maximum(0.0, -np.expm1(np.minimum(eps, 0.0))))
         worst = np.max(values, axis=0)
         return np.where(np.isfinite(worst), np.minimum(worst, 1.0), 1.0)
@@ -178,6 +194,12 @@ class Composition:
             return invert_profile(self._exact, delta)
         if self._total_variation <= delta:
             return 0.0
+        if len(self.events) <= _REMEMBERED:
+            return _epsilon(self.events, self.relation, self._rel, self.cap, delta, near)
+        return self._largest_epsilon(delta, near)
+
+    def _largest_epsilon(self, delta: float, near: float | None) -> float:
+        """Compute the larger epsilon of the directions."""
         pairs = directions(self.relation)
         largest = 0.0
         if self._rel >= _COARSE or near is None:
@@ -329,17 +351,25 @@ class Composition:
         return float(np.clip(bounds.min(), 0.0, 1.0))
 
 
-def compose(events: Sequence[Event], *, relation: Relation = "add_remove") -> Composition:
+@lru_cache(maxsize=512)
+def _epsilon(
+    events: tuple[Event, ...], relation: Relation, rel: float, cap: int, delta: float, near: float | None
+) -> float:
+    """Return the epsilon of checked events: it depends on nothing but the arguments, so each is computed once."""
+    return Composition(events, relation, rel=rel, cap=cap)._largest_epsilon(delta, near)
+
+
+def compose(events: Sequence[Event], *, relation: Relation = "add_remove", cap: int = 1) -> Composition:
     """Compose events into one privacy profile.
 
     Example:
         >>> compose([]).epsilon(1e-5)
         0.0
     """
-    return Composition(events, relation)
+    return Composition(events, relation, cap=cap)
 
 
-def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_remove") -> float:
+def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_remove", cap: int = 1) -> float:
     """Compute the epsilon of the events at ``delta``: an upper bound, typically 0.01 to 0.02 % above the exact value.
 
     At rates below 1e-4 it may lie a few per cent above it, never below (docs/proofs/accountant.md, section 9).
@@ -348,12 +378,15 @@ def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_
         events: (rate, noise, count) triples; rate in (0, 1], noise >= 0, count >= 0.
         delta: strictly between 0 and 1; do not rely on values below 1e-12.
         relation: neighbouring datasets differ by one record added or removed, or by one record replaced.
+        cap: above 1, they differ by one person with at most so many records, each of which is sampled by itself.
 
     Example:
         >>> 1.826 < epsilon([(0.01, 1.0, 1000)], 1e-5) < 1.829
         True
+        >>> 6.3 < epsilon([(0.01, 2.0, 1000)], 1e-5, cap=8) < 6.5
+        True
     """
-    return Composition(events, relation).epsilon(delta)
+    return Composition(events, relation, cap=cap).epsilon(delta)
 
 
 def delta(events: Sequence[Event], epsilon: float, *, relation: Relation = "add_remove") -> float:
@@ -366,7 +399,7 @@ def delta(events: Sequence[Event], epsilon: float, *, relation: Relation = "add_
     return Composition(events, relation).delta(epsilon)
 
 
-def curve(events_in_order: Sequence[Event], delta: float, points: int = 64) -> list[tuple[int, float]]:
+def curve(events_in_order: Sequence[Event], delta: float, points: int = 64, *, cap: int = 1) -> list[tuple[int, float]]:
     """Compute (releases, epsilon spent by then) at up to ``points`` places of a schedule, to show a running spend.
 
     Guarantee: non-decreasing, and each value is an upper bound for every number of releases up to its own; between two
@@ -392,7 +425,7 @@ def curve(events_in_order: Sequence[Event], delta: float, points: int = 64) -> l
             if left == 0:
                 break
         rel = _FINE if place == total else _COARSE
-        spent.append(Composition(prefix, rel=rel).epsilon(delta))
+        spent.append(Composition(prefix, rel=rel, cap=cap).epsilon(delta))
     # The exact spend never falls, so a later bound also covers every earlier place.
     for i in range(len(spent) - 2, -1, -1):
         spent[i] = min(spent[i], spent[i + 1])

@@ -70,6 +70,7 @@ def calibrate(
     query_noise: float = math.inf,
     fixed: Sequence[Event] = (),
     relation: Relation = "add_remove",
+    cap: int = 1,
 ) -> float:
     """Return the scale such that the events with noise ``scale * relative noise`` spend at most ``epsilon``.
 
@@ -82,6 +83,7 @@ def calibrate(
         query_noise: fixed noise multiplier of side queries on the same samples (several: ``merged_noise`` of them).
         fixed: further releases whose noise does not scale, such as counts before the first step.
         relation: neighbouring relation.
+        cap: above 1, how many records of a person there are at most, each of which is sampled by itself.
 
     Raises:
         CalibrationError: if no noise spends ``epsilon``; says what is nearest.
@@ -94,7 +96,7 @@ def calibrate(
     target, delta = _check_target(epsilon, delta)
     shape = _check_shape(events)
     if query_noise < math.inf or fixed:
-        least = Composition([*((q, query_noise, n) for q, _, n in shape), *fixed], relation).epsilon(delta)
+        least = Composition([*((q, query_noise, n) for q, _, n in shape), *fixed], relation, cap=cap).epsilon(delta)
         if least >= target:
             alone = [f"the side queries (noise {query_noise:g})"] if query_noise < math.inf else []
             alone += ["the counts before the first step"] if fixed else []
@@ -105,9 +107,10 @@ def calibrate(
 
     def spend(x: float, rel: float, near: float) -> float:
         scaled = [(q, merged_noise(math.exp(x) * s, [query_noise]), n) for q, s, n in shape]
-        return Composition([*scaled, *fixed], relation, rel=rel).epsilon(delta, near=near if rel < COARSE else None)
+        composed = Composition([*scaled, *fixed], relation, rel=rel, cap=cap)
+        return composed.epsilon(delta, near=near if rel < COARSE else None)
 
-    return math.exp(find_point(spend, target, -math.log(min(s for _, s, _ in shape))))
+    return math.exp(find_point(spend, target, math.log(cap / min(s for _, s, _ in shape))))
 
 
 def _check_owners(sizes: Sequence[int], epsilons: Sequence[float], levels: Shape) -> tuple[Array, Array, list[Event]]:

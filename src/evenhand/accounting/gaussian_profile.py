@@ -62,8 +62,13 @@ def _density(t: Array) -> Array:
     return np.asarray(np.exp(-0.5 * t * t) / math.sqrt(2 * math.pi))
 
 
-def _gaussian(x: Array, m: float) -> tuple[Array, Array]:
-    """Compute the profile of N(m,1) against N(0,1) at ``x >= 0``, with a bound on its relative error."""
+def gaussian_profile(x: Array, m: float) -> tuple[Array, Array]:
+    """Compute the profile of N(m,1) against N(0,1) at ``x >= 0``, with a bound on its relative error.
+
+    Example:
+        >>> round(float(gaussian_profile(np.array([0.0]), 1.0)[0][0]), 6)
+        0.382925
+    """
     t = x / m - 0.5 * m
     value = np.empty_like(t)
     amplify = np.empty_like(t)
@@ -80,18 +85,18 @@ def _gaussian(x: Array, m: float) -> tuple[Array, Array]:
 def _remove(eps: Array, q: float, m: float) -> tuple[Array, Array]:
     """Compute the excess of the remove direction and its error; at negative ``eps`` by ``g_G(x) = exp(x) g_G(-x)``."""
     if q == 1.0:
-        value, relative = _gaussian(np.abs(eps), m)
+        value, relative = gaussian_profile(np.abs(eps), m)
         value *= np.exp(np.minimum(eps, 0))
         return value, value * (relative + 2 * _UNIT * (1 + np.abs(eps)))
     value, error = np.zeros_like(eps), np.zeros_like(eps)
     up = eps >= 0
     x = eps[up] + np.log1p(-(1 - q) / q * np.expm1(-eps[up]))
-    value[up], error[up] = _gaussian(x, m)
+    value[up], error[up] = gaussian_profile(x, m)
     error[up] *= value[up]
     ratio = 1 + np.expm1(np.minimum(eps, 0.0)) / q
     down = ~up & (ratio > 0)
     x = -np.log(ratio[down])
-    inner, relative = _gaussian(x, m)
+    inner, relative = gaussian_profile(x, m)
     value[down] = ratio[down] * inner
     # 1 + expm1(eps)/q is off by a few units. That moves g by at most as much (its slope lies in [0, 1]), and by no
     # more than the logarithmic derivative allows.
@@ -99,14 +104,14 @@ def _remove(eps: Array, q: float, m: float) -> tuple[Array, Array]:
     error[down] = value[down] * relative + 8 * _UNIT * shift
     edge = ~up & (ratio > -8 * _UNIT) & (ratio < 1e-12)
     above = 2 * np.maximum(ratio[edge], 0.0) + 16 * _UNIT  # exceeds the true ratio, and g rises with it
-    error[edge] = above * _gaussian(-np.log(above), m)[0]
+    error[edge] = above * gaussian_profile(-np.log(above), m)[0]
     return q * value, q * error
 
 
 def _replace(eps: Array, q: float, m: float) -> tuple[Array, Array]:
     """Compute the excess of the replace-one pair at ``eps >= 0`` and its error."""
     if q == 1.0:
-        value, relative = _gaussian(eps, 2 * m)
+        value, relative = gaussian_profile(eps, 2 * m)
         return value, value * relative
     with np.errstate(divide="ignore"):
         log_sinh = 0.5 * eps + np.log(-0.5 * np.expm1(-eps))

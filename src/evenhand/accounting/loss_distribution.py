@@ -69,13 +69,29 @@ def _saddle_log_delta(log_moment: Array, slope: Array, curvature: Array, orders:
     return np.asarray(log_moment - orders * slope + np.log(np.maximum(mills, 1e-300) / 2))
 
 
-def loss_range(rate: float, noise: float, direction: Direction, reach: float) -> tuple[float, float]:
+def loss_range(rate: float, noise: float, direction: Direction, reach: float, cap: int = 1) -> tuple[float, float]:
     """Return smallest and largest loss within ``reach`` deviations, less where only a small share of mass differs."""
+    if cap > 1 and rate < 1:
+        from evenhand.accounting.capped_profile import capped_range
+
+        return capped_range(rate, noise, cap, direction, reach)
     far = 1.0 / noise + sampled_reach(reach, rate)
     high = min(reach, far) if direction == "add" else far
     low = min(reach, far) if direction == "replace" else reach
     ends = loss_at(-low, rate, noise, direction), loss_at(high, rate, noise, direction)
     return min(ends), max(ends)
+
+
+def release_excess(eps: Array, rate: float, noise: float, direction: Direction, cap: int) -> tuple[Array, Array]:
+    """Compute the excess of one level of `NoiseLevels` with this cap, and a bound on its error.
+
+    The noise of a level without sampling is that for all records of a person together.
+    """
+    if cap > 1 and rate < 1:
+        from evenhand.accounting.capped_profile import capped_excess
+
+        return capped_excess(eps, rate, noise, cap, direction)
+    return excess(eps, rate, noise, direction)
 
 
 def _widest_range(levels: NoiseLevels, direction: Direction, reach: float) -> tuple[float, float]:
@@ -85,7 +101,7 @@ def _widest_range(levels: NoiseLevels, direction: Direction, reach: float) -> tu
     """
     rate, least, most = float(levels.rate.max()), float(levels.noise.min()), float(levels.noise.max())
     noises = {least, min(max(1 / max(reach, 1e-3), least), most)} if direction == "add" else {least}
-    ranges = [loss_range(rate, noise, direction, reach) for noise in noises]
+    ranges = [loss_range(rate, noise, direction, reach, levels.cap) for noise in noises]
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
@@ -199,16 +215,16 @@ class GridMasses(NamedTuple):
     """Mass at an infinite loss."""
 
 
-def dominating_masses(rate: float, noise: float, direction: Direction, grid: Grid) -> GridMasses:
+def dominating_masses(rate: float, noise: float, direction: Direction, grid: Grid, cap: int = 1) -> GridMasses:
     """Compute the connect-the-dots masses of one release on the grid.
 
     Guarantee: composing with these masses bounds every profile from above. Linear interpolation of the convex profile
     in ``exp(loss)`` lies above it; ``excess``'s error bound is added to each mass.
     """
     h = grid.width
-    ends = loss_range(rate, noise, direction, grid.reach)
+    ends = loss_range(rate, noise, direction, grid.reach, cap)
     first, last = min(math.floor(ends[0] / h), -1), max(math.ceil(ends[1] / h), 1)
-    g, error = excess(np.arange(first, last + 1, dtype=np.float64) * h, rate, noise, direction)
+    g, error = release_excess(np.arange(first, last + 1, dtype=np.float64) * h, rate, noise, direction, cap)
     up, down = 1 / math.expm1(min(h, 500.0)), -1 / math.expm1(-h)
     rise, rise_error = np.diff(g), error[1:] + error[:-1]
     p = np.zeros_like(g)
@@ -243,9 +259,9 @@ class ReleaseSpectrum:
     infinite: float
 
 
-def transform_release(rate: float, noise: float, direction: Direction, grid: Grid) -> ReleaseSpectrum:
+def transform_release(rate: float, noise: float, direction: Direction, grid: Grid, cap: int = 1) -> ReleaseSpectrum:
     """Tilt the masses of one release, fold them onto the circle of the window and Fourier-transform them."""
-    first, masses, infinite = dominating_masses(rate, noise, direction, grid)
+    first, masses, infinite = dominating_masses(rate, noise, direction, grid, cap)
     loss = np.arange(first, first + masses.size) * grid.width
 
     def tilted(order: float) -> tuple[float, Array]:
@@ -360,7 +376,7 @@ class LossDistribution:
 
     def __init__(self, levels: NoiseLevels, direction: Direction, grid: Grid) -> None:
         knots, cells = levels.reduce(grid.tilt, 0.3 * grid.rel * max(grid.centre, 1e-3), grid.reach)
-        spectra = [transform_release(q, s, direction, grid) for q, s in knots]
+        spectra = [transform_release(q, s, direction, grid, levels.cap) for q, s in knots]
         size = grid.size
         ceiling = np.zeros(size // 2 + 1)
         sizes = [np.log(np.abs(spectrum.spectrum) + spectrum.error) for spectrum in spectra]

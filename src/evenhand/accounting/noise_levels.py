@@ -16,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from evenhand.accounting.gaussian_profile import Array, Direction, Relation, total_variation_gap
-from evenhand.accounting.renyi import log_moments
+from evenhand.accounting.renyi import LogMoments, log_moments
 from evenhand.types import Event
 
 _EXACT = 40  # levels that are composed one by one
 _FINE = 128  # candidate knots along the noise axis
 _KNOTS = 96  # at most, per rate
 _RATES = 12
+_ROUNDED_RATES, _ROUNDED_NOISES = 4, 96  # distinct values to which many levels with a cap are rounded
 _ROUNDING = 1e-11  # added to weights on the dearer knot; far above the rounding error of a weight
 
 
@@ -50,6 +51,8 @@ class _MixingLimit(NamedTuple):
 class NoiseLevels:
     """Distinct (rate, noise) levels and their counts, sorted; releases without sampling are merged into one, exactly.
 
+    With a ``cap`` above 1 each of up to so many records of a person is sampled by itself, see ``capped_profile.py``.
+
     Example:
         >>> NoiseLevels.of([(1.0, 3.0, 9), (0.1, 2.0, 5), (0.1, 2.0, 5)], "add_remove").noise.round(6).tolist()
         [2.0, 1.0]
@@ -59,9 +62,10 @@ class NoiseLevels:
     noise: Array
     count: Array
     relation: Relation
+    cap: int = 1
 
     @classmethod
-    def of(cls, events: Sequence[Event], relation: Relation) -> NoiseLevels:
+    def of(cls, events: Sequence[Event], relation: Relation, cap: int = 1) -> NoiseLevels:
         """Merge equal levels of the events; drop those that release nothing."""
         merged: dict[tuple[float, float], float] = {}
         precisions: list[float] = []
@@ -69,7 +73,7 @@ class NoiseLevels:
             if n == 0 or math.isinf(s):
                 continue
             if q == 1.0:
-                precisions.append(n / (s * s))
+                precisions.append(n * cap * cap / (s * s))
             else:
                 merged[q, s] = merged.get((q, s), 0.0) + n
         if math.fsum(precisions) > 0:
@@ -80,6 +84,7 @@ class NoiseLevels:
             np.array([s for _, s in keys]),
             np.array([merged[key] for key in keys]),
             relation,
+            cap,
         )
 
     def events(self) -> list[tuple[float, float, float]]:
@@ -107,8 +112,15 @@ class NoiseLevels:
         """
         total = np.zeros((3, orders.size))
         for q, s, n in self._planning_sample:
-            total += n * np.array(log_moments(q, s, orders, direction, reach=reach))
+            total += n * np.array(self._log_moments(q, s, orders, direction, reach))
         return total
+
+    def _log_moments(self, rate: float, noise: float, orders: Array, direction: Direction, reach: float) -> LogMoments:
+        if self.cap > 1 and rate < 1:
+            from evenhand.accounting.capped_profile import capped_moments
+
+            return capped_moments(rate, noise, self.cap, orders, direction, reach)
+        return log_moments(rate, noise, orders, direction, reach=reach)
 
     def reduce(self, tilt: float, cost: float, reach: float) -> tuple[list[tuple[float, float]], list[MixtureCell]]:
         """Choose knots (rate, noise) that stand for all levels, and the cells that mix them.
@@ -120,9 +132,10 @@ class NoiseLevels:
             cost: by how much mixing may raise epsilon, about.
             reach: where the loss is truncated, in deviations of the noise.
         """
+        if self.cap > 1:
+            return (self if self.rate.size <= _ROUNDED_NOISES else self._rounded())._one_by_one()
         if self.rate.size <= _EXACT:
-            knots = [(q, s) for q, s, _ in self.events()]
-            return knots, [MixtureCell((i,), np.ones((1, 1)), self.count[i : i + 1]) for i in range(len(knots))]
+            return self._one_by_one()
         rates = np.unique(self.rate)
         if rates.size > _RATES:
             sampled = rates[rates < 1]
@@ -141,6 +154,28 @@ class NoiseLevels:
                 part = np.minimum((self.rate[rows] - low) / (high - low) + _ROUNDING, 1.0)
             cells += self._cells_between_rates(rows, low, high, part, place, _MixingLimit(tilt, cost, reach))
         return list(place), cells
+
+    def _one_by_one(self) -> tuple[list[tuple[float, float]], list[MixtureCell]]:
+        """Return all levels as knots, each with a cell of its own."""
+        knots = [(q, s) for q, s, _ in self.events()]
+        return knots, [MixtureCell((i,), np.ones((1, 1)), self.count[i : i + 1]) for i in range(len(knots))]
+
+    def _rounded(self) -> NoiseLevels:
+        """Return fewer levels, each with less noise and a larger rate than those that it stands for.
+
+        A profile grows with rate and distance. With a cap its convexity, by which levels are mixed, is not proved.
+        """
+        sampled = self.rate < 1
+        rate, distance = self.rate.copy(), 1 / self.noise
+        for column, count in ((rate, _ROUNDED_RATES), (distance, _ROUNDED_NOISES)):
+            values = np.unique(column[sampled])
+            if values.size > count:
+                knots = np.geomspace(values[0], values[-1], count)
+                knots[-1] = values[-1]
+                column[sampled] = knots[np.searchsorted(knots, column[sampled])]
+        pairs, place = np.unique(rate + 1j * distance, return_inverse=True)
+        total = np.bincount(place, weights=self.count)
+        return NoiseLevels(pairs.real, 1 / pairs.imag, total.astype(float), self.relation, self.cap)
 
     def _cells_between_rates(
         self,

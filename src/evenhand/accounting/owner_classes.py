@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from evenhand._numbers import rounded_up, setting
+from evenhand.accounting import accountant
 from evenhand.accounting.accountant import merged_noise
+from evenhand.accounting.many_owners import FEW, owner_epsilons
+from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
-    from evenhand.accounting.plan import Plan
+    from evenhand.accounting.plan import Plan, Stage
+    from evenhand.types import Event
 
+_ONE_BY_ONE = 64  # distinct classes whose spend is computed one by one where no single number orders them
 LISTED = 20
 """Classes that are listed one by one; more are summarised, with the whole table in a file."""
 OWNERS_SHOWN = 50
@@ -155,12 +163,12 @@ def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"And {len(left)} more owners, {remark}."]
 
 
-def owner_words(row: Mapping[str, Any], delta: float) -> str:
-    """Return the promise to an owner class, and what its records are exposed to, as a sentence."""
+def owner_words(row: Mapping[str, Any], delta: float, unit: str = "record") -> str:
+    """Return the promise to an owner class, and what its records (or persons) are exposed to, as a sentence."""
     promised = "" if row["budget"] is None else f", promised {row['budget']:g}"
     return (
-        f"Each of the {row['records']} records of owner {row['name']!r}: epsilon {rounded_up(row['epsilon'])}"
-        f"{promised}, delta {delta:g}, add/remove one record{_exposed(row)}."
+        f"Each of the {row['records']} {unit}s of owner {row['name']!r}: epsilon {rounded_up(row['epsilon'])}"
+        f"{promised}, delta {delta:g}, add/remove one {unit}{_exposed(row)}."
     )
 
 
@@ -171,3 +179,52 @@ def _exposed(row: Mapping[str, Any]) -> str:
         return "; not drawn any more"
     bound, noise = span(row["bound"]), span(row["noise_multiplier"])
     return f"; drawn with rate {row['rate']:.4g}, clip bound {bound}, noise multiplier {noise}"
+
+
+@lru_cache(maxsize=64)
+def epsilon_by_class(stages: tuple[Stage, ...], delta: float, budgets: tuple[float | None, ...]) -> tuple[float, ...]:
+    """Compute the epsilon of every owner class after all these stages, composed step by step: an upper bound.
+
+    Exact for a few distinct classes. For many, classes must be ordered: who is exposed more in one stage is exposed at
+    least as much in every other; then one number along that order certifies them all (see ``owner_epsilons``).
+
+    Examples:
+      >>> from evenhand.accounting.plan import PlannedLevel, Stage
+      >>> level = PlannedLevel(100, 1.0, 1.0)
+      >>> one = Stage((0.01, 0.02), (1.0, 1.0), (level,))
+      >>> once, twice = (epsilon_by_class((one,) * n, 1e-5, (None, None)) for n in (1, 2))
+      >>> twice[0] == accountant.epsilon([(0.01, 1.0, 200)], 1e-5) > once[0]
+      True
+    """
+    by_rate = all(len(set(stage.scales)) == 1 for stage in stages)
+    if not by_rate and any(len(set(stage.rates)) > 1 for stage in stages):
+        raise UsageError("Owners differ in their sampling rate or in their clip bound, not in both.")
+    columns = [stage.rates if by_rate else stage.scales for stage in stages]
+    rows, place = np.unique(np.array(columns).T, axis=0, return_inverse=True)
+
+    def events(row: Sequence[float]) -> list[Event]:
+        return [
+            event
+            for stage, value in zip(stages, row, strict=True)
+            for event in (stage.events(value, stage.scales[0]) if by_rate else stage.events(stage.rates[0], value))
+        ]
+
+    ordered = bool((np.diff(rows, axis=0) >= 0).all() and (rows > 0).all())
+    if len(rows) <= FEW or (not ordered and len(rows) <= _ONE_BY_ONE):
+        spent = [accountant.epsilon(events(row.tolist()), delta) for row in rows]
+        return tuple(spent[index] for index in place.reshape(-1).tolist())
+    if not ordered:
+        raise UsageError(
+            f"The budgets of {len(rows)} owner classes changed in different orders, which cannot be certified. "
+            f"Keep their order (who had more has at least as much), or use at most {_ONE_BY_ONE} classes."
+        )
+    along = np.exp(np.log(rows).mean(axis=1)) if len(stages) > 1 else rows[:, 0]
+    points = along[place.reshape(-1)].tolist()
+    return tuple(
+        owner_epsilons(points, lambda t: events(_row_at(t, along, rows)), delta, by_rate=by_rate, candidates=budgets)
+    )
+
+
+def _row_at(point: float, along: np.ndarray, rows: np.ndarray) -> list[float]:
+    """Return the class at a point of the order: between two classes the mixture of both in every stage."""
+    return [float(np.interp(point, along, column)) for column in rows.T] if rows.shape[1] > 1 else [point]

@@ -13,21 +13,18 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 from evenhand import _notebook, untrusted
 from evenhand._numbers import promised, rounded_up
 from evenhand.accounting import accountant
 from evenhand.accounting.accountant import merged_noise
 from evenhand.accounting.budgets import delta_warnings
-from evenhand.accounting.many_owners import FEW, owner_epsilons
+from evenhand.accounting.owner_classes import epsilon_by_class
 from evenhand.errors import UsageError
-from evenhand.types import PRIOR_KINDS, Event, Facts, Guarantee, PriorKind
+from evenhand.types import PRIOR_KINDS, Event, Facts, Guarantee, PriorKind, Unit
 
-_ONE_BY_ONE = 64  # distinct owner classes whose spend is computed one by one where no single number orders them
 SCHEMA = 1
 _OWNERS_LISTED = 10  # owners that a warning lists one by one
 _LARGE = 1e12
@@ -55,11 +52,18 @@ _SHAPE: untrusted.Shape = {
 }
 """Keys of plan.json and the kinds of their values; see ``untrusted.fits``."""
 _PRIOR: untrusted.Shape = {"kind": str, "noise": _NUMBER}
-_OPTIONAL = {"earlier", "prior"}
+_OPTIONAL = {"earlier", "prior", "packages"}
 """Keys that are left out of plan.json where there is nothing to say."""
-_LATER: dict[str, Any] = {"derived": [], "features": ""}
+_LATER: dict[str, Any] = {"derived": [], "features": "", "unit": "record", "told_apart": "", "records_per_person": 1}
 """Public facts that plans of earlier versions do not have."""
-_LATER_SHAPE: untrusted.Shape = {"derived": [str], "features": str}
+_LATER_SHAPE: untrusted.Shape = {
+    **{"derived": [str], "features": str, "unit": str, "told_apart": str},
+    "records_per_person": int,
+}
+
+
+UNITS: Mapping[Unit, str] = {"record": "one record", "person": "person"}
+"""Whom a promise is about, as plan and statement name it."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Plan:
     ``scales`` multiplies the clip bound per class; ``budgets`` is what was promised (None: nothing was), ``epsilons``
     what the whole plan spends (None: no finite epsilon is established). ``rates``, ``scales`` and ``levels`` hold for
     the steps after those of ``earlier``: what was charged before budgets changed. ``prior`` is charged from the first
-    row of the ledger on, whether or not it is released.
+    row of the ledger on, whether or not it is released. ``packages`` made the method or a part of it, with versions.
     """
 
     method: str
@@ -142,6 +146,7 @@ class Plan:
     adjacency: str = "add/remove"
     earlier: tuple[Stage, ...] = ()
     prior: PlannedPrior | None = None
+    packages: tuple[str, ...] = ()
 
     @property
     def certified(self) -> bool:
@@ -208,7 +213,7 @@ class Plan:
         if not self.certified:
             return (None,) * len(self.rates)
         parts = self.exposures(self.steps if steps is None else steps)
-        return _epsilon_by_class(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
+        return epsilon_by_class(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
 
     def spending(self, owner: int = 0, points: int = 64) -> list[tuple[int, float]]:
         """Return (steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""
@@ -224,6 +229,8 @@ class Plan:
                 f"{' and '.join(self.facts.derived)} were read off the data and are printed as public facts: declare "
                 "them (labels=, group_names=) if they are not public knowledge."
             )
+        if self.packages and self.guarantee == "proved and tested":
+            warnings.append(f"the guarantee is the word of {' and '.join(self.packages)}: ask there for the proof.")
         warnings += delta_warnings(self.delta, self.facts.records) if self.certified else []
         if self.certified and min(level.noise for level in self.levels) < 0.3:
             warnings.append("a noise multiplier below 0.3 protects single steps hardly at all.")
@@ -283,7 +290,8 @@ class Plan:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in fields
         }
-        if not untrusted.fits(dict(data), _SHAPE) or not untrusted.fits({**_LATER, **data["facts"]}, _LATER_SHAPE):
+        whole = untrusted.fits(dict(data), _SHAPE) and untrusted.fits(data.get("packages", []), [str])
+        if not whole or not untrusted.fits({**_LATER, **data["facts"]}, _LATER_SHAPE):
             raise UsageError("plan.json holds something of another kind than a plan does: it was damaged or edited.")
         facts = {**_LATER, **data["facts"]}
         values["facts"] = Facts(
@@ -295,6 +303,9 @@ class Plan:
             derived=tuple(facts["derived"]),
             ordered=facts.get("ordered") is True,
             features=facts["features"],
+            unit=facts["unit"],
+            told_apart=facts["told_apart"],
+            records_per_person=facts["records_per_person"],
         )
         values["levels"] = _levels(data["levels"])
         values["earlier"] = tuple(
@@ -321,6 +332,9 @@ class Plan:
         return (
             all(len(column) == owners for column in columns)
             and self.facts.records >= 1
+            and self.facts.unit in UNITS
+            and (self.unit == UNITS["person"]) == (self.facts.unit == "person")
+            and 1 <= self.facts.records_per_person <= (_LARGE if self.facts.unit == "person" else 1)
             and 0 < self.delta < 1
             and self.steps == sum(stage.steps for stage in self._stages)
             and all(0 <= rate <= 1 for stage in self._stages for rate in stage.rates)
@@ -339,15 +353,13 @@ class Plan:
     def _repr_html_(self) -> str:
         values = {
             "Method": f"{self.method} ({self.guarantee})",
-            "Records": self.facts.records,
-            "Steps": f"{self.steps} of about {self.expected_batch:g} records",
+            self.facts.units.capitalize(): self.facts.records,
+            "Steps": f"{self.steps} of about {self.expected_batch:g} {self.facts.units}",
             "Delta": self.delta,
         }
         owners = zip(self.facts.owner_names, self.budgets, self.epsilons, strict=True)
-        rows = [
-            [name, promised(budget), "none" if spent is None else rounded_up(spent)]
-            for name, budget, spent in itertools.islice(owners, 20)
-        ]
+        few = itertools.islice(owners, 20)
+        rows = [[name, promised(budget), "none" if spent is None else rounded_up(spent)] for name, budget, spent in few]
         return _notebook.facts("Plan", values) + _notebook.table("Owners", ("owner", "promised", "would spend"), rows)
 
 
@@ -378,59 +390,12 @@ def _first_steps(stages: Sequence[Stage], steps: int) -> tuple[Stage, ...]:
     return tuple(parts)
 
 
-@lru_cache(maxsize=64)
-def _epsilon_by_class(stages: tuple[Stage, ...], delta: float, budgets: tuple[float | None, ...]) -> tuple[float, ...]:
-    """Compute the epsilon of every owner class after all these stages, composed step by step: an upper bound.
-
-    Exact for a few distinct classes. For many, classes must be ordered: who is exposed more in one stage is exposed at
-    least as much in every other; then one number along that order certifies them all (see ``owner_epsilons``).
-
-    Examples:
-      >>> level = PlannedLevel(100, 1.0, 1.0)
-      >>> one = Stage((0.01, 0.02), (1.0, 1.0), (level,))
-      >>> once, twice = (_epsilon_by_class((one,) * n, 1e-5, (None, None)) for n in (1, 2))
-      >>> twice[0] == accountant.epsilon([(0.01, 1.0, 200)], 1e-5) > once[0]
-      True
-    """
-    by_rate = all(len(set(stage.scales)) == 1 for stage in stages)
-    if not by_rate and any(len(set(stage.rates)) > 1 for stage in stages):
-        raise UsageError("Owners differ in their sampling rate or in their clip bound, not in both.")
-    columns = [stage.rates if by_rate else stage.scales for stage in stages]
-    rows, place = np.unique(np.array(columns).T, axis=0, return_inverse=True)
-
-    def events(row: Sequence[float]) -> list[Event]:
-        return [
-            event
-            for stage, value in zip(stages, row, strict=True)
-            for event in (stage.events(value, stage.scales[0]) if by_rate else stage.events(stage.rates[0], value))
-        ]
-
-    ordered = bool((np.diff(rows, axis=0) >= 0).all() and (rows > 0).all())
-    if len(rows) <= FEW or (not ordered and len(rows) <= _ONE_BY_ONE):
-        epsilons = [accountant.epsilon(events(row.tolist()), delta) for row in rows]
-        return tuple(epsilons[index] for index in place.reshape(-1).tolist())
-    if not ordered:
-        raise UsageError(
-            f"The budgets of {len(rows)} owner classes changed in different orders, which cannot be certified. "
-            f"Keep their order (who had more has at least as much), or use at most {_ONE_BY_ONE} classes."
-        )
-    along = np.exp(np.log(rows).mean(axis=1)) if len(stages) > 1 else rows[:, 0]
-    points = along[place.reshape(-1)].tolist()
-    return tuple(
-        owner_epsilons(points, lambda t: events(_row_at(t, along, rows)), delta, by_rate=by_rate, candidates=budgets)
-    )
-
-
-def _row_at(point: float, along: np.ndarray, rows: np.ndarray) -> list[float]:
-    """Return the class at a point of the order: between two classes the mixture of both in every stage."""
-    return [float(np.interp(point, along, column)) for column in rows.T] if rows.shape[1] > 1 else [point]
-
-
 def _fields(part: Any) -> dict[str, Any]:
     """Return a dataclass as plain data, without the copies of ``asdict``: these cost time with many thousand owners."""
     plain = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    for name, default in (("ordered", False), ("features", "")):  # not in plans of earlier versions nor their digests
-        if plain.get(name) == default:
+    defaults = {"ordered": False, "features": "", "unit": "record", "told_apart": "", "records_per_person": 1}
+    for name, default in defaults.items():
+        if plain.get(name) == default:  # not in plans of earlier versions nor their digests
             del plain[name]
     return plain
 

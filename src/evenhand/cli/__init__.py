@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
 import typer.core
@@ -15,6 +16,7 @@ import typer.core
 from evenhand import __version__, terminal
 from evenhand.cli import (
     adjust,
+    audit,
     check,
     claims,
     compare,
@@ -27,6 +29,7 @@ from evenhand.cli import (
     methods,
     plan,
     predict,
+    processes,
     recommend,
     report,
     resume,
@@ -34,6 +37,7 @@ from evenhand.cli import (
     train,
     verify,
 )
+from evenhand.cli import open as open_command
 from evenhand.errors import EvenhandError
 
 
@@ -128,10 +132,12 @@ for command in (
     plan,
     epsilon,
     claims,
+    audit,
     verify,
     statement,
     keys,
     report,
+    open_command,
     methods,
     data,
     doctor,
@@ -159,12 +165,20 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
+            setattr(sys, name, _nowhere())
+
+
+def _nowhere() -> TextIO:
+    """Return the null device, open until the end. In this module ``open`` is the command of that name."""
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def _exit_code() -> int | str | None:
     """Run the command that was typed; return the exit code."""
     try:
+        if processes.several():
+            processes.speak_once()
+            processes.refuse_other_commands(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
         app()
     except SystemExit as end:
         if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # typer found that nobody reads it
@@ -176,7 +190,8 @@ def _exit_code() -> int | str | None:
     except (OSError, MemoryError, RuntimeError) as error:
         return _refused(error)
     except EvenhandError as error:
-        terminal.say(f"evenhand: {error}")
+        if not error.reported:
+            terminal.say(f"evenhand: {error}")
         return error.exit_code
     except UnicodeEncodeError:
         terminal.say(
@@ -204,7 +219,8 @@ def _refused(error: OSError | MemoryError | RuntimeError) -> int:
         with boundary():
             raise error
     except EvenhandError as said:
-        terminal.say(f"evenhand: {said}")
+        if not said.reported:
+            terminal.say(f"evenhand: {said}")
         return said.exit_code
     except Exception as other:
         return _unforeseen(other)
@@ -224,7 +240,7 @@ def _finished(code: int | str | None) -> int | str | None:
         try:
             getattr(sys, name).flush()
         except OSError as error:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - flushed again at the end
+            setattr(sys, name, _nowhere())
             if name == "stdout":
                 code = code or _SILENT
                 if error.errno not in (errno.EPIPE, errno.EIO):

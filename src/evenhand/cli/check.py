@@ -14,10 +14,12 @@ EXAMPLE = "evenhand check my_rule.py"
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="Your file; it is executed.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="Your file, or a part's name; it is executed.")],
     json: options.Json = False,
 ) -> None:
-    """Run the conformance kit on everything that FILE.py registers; exit code 1 if a check fails.
+    """Run the conformance kit on everything that FILE.py registers, or on the rule or query of that name.
+
+    Exit code 1 if a check fails. The name may be that of a plugin: a part that another package offers.
 
     Passing is no proof: it means that nothing was found.
     """

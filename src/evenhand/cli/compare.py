@@ -34,6 +34,10 @@ def run(
     features: options.Features = None,
     model: Annotated[str | None, typer.Option("--model", help="As for train.")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="Names from `evenhand methods`, by commas.")] = None,
+    goals: Annotated[
+        str | None,
+        typer.Option("--goals", help="A line of each method for each goal: overall,balanced,worst,parity:fpr."),
+    ] = None,
     rules: Annotated[
         Path | None,
         typer.Option("--rules", metavar="FILE.py", help="Your own rules for --methods; the file is executed."),
@@ -41,6 +45,8 @@ def run(
     groups: Annotated[str | None, typer.Option("--groups", help="As for train.")] = None,
     test_data: Annotated[str | None, typer.Option("--test-data", help="Held-out file, instead of a share.")] = None,
     keep_together: options.KeepTogether = None,
+    persons: options.Persons = None,
+    records_per_person: options.RecordsPerPerson = None,
     owners: options.Owners = None,
     budgets: Annotated[
         str | None,
@@ -102,7 +108,10 @@ def run(
         test_data=None if test_data is None else str(Path(test_data).absolute()),
         owners=owners,
         keep_together=keep_together,
+        persons=persons,
+        records_per_person=records_per_person,
         methods=None if methods is None else [name.strip() for name in methods.split(",") if name.strip()],
+        goals=None if goals is None else [name.strip() for name in goals.split(",") if name.strip()],
         epsilons=None if epsilons is None else [_number(text) for text in epsilons.split(",")],
         seeds=seeds,
         reference=reference,

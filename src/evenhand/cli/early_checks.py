@@ -15,7 +15,7 @@ from evenhand import _toml, _validate
 from evenhand.errors import UsageError
 
 _POSITIVE = ("epochs", "lr", "batch_size", "noise", "epsilon")
-LOGGERS = ("tensorboard", "mlflow")
+LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
 def train(config: Path | None, asked: Mapping[str, Any], out: Path | None, loggers: Sequence[str] = ()) -> None:
@@ -83,12 +83,11 @@ def _numbers(values: Mapping[str, Any]) -> None:
 
 def _methods(names: Iterable[Any]) -> None:
     """Refuse a method that does not exist, with the nearest name."""
-    from evenhand.methods import catalogue, registry
+    from evenhand.methods import catalogue
 
-    known = {*catalogue.RECIPES, *registry.names("rule"), *catalogue.DENSITIES}
     for name in names:
         if isinstance(name, str):
-            _validate.known(catalogue.split_name(name)[0], known, "method")
+            catalogue.check_name(catalogue.split_name(name)[0])
 
 
 def _goal(values: Mapping[str, Any]) -> None:
@@ -108,8 +107,8 @@ def _promise(values: Mapping[str, Any]) -> None:
     )
     if promised or not isinstance(name, str):
         return
-    recipe = {recipe.name: recipe for recipe in catalogue.catalogue()}.get(name)
-    if recipe is None or recipe.guarantee != "not private":
+    plain = catalogue.split_name(name)[0]
+    if plain in catalogue.DENSITIES or catalogue.recipe(plain).guarantee != "not private":
         raise UsageError(
             f"{name!r} is a private method: say what was promised, for example --epsilon 3. Nothing was spent."
         )

@@ -15,7 +15,7 @@ ONCE = "Densities, released once instead of many gradient steps:"
 
 
 def run(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of the README.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     json: options.Json = False,
 ) -> None:
     """List every method and density with its guarantee level, settings and reference."""

@@ -92,6 +92,13 @@ KeepTogether = Annotated[
     str | None,
     typer.Option("--keep-together", metavar="COLUMN", help="Records with the same value, as a person's, share a side."),
 ]
+Persons = Annotated[
+    str | None,
+    typer.Option("--persons", metavar="COLUMN", help="Whose record it is: the promise is then about a person."),
+]
+RecordsPerPerson = Annotated[
+    int | None, typer.Option("--records-per-person", help="Records of a drawn person that a step uses; default 1.")
+]
 LeastRecords = Annotated[
     int | None,
     typer.Option("--least-records", help="Share no figures of groups with fewer held-out records; default 10."),
@@ -269,10 +276,12 @@ SpendingPlot = Annotated[
 def built_schedule(
     name: str | None, decay: float | None, every: int | None, phases: int | None, **more: Any
 ) -> Schedule:
-    """Return the schedule that the flags describe; a flag that it does not have is an error."""
+    """Return the schedule that the flags describe, one of evenhand's own; a flag that it does not have is an error."""
+    from evenhand import _validate
     from evenhand.methods import registry
 
-    chosen = registry.build("schedule", name or "constant", given(decay=decay, every=every, n=phases, **more))
+    known = _validate.known(name or "constant", registry.built_in("schedule"), "schedule")
+    chosen = registry.build("schedule", known, given(decay=decay, every=every, n=phases, **more))
     return chosen  # type: ignore[no-any-return]
 
 
@@ -300,5 +309,5 @@ def tell_unit(column: str | None) -> None:
     if column is not None:
         note(
             f"WARNING: records with the same {column} are on one side of the split, but the promise is about one "
-            "record: several records of one person are not covered together."
+            f"record: several records of one person are not covered together. For that: --persons {column}."
         )

@@ -179,10 +179,11 @@ def _spent(statement: Mapping[str, Any]) -> str:
     asked = promised(max(budgets, default=None), missing="nothing")
     if budgets and min(budgets) != max(budgets):
         asked = f"{promised(min(budgets))} to {asked}"
+    whom = "one person" if statement["guarantee"]["unit"] == "person" else "one record"
     whose = "" if len(owners) == 1 else f" over {counted(len(owners))} owners"
     return (
         f"spent: epsilon {spent_range(min(spent), max(spent))} of {asked} promised{whose}, delta "
-        f"{shown_delta(statement['guarantee']['delta'])}, for one record added or removed ({steps})"
+        f"{shown_delta(statement['guarantee']['delta'])}, for {whom} added or removed ({steps})"
     )
 
 
@@ -192,7 +193,9 @@ def _advice(finished: Run) -> list[str]:
     charged = finished.folder.ledger().reserved
     cautions = hints.cautions(finished.plan, charged, finished.evaluations)
     tries = hints.after(finished.plan, size, finished.evaluations)
+    free = hints.for_nothing(finished.folder.last_evaluation() or {}, str(finished.path))
     return [
+        *(f"at no further cost: {text}" for text in free),
         *(f"to mind: {text}" for text in cautions),
         *(f"to try (every run spends anew): {text}" for text in tries),
     ]

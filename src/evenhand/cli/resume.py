@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evenhand.cli import options, result
+from evenhand.cli import options, processes, result
 from evenhand.cli.train import interruptible, signed
 from evenhand.errors import UsageError
 from evenhand.terminal import say
@@ -48,19 +48,27 @@ def run(
 ) -> None:
     """Continue a run, with new budgets if any are given; exit code 3 if it has no budget left for a step."""
     from evenhand.runs.signatures import read_private_key
+    from evenhand.training.config import of_run
     from evenhand.training.fit import resume
 
     key = None if sign is None else read_private_key(sign)
+    if processes.several() and (epsilon, budgets, epochs, out) != (None,) * 4:
+        raise UsageError(
+            "New budgets are given in one process, without torchrun: evenhand resume RUN --epsilon ... trains on too. "
+            "Nothing was spent."
+        )
     if epsilon is not None or budgets is not None:
         _rebudget(folder, epsilon, budgets, epochs, out)
     elif epochs is not None:
         raise UsageError("Going on for longer spends more: say what is promised then, with --epsilon or --budgets.")
     elif out is not None:
         raise UsageError("--out is for budgets below what is spent: give them too. A run goes on in its own folder.")
-    with interruptible():
+    with interruptible(), processes.joined(lambda: of_run(folder).device):
         finished = resume(
             folder if out is None else out, model=model, features=features, release_untrained=release_untrained
         )
+    if not processes.leads():
+        return
     if key is not None:
         signed(finished, key)
     result.show(finished, json)

@@ -47,7 +47,8 @@ def run(
     if folder is None:
         raise UsageError("Pass a run folder, for example: evenhand statement runs/first")
     from evenhand.runs.folder import Folder
-    from evenhand.runs.statement import markdown, packed
+    from evenhand.runs.statement import markdown
+    from evenhand.runs.statement_files import packed
 
     options.refuse_nameless(html, out)
     run_folder = Folder.existing(folder)
@@ -92,7 +93,7 @@ def _to_sign(folder: Folder) -> dict[str, Any]:
     """
     from evenhand import untrusted
     from evenhand.runs.folder import head_in
-    from evenhand.runs.statement import unpacked
+    from evenhand.runs.statement_files import unpacked
     from evenhand.runs.verify import verify
 
     problems = verify(folder.path)["problems"]

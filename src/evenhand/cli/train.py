@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenhand.cli import early_checks, options, result
+from evenhand.cli import early_checks, options, processes, result
 from evenhand.errors import UsageError
 from evenhand.terminal import note, say
 
@@ -43,6 +43,8 @@ def run(
     test_data: Annotated[str | None, typer.Option("--test-data", help="Held-out file, instead of a share.")] = None,
     test_share: Annotated[float | None, typer.Option("--test-share", help="Share that is held out.")] = None,
     keep_together: options.KeepTogether = None,
+    persons: options.Persons = None,
+    records_per_person: options.RecordsPerPerson = None,
     delimiter: Annotated[str | None, typer.Option("--delimiter", help="Between the cells of a CSV file.")] = None,
     model: Annotated[
         str | None,
@@ -90,9 +92,13 @@ def run(
     prior: options.PriorCounts = None,
     goal: options.GoalName = None,
     tau: options.Tau = None,
+    audit: Annotated[
+        str | None,
+        typer.Option("--audit", help="quick or thorough: attack the plan before the first step, without data."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default a new one in runs/.")] = None,
     log: Annotated[
-        list[str] | None, typer.Option("--log", help="Released values to: tensorboard (a folder in --out), mlflow.")
+        list[str] | None, typer.Option("--log", help="Released values to: tensorboard, wandb (in --out), mlflow.")
     ] = None,
     metric: options.MetricNames = None,
     sign: options.Sign = None,
@@ -111,6 +117,8 @@ def run(
         test_data=test_data,
         test_share=test_share,
         keep_together=keep_together,
+        persons=persons,
+        records_per_person=records_per_person,
         delimiter=delimiter,
         model=model,
         device=device,
@@ -142,6 +150,7 @@ def run(
         goal=goal,
         tau=options.strength(tau),
         least_records=least_records,
+        audit=audit,
         settings=options.parsed(settings),
     ) | options.budgets(budgets)
     early_checks.train(config, asked, out, log or ())
@@ -152,10 +161,12 @@ def run(
     from evenhand.training.from_config import train
 
     key = None if sign is None else read_private_key(sign)
-    told = [logger(name, out) for name in log or ()]
+    told = [logger(name, out) for name in log or () if processes.leads()]
     options.tell_unit(chosen.keep_together)
-    with interruptible():
+    with interruptible(), processes.joined(lambda: chosen.device):
         finished = train(chosen, *chosen.load_data(), out, on_start=None if json else announce, loggers=told)
+    if not processes.leads():
+        return
     if key is not None:
         signed(finished, key)
     result.show(finished, json, tips=True, first=first)
@@ -171,16 +182,13 @@ def signed(finished: Run, key: Ed25519PrivateKey) -> None:
 def logger(name: str, out: Path | None) -> Logger:
     """Return the logger called ``name``; refuse an unknown or missing one before anything is spent."""
     from evenhand import _validate
+    from evenhand.training import loggers
 
-    if _validate.known(name, ("tensorboard", "mlflow"), "logger") == "mlflow":
-        from evenhand.training.loggers import MlflowLogger
-
-        return MlflowLogger()
+    if _validate.known(name, early_checks.LOGGERS, "logger") == "mlflow":
+        return loggers.MlflowLogger()
     if out is None:
-        raise UsageError("--log tensorboard writes into the run folder: say which, with --out.")
-    from evenhand.training.loggers import TensorBoardLogger
-
-    return TensorBoardLogger(out / "tensorboard")
+        raise UsageError(f"--log {name} writes into the run folder: say which, with --out.")
+    return loggers.WandbLogger(out) if name == "wandb" else loggers.TensorBoardLogger(out / "tensorboard")
 
 
 def announce(plan: Plan, seconds: float) -> None:

@@ -25,10 +25,11 @@ def run(
     from evenhand.runs.verify import verify
 
     findings = verify(folder, key)
+    whom = "one person" if findings["unit"] == "person" else "one record"
     epsilon = (
         "no epsilon is established"
         if findings["epsilon"] is None
-        else f"epsilon {rounded_up(findings['epsilon'])} at delta {findings['delta']:g} (add/remove one record)"
+        else f"epsilon {rounded_up(findings['epsilon'])} at delta {findings['delta']:g} (add/remove {whom})"
     )
     signer = f", signed by {findings['signed_by']}" if key is not None else ""
     lines = [f"NOT verified: {problem}" for problem in findings["problems"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,13 @@ from evenhand.methods import catalogue
 OWN = (
     *("model", "features", "epochs", "batch_size", "loss", "optimizer", "lr", "lr_schedule"),
     *("momentum", "weight_decay", "average", "augment", "views", "micro_batch", "lean", "precision"),
+    *("goal", "tau", "prior", "prior_counts", "source"),
 )
 """Keys of a run's config that a variant may set. None of them changes what is promised to whom."""
+OWN_SOURCE = ("owner_drop",)
+"""Keys of the source that a variant may set: training records are left out; promises and held-out records stay."""
+_GOAL = " (goal "
+"""Between a method and the goal that one of its lines is trained for."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,8 @@ class Line:
         """Return the settings that the method has, with their defaults."""
         if not self.steps:
             return density.settings(self.method)
-        recipes = {recipe.name: recipe.defaults for recipe in catalogue.catalogue()}
         plain, named = catalogue.split_name(self.method)
-        return {key: value for key, value in recipes.get(plain, {}).items() if key not in named}
+        return {key: value for key, value in catalogue.recipe(plain).defaults.items() if key not in named}
 
 
 def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], line_settings: Mapping[str, Any]) -> Line:
@@ -74,6 +78,8 @@ def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], line
         raise UsageError(f'The variant {name!r} must say whose it is: [variants."{name}"] with method = "dpsgd".')
     for key in set(table) - {"method", "settings", "budgets"}:
         _validate.known(key, OWN, f"key of the variant {name!r}")
+    for key in table.get("source", {}):
+        _validate.known(key, OWN_SOURCE, f"key of the source of the variant {name!r}")
     plain_line = Line(
         name,
         table["method"],
@@ -88,6 +94,50 @@ def line(name: str, variants: Mapping[str, Any], common: Mapping[str, Any], line
     else:
         catalogue.method(plain_line.method, settings)
     return Line(name, plain_line.method, settings, plain_line.config, plain_line.budgets)
+
+
+def with_goals(
+    methods: Sequence[str], variants: Mapping[str, Any], goals: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return methods and variants with a line for every goal; the one for the goal overall keeps its name.
+
+    Densities and methods that are not private have no counts of labels that a goal could rest on: one line each.
+
+    Examples:
+      >>> with_goals(["dpsgd"], {}, ["overall", "worst"])
+      (('dpsgd', 'dpsgd (goal worst)'), {'dpsgd (goal worst)': {'method': 'dpsgd', 'goal': 'worst'}})
+    """
+    names: list[str] = []
+    tables = dict(variants)
+    for name in dict.fromkeys([*methods, *variants]):
+        table = variants.get(name, {"method": name})
+        for goal in goals:
+            if goal == "overall" or not _counts_labels(name, table):
+                names.append(name)
+                continue
+            names.append(f"{name}{_GOAL}{goal})")
+            tables[names[-1]] = {**table, "goal": goal}
+        if name not in names:
+            tables.pop(name, None)
+    return tuple(dict.fromkeys(names)), tables
+
+
+def _counts_labels(name: str, table: Any) -> bool:
+    """Return whether runs of a line can release counts of labels; a table that is no variant's is refused later."""
+    if not isinstance(table, Mapping) or not isinstance(table.get("method"), str):
+        return False
+    declared = Line(name, table["method"], table.get("settings", {}))
+    return declared.steps and declared.private
+
+
+def without_goal(name: str) -> str:
+    """Return the name of the line that a line for a goal was made from.
+
+    Examples:
+      >>> without_goal("dpsgd (goal worst)"), without_goal("dpsgd")
+      ('dpsgd', 'dpsgd')
+    """
+    return name.partition(_GOAL)[0]
 
 
 def lower_budgets(budgets: Mapping[str, Any], promised: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from evenhand.errors import EvenhandError, UsageError
 from evenhand.runs.os_errors import boundary
+from evenhand.training.steps.surroundings import Surroundings
 
 ATTEMPTS = 2
 GRACE_SECONDS = 30.0
@@ -197,9 +198,12 @@ def run_on_ray(
         local = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": jobs * threads, "include_dashboard": False}
         ray.init(log_to_driver=False, **local)
     remote = ray.remote(num_cpus=threads, max_retries=ATTEMPTS - 1, retry_exceptions=False)(_perform)
-    waiting = {remote.remote(work, task, threads): key for key, task in tasks.items()}
+    waiting: dict[Any, str] = {}
     failed: dict[str, Failure] = {}
+    shared = contextlib.ExitStack()
     try:
+        surroundings = shared.enter_context(Surroundings.shared())
+        waiting |= {remote.remote(work, task, threads, surroundings): key for key, task in tasks.items()}
         while waiting:
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_RAY_POLL_SECONDS)
             for reference in ready:
@@ -211,17 +215,23 @@ def run_on_ray(
     finally:
         for reference in waiting:
             ray.cancel(reference)
+        shared.close()
         if started:
             _await_cancelled(ray, list(waiting))
             ray.shutdown()
     return failed
 
 
-def _perform(work: Callable[[Any], None], task: Any, threads: int) -> Failure | None:
-    """Do one task on a machine of the cluster."""
+def _perform(work: Callable[[Any], None], task: Any, threads: int, surroundings: Surroundings) -> Failure | None:
+    """Do one task on a machine of the cluster, with the state, data and folder of the process that asks for it."""
     for name in THREADS:
         os.environ[name] = str(threads)
-    return outcome(work, task)
+
+    def there(given: Any) -> None:
+        surroundings.take()
+        work(given)
+
+    return outcome(there, task)
 
 
 def _fetch_outcome(ray: Any, reference: Any) -> Failure | None:

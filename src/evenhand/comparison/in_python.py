@@ -145,11 +145,11 @@ def _in_memory(data: Any, test: Any, seed: int, share: float) -> Iterator[None]:
     from evenhand.data.tables import split
 
     if test is None and isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Data) for part in data):
-        train, held_out = data
+        train, held_out = data[0], data[1].by_record
     elif test is None:
         train, held_out = split(wrap(data), share, seed)
     else:
-        train, held_out = wrap(data), wrap(test)
+        train, held_out = wrap(data), wrap(test).by_record
     with run_cell.given(train, held_out):
         yield
 

@@ -27,7 +27,8 @@ _SAD_COMMIT = "its public code (FangXieLab/SAD-DPSGD at 63a15ca)"
 class Claim:
     """A paper's claimed epsilon and the true one.
 
-    ``speaks_of`` is one of three: the paper's text, its public code at a commit, or an assumption of ours.
+    ``speaks_of`` is one of three: the paper's text, its public code at a commit, or an assumption of ours. ``events``
+    are the steps that run, where they draw Poisson batches and noise of known size, so that an audit can play them.
     """
 
     paper: str
@@ -37,6 +38,7 @@ class Claim:
     delta: float
     why: str
     speaks_of: str
+    events: tuple[Event, ...] | None = None
 
     @property
     def factor(self) -> float | None:
@@ -118,6 +120,7 @@ def adapt_v2(
         setting.delta,
         "; ".join(reasons),
         TEXT,
+        tuple(events),
     )
 
 
@@ -136,11 +139,12 @@ def sad(setting: Setting, epsilon: float, phases: Phases | None = None) -> tuple
     shape = phases or SAD_PHASES
     one = calibration.calibrate(setting.events(Constant(), 1.0), epsilon, setting.delta)
     last = one / shape.noise ** (shape.n - 1)
-    would = accountant.epsilon(setting.events(shape, last), setting.delta)
+    events = tuple(setting.events(shape, last))
+    would = accountant.epsilon(events, setting.delta)
     words = f"{shape.n} phases, sigma from {one:.4g} to {last:.4g}"
     return (
         Claim("000 SAD-DPSGD", words, epsilon, None, setting.delta, _SHUFFLED, _SAD_COMMIT),
-        Claim("000 SAD-DPSGD", f"{words}, Poisson batches", epsilon, would, setting.delta, _OVER, ASSUMED),
+        Claim("000 SAD-DPSGD", f"{words}, Poisson batches", epsilon, would, setting.delta, _OVER, ASSUMED, events),
     )
 
 
@@ -162,6 +166,7 @@ def sad_text(setting: Setting, epsilon: float) -> Claim:
         setting.delta,
         "its Renyi sum is right when every step enters with its own sigma and the sampling rate, on Poisson batches",
         TEXT,
+        tuple(setting.events(shape, noise)),
     )
 
 
@@ -189,6 +194,7 @@ def dpsgd_f(setting: Setting, noise: float, query_noise: float = 10.0) -> tuple[
             setting.delta,
             why,
             ASSUMED,
+            tuple(events),
         ),
     )
 
@@ -225,6 +231,7 @@ def owner_budgets(setting: Setting, budgets: Sequence[float]) -> list[Claim]:
             setting.delta,
             _OWNERS,
             TEXT,
+            ((setting.rate, scale / bound, levels[0][1]),),
         )
         for budget, bound in zip(budgets, bounds, strict=True)
     ]

@@ -1,7 +1,8 @@
 """Pools identical cells of several comparisons: same data, model, method, settings and promise, whatever their seeds.
 
 Two studies that train the same thing are one larger study of it. Cells are told by ``summary.cell_digest``, which is
-written into table.json. Trainings that share a seed are averaged, not counted twice.
+written into table.json. Trainings that share a seed are other trainings on the same split. They stand beside each other
+and are not averaged: the worst group of averages would be better served than the worst group is on average.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from evenhand.reporting.replicas import Rows
 from evenhand.reporting.uncertainty import Split
 
 FILE = "table.json"
+AGAIN = 1_000_000
+"""Added to the seed of a training for each earlier one with this seed."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Pool:
       method: its name in the first study.
       epsilon: what was promised; None if it is not private.
       studies: numbers of the studies that have it, in the order given.
-      rows: the last evaluation by seed.
+      rows: the last evaluation of every training by seed; see ``AGAIN``.
       split: how the studies split; fixed unless all resampled.
     """
 
@@ -59,62 +62,70 @@ def pooled(tables: Sequence[Mapping[str, Any]]) -> dict[str, Pool]:
       ...           for seed, share in ((0, 0.5), (0, 0.7), (1, 0.9))]
       >>> pool = pooled(tables)["x"]
       >>> pool.studies, {seed: round(row["accuracy"], 2) for seed, row in pool.rows.items()}
-      ((0, 1, 2), {0: 0.6, 1: 0.9})
+      ((0, 1, 2), {0: 0.5, 1000000: 0.7, 1: 0.9})
     """
+    return {cell: _pool(cell, entries, tables) for cell, entries in _cells(tables).items()}
+
+
+def shared(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tables with the trainings of all studies in every entry whose cell several of them have.
+
+    A study's own trainings come first and keep their seeds, so that they are paired with its other entries;
+    ``pooled_from`` are the numbers of the other studies.
+
+    Examples:
+      >>> entry = {"cell": "x", "method": "dpsgd", "epsilon": 3.0}
+      >>> tables = [{"entries": [{**entry, "seeds": 1, "by_seed": {str(seed): {"accuracy": 0.5}}}]} for seed in (0, 1)]
+      >>> [(table["entries"][0]["seeds"], table["entries"][0]["pooled_from"]) for table in shared(tables)]
+      [(2, [1]), (2, [0])]
+    """
+    cells = _cells(tables)
+
+    def widened(entry: Mapping[str, Any], number: int) -> dict[str, Any]:
+        others = [(other, twin) for other, twin in cells.get(str(entry.get("cell")), []) if other != number]
+        if not others:
+            return dict(entry)
+        rows = _beside([entry, *(twin for _, twin in others)])
+        by_seed = {str(seed): dict(row) for seed, row in rows.items()}
+        return {**entry, "by_seed": by_seed, "seeds": len(rows), "pooled_from": [other for other, _ in others]}
+
+    return [
+        {**table, "entries": [widened(entry, number) for entry in table["entries"]]}
+        for number, table in enumerate(tables)
+    ]
+
+
+def _cells(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+    """Return the entries of every cell with the numbers of their studies."""
     cells: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for number, table in enumerate(tables):
         for entry in table["entries"]:
             if entry.get("cell"):
                 cells.setdefault(str(entry["cell"]), []).append((number, entry))
-    return {cell: _pool(cell, entries, tables) for cell, entries in cells.items()}
+    return cells
 
 
-def shared(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tables with the rows of all studies in every entry whose cell several of them have.
-
-    Examples:
-      >>> entry = {"cell": "x", "method": "dpsgd", "epsilon": 3.0}
-      >>> tables = [{"entries": [{**entry, "seeds": 1, "by_seed": {str(seed): {"accuracy": 0.5}}}]} for seed in (0, 1)]
-      >>> [table["entries"][0]["seeds"] for table in shared(tables)]
-      [2, 2]
-    """
-    pools = pooled(tables)
-
-    def widened(entry: Mapping[str, Any]) -> dict[str, Any]:
-        pool = pools.get(str(entry.get("cell", "")))
-        if pool is None or len(pool.studies) < 2:
-            return dict(entry)
-        rows = {str(seed): dict(row) for seed, row in pool.rows.items()}
-        return {**entry, "by_seed": rows, "seeds": len(rows), "pooled_from": len(pool.studies)}
-
-    return [{**table, "entries": [widened(entry) for entry in table["entries"]]} for table in tables]
+def _beside(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Return the trainings of equal cells, one by one."""
+    rows: dict[int, Mapping[str, Any]] = {}
+    for entry in entries:
+        for seed, row in entry["by_seed"].items():
+            number = int(seed)
+            while number in rows:
+                number += AGAIN
+            rows[number] = row
+    return rows
 
 
 def _pool(cell: str, entries: Sequence[tuple[int, Mapping[str, Any]]], tables: Sequence[Mapping[str, Any]]) -> Pool:
-    by_seed: dict[int, list[Mapping[str, Any]]] = {}
-    for _, entry in entries:
-        for seed, row in entry["by_seed"].items():
-            by_seed.setdefault(int(seed), []).append(row)
     ratios = [tables[number].get("held_out_over_training") for number, _ in entries]
     known = [float(ratio) for ratio in ratios if ratio is not None]
-    split = Split(sum(known) / len(known) if known and len(known) == len(ratios) else None)
     first = entries[0][1]
     return Pool(
         cell=cell,
         method=str(first["method"]),
         epsilon=first["epsilon"],
         studies=tuple(dict.fromkeys(number for number, _ in entries)),
-        rows={seed: _average(by_seed[seed]) for seed in sorted(by_seed)},
-        split=split,
+        rows=_beside([entry for _, entry in entries]),
+        split=Split(sum(known) / len(known) if known and len(known) == len(ratios) else None),
     )
-
-
-def _average(values: Sequence[Any]) -> Any:
-    """Return the mean of equal structures: numbers are averaged, tables by key, anything else is the first."""
-    first = values[0]
-    if len(values) == 1:
-        return first
-    if isinstance(first, Mapping):
-        return {key: _average([value[key] for value in values if key in value]) for key in first}
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    return sum(numbers) / len(numbers) if numbers else first

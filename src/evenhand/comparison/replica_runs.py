@@ -16,42 +16,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from evenhand import density, durable
+from evenhand import durable
 from evenhand.comparison import training_record_figures as research
 from evenhand.comparison.run_cell import Task, loaded, processor_threads, seconds
 from evenhand.comparison.summary import cell_digest
 from evenhand.data.fingerprint import survey
 from evenhand.data.record_checks import LeftOut, check_finite, refuse_other_shape, refuse_training_records
-from evenhand.data.record_seeds import Quiet
 from evenhand.errors import PlanMismatchError, UnsupportedModelError, UsageError
-from evenhand.gradients.stacked_models import Chain, chain_of
+from evenhand.gradients.stacked_models import Chain
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.replicas import Replicas
 from evenhand.mechanism.step import Mechanism, rehearse
 from evenhand.methods import registry
-from evenhand.models.build import declared_shape
 from evenhand.runs import released_weights
 from evenhand.runs.dataset_ledger import Counting, begin_together, follow_together
 from evenhand.runs.folder import Folder, publish, write_durably
 from evenhand.runs.ledger import BLOCK, Ledger
 from evenhand.runs.recorder import Recorder
 from evenhand.runs.run_files import digests
-from evenhand.training import evaluate, losses, trusted_code, weight_average
-from evenhand.training.config import PYTHON, Config, to_toml
-from evenhand.training.loop import Companions
+from evenhand.training import evaluate, losses, trusted_code
+from evenhand.training.config import Config, to_toml
 from evenhand.training.losses import default_loss
-from evenhand.training.optimizers import OPTIMIZERS, SCHEDULES, Descent
-from evenhand.training.weight_average import Average
+from evenhand.training.steps.stacks import chain_for, most_together, train_stacked
+from evenhand.types import Commit
 
 if TYPE_CHECKING:
     from evenhand.accounting.plan import Plan
     from evenhand.data import Data
     from evenhand.methods.queries import Query
     from evenhand.methods.rules import Rule
-
-NUMBERS = 2**23
-"""Numbers that the layers of all replicas hold at once: further replicas are trained in another stack."""
-MOST = 128
 
 
 def grouped(tasks: Sequence[Task], mode: str) -> tuple[dict[str, tuple[Task, ...]], list[Task]]:
@@ -85,38 +78,14 @@ def grouped(tasks: Sequence[Task], mode: str) -> tuple[dict[str, tuple[Task, ...
 def _stacked(tasks: Sequence[Task], chain: Chain) -> Iterator[Sequence[Task]]:
     """Yield the tasks in parts that fit into memory, those with most steps first."""
     rows = max(task.plan.expected_batch for task in tasks)
-    most = max(1, min(MOST, int(NUMBERS / (rows * chain.width))))
+    most = most_together(rows, chain)
     for start in range(0, len(tasks), most):
         yield tasks[start : start + most]
 
 
 def _chain(task: Task) -> Chain:
     """Return the form of a cell's model; raise UnsupportedModelError if its runs cannot be trained together."""
-    config = task.cell.config
-    reason = _unsupported(config)
-    if reason is not None:
-        raise UnsupportedModelError(reason)
-    data = loaded(task.cell, task.validation)[0]
-    shape = declared_shape(data.facts)
-    if shape is None or not data.facts.inputs.endswith(" float32") or not isinstance(data.fetch, Quiet):
-        raise UnsupportedModelError("records are not rows of float32 numbers that are read without drawing anything")
-    return chain_of(config.build_model(data.facts), shape)
-
-
-def _unsupported(config: Config) -> str | None:
-    """Return why runs of a config cannot be trained together, as far as the config tells."""
-    reasons = {
-        "densities are released once, without steps": config.method in density.METHODS,
-        "random views are drawn for each run by itself": config.augment is not None or config.views > 1,
-        "only float32 on the CPU is stacked": config.device != "cpu" or config.precision != "float32",
-        "the optimizer is none of those by name": config.optimizer not in OPTIMIZERS,
-        "adam_bc is told the noise of every step of its own run": config.optimizer == "adam_bc",
-        "counts of labels are released by each run by itself": config.prior or config.goal != "overall",
-        "the learning-rate schedule is none of those by name": config.lr_schedule not in SCHEDULES,
-        "the loss is none of those by name": config.loss == PYTHON,
-        "the model is a Python object": config.model == PYTHON,
-    }
-    return next((reason for reason, true in reasons.items() if true), None)
+    return chain_for(task.cell.config, loaded(task.cell, task.validation)[0])
 
 
 @dataclass(frozen=True)
@@ -251,31 +220,6 @@ def _charge(replica: _Replica) -> None:
         remaining -= block
 
 
-class _Cohort(nn.Module):
-    """Stacked parameters of the replicas with equally many steps, which share optimizer, schedule and average.
-
-    Every optimizer by name treats each number alone, so that stacked ones move as each would by itself.
-    """
-
-    def __init__(self, parameters: Mapping[str, Tensor], start: int, stop: int, steps: int, config: Config) -> None:
-        super().__init__()
-        self.parts = nn.ParameterList(nn.Parameter(value[start:stop]) for value in parameters.values())
-        self.start, self.stop, self.steps = start, stop, steps
-        descent = Descent(config.optimizer, config.lr, config.momentum, config.weight_decay, config.lr_schedule)
-        self.optimizer, schedule = descent.build(self, steps)
-        ema = weight_average.named(config.average)
-        self.companions = Companions(schedule, None if ema is None else Average(self, ema))
-
-    def update(self, gradient: Tensor, position: int) -> None:
-        """Take one step along the private gradients, one row of all parameters for each replica."""
-        self.companions.before(position)
-        parts = torch.split(gradient, [part[0].numel() for part in self.parts], dim=1)
-        for parameter, part in zip(self.parts, parts, strict=True):
-            parameter.grad = part.reshape(parameter.shape).to(parameter.dtype)
-        self.optimizer.step()
-        self.companions.after()
-
-
 def _trained(
     replicas: Sequence[_Replica], stack: Replicas, chain: Chain, config: Config
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
@@ -285,30 +229,16 @@ def _trained(
     """
     values = [dict(replica.model.named_parameters()) for replica in replicas]
     stacked = {name: torch.stack([value[name].detach() for value in values]) for name in chain.names}
-    steps = [replica.task.plan.steps for replica in replicas]
-    starts = [place for place in range(len(steps)) if place == 0 or steps[place] != steps[place - 1]]
-    cohorts = [
-        _Cohort(stacked, start, stop, steps[start], config)
-        for start, stop in zip(starts, [*starts[1:], len(steps)], strict=True)
-    ]
     recorders = [Recorder(replica.ledger) for replica in replicas]
-    for position in range(steps[0]):
-        training = [cohort for cohort in cohorts if cohort.steps > position]
-        count = training[-1].stop
-        gradient, commits = stack.step({name: value[:count] for name, value in stacked.items()}, position)
+
+    def told(_: int, commits: Sequence[Commit]) -> None:
         for recorder, commit in zip(recorders, commits, strict=False):
             recorder.add(commit, 0.0)
-        for cohort in training:
-            cohort.update(gradient[cohort.start : cohort.stop], position)
+
+    trained = train_stacked(stack, stacked, [replica.task.plan.steps for replica in replicas], config, told)
     for recorder in recorders:
         recorder.flush()
-    if config.average is None:
-        return stacked, None
-    last = {name: value.clone() for name, value in stacked.items()}
-    for cohort in cohorts:
-        assert cohort.companions.average is not None
-        cohort.companions.average.apply()
-    return last, stacked
+    return trained
 
 
 def _fill(model: nn.Module, parameters: Mapping[str, Tensor], place: int) -> None:

@@ -30,7 +30,7 @@ _TRAINING = (
     *("model", "device", "method", "epsilon", "delta", "noise", "epochs", "batch_size", "loss", "optimizer", "lr"),
     *("lr_schedule", "momentum", "weight_decay", "average", "augment", "views", "micro_batch", "lean"),
     *("precision", "seed", "insecure_seed", "compose", "allow_not_finite", "least_records", "settings"),
-    "budgets",
+    *("budgets", "goal", "tau", "prior", "prior_counts"),
 )
 """Keys of a config that do not change which data are loaded."""
 
@@ -68,10 +68,13 @@ def plan_task(
 ) -> Task:
     """Plan a cell and name its folder after plan and config, so that a changed cell never reuses an old run.
 
-    What is not private goes below ``private/``; so do trials, whose metrics are about training records.
+    What is not private goes below ``private/``; so do trials, whose metrics are about training records. A cell that
+    asks for counts of labels where there are none to release, such as one that is not private, says so as its run will.
     """
     config = cell.config
     plan = _planned(_Same(dataclasses.replace(config, seed=0, insecure_seed=None, lr=1.0)), cell.epsilon, validation)
+    config = dataclasses.replace(config, prior=plan.prior is not None)
+    cell = dataclasses.replace(cell, config=config)
     digest = hashlib.sha256(f"{plan.digest}\n{to_toml(config)}".encode()).hexdigest()[:8]
     place = out / "private" / "tuning" if validation else out if cell.private else out / "private"
     return Task(cell, place / f"{_plain(cell.name)}-{digest}", plan, research, validation, tuned)
@@ -81,12 +84,14 @@ def plan_task(
 def _planned(same: _Same, epsilon: float | None, validation: Validation | None) -> Plan:
     """Return the plan of a config, cached: seeds and learning rates share it."""
     from evenhand.accounting.budgets import Privacy
+    from evenhand.training.fit import countable
     from evenhand.training.from_config import planned, read_budgets
 
     config = same.config
     training = _loaded(_data(config), validation)[0]
     promise = None if epsilon is None else read_budgets(config, training) or Privacy(epsilon, config.delta)
-    return planned(config, training.facts, promise)
+    counts = countable(training, config.prior and not config.prior_counts)
+    return planned(config, training.facts, promise, counts)
 
 
 def finished(task: Task) -> bool:

@@ -18,12 +18,14 @@ from evenhand.comparison import declared_claims as claims
 from evenhand.errors import UsageError
 from evenhand.reporting import metrics
 from evenhand.training.config import Config, absolute, merged, settings
+from evenhand.training.goals.goal import Goal
 
 REFERENCE = "sgd"
 EACH_RUN = "each run"
 """As ``owner_seed`` of the source: every run draws its owners with its own seed, the same for all methods."""
 _OWN: dict[str, Any] = {
     "methods": list,
+    "goals": list,
     "epsilons": list,
     "seeds": int,
     "reference": bool,
@@ -93,7 +95,8 @@ class Sweep:
 
     A method that is not private ignores the promises and runs once per seed. ``reference`` adds plain SGD. Budgets per
     owner in the base config are the one promise that all methods are compared at, instead of epsilons. ``variants`` are
-    methods with settings of their own under another name. ``tune`` is the grid that every method gets. Differences are
+    methods with settings of their own under another name, also a goal; the counts of labels that a goal needs are paid
+    from the line's promise. ``tune`` is the grid that every method gets. Differences are
     counted against ``baseline``. ``file`` is the name of the experiment's file. ``split`` is "resampled" (each seed has
     its own held-out records, the same for all methods) or "fixed"; by default resampled where the data are public and
     have no official test set. ``metrics`` are what the comparison is about, the first of them what tuning goes by;
@@ -149,7 +152,8 @@ class Sweep:
                 f'owner_seed takes a whole number, or "{EACH_RUN}": then every run of the comparison draws anew.'
             )
         Budgets(self.base.budgets or {"all": 1.0}, self.base.delta)
-        for name in (set(self._settings()[1]) - set(self.names)) if self.base.settings else ():
+        known = {*self.names, *map(compared_methods.without_goal, self.names)}
+        for name in (set(self._settings()[1]) - known) if self.base.settings else ():
             raise UsageError(f"There are settings for {name!r}, which is not among the methods compared.")
         if self.baseline is not None:
             _validate.known(self.baseline, self.names, "method to compare with as baseline")
@@ -263,17 +267,19 @@ class Sweep:
         divided = {} if split_seed is None or base.own_data else {"split_seed": split_seed}
         drawn = {"owner_seed": seed} if base.source.get("owner_seed") == EACH_RUN else {}
         promised = compared_methods.lower_budgets(line.budgets, base.budgets, line.name)
+        config = merged(base, {**line.config, **choice.config})
+        asks = line.steps and (Goal.parse(config.goal).needs_prior or config.tau not in (None, 0.0))
         return dataclasses.replace(
-            merged(base, {**line.config, **choice.config}),
+            config,
             method=line.method,
-            source={**base.source, **drawn, **divided},
+            source={**base.source, **line.config.get("source", {}), **drawn, **divided},
             epsilon=None if base.budgets else epsilon,
             budgets=promised if epsilon is not None else {},
             seed=seed,
             split_seed=fixed if split_seed is None or not base.own_data else split_seed,
             insecure_seed=None if base.insecure_seed is None else base.insecure_seed + seed,
             settings={**line.settings, **choice.settings},
-            prior=False,
+            prior=line.steps and (config.prior or (asks and not config.prior_counts)),
         )
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -292,7 +298,8 @@ class Sweep:
 
     def _line(self, name: str) -> compared_methods.Line:
         common, by_method = self._settings()
-        return compared_methods.line(name, self.variants, common, by_method.get(name, {}))
+        chosen = by_method.get(name, by_method.get(compared_methods.without_goal(name), {}))
+        return compared_methods.line(name, self.variants, common, chosen)
 
 
 def from_toml(path: Path, flags: Mapping[str, Any]) -> Sweep:
@@ -321,16 +328,15 @@ def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> S
     base = absolute(
         merged(Config(prior=False), {key: value for key, value in values.items() if key not in _OWN}), folder
     )
-    if base.prior or base.prior_counts or base.goal != "overall":
-        raise UsageError(
-            "A comparison trains for the goal overall and releases no counts of labels: leave out goal and prior, and "
-            "move the decisions of single runs afterwards (evenhand adjust)."
-        )
     if base.budgets and ("epsilons" in options or base.epsilon is not None):
         raise UsageError("Give epsilons, which hold for every record, or budgets per owner: not both.")
     chosen: dict[str, Any] = {"methods": (base.method,), "epsilons": (base.epsilon or 3.0,)}
     if "methods" in options or "variants" in options:
         chosen["methods"] = tuple(str(name) for name in options.get("methods", []))
+    if "goals" in options:
+        goals = [str(Goal.parse(goal)) for goal in options["goals"]]
+        variants = chosen["methods"], options.get("variants", {}), goals
+        chosen["methods"], options["variants"] = compared_methods.with_goals(*variants)
     if "epsilons" in options:
         chosen["epsilons"] = tuple(_validate.number(value, "epsilon", low=0) for value in options["epsilons"])
     chosen |= {key: options[key] for key in _PLAIN if key in options}
@@ -347,6 +353,7 @@ def sweep(values: Mapping[str, Any], folder: Path = Path(), file: str = "") -> S
 def _words(key: str) -> str:
     return {
         "methods": 'a list of names, e.g. ["sgd", "dpsgd"]',
+        "goals": 'a list of goals, e.g. ["overall", "worst"]',
         "epsilons": "a list of numbers, e.g. [1, 3, 8]",
         "seeds": "a whole number: how many trainings per method and epsilon",
         "reference": "true or false",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evenhand._numbers import bare_percent, mean, rounded_up
+from evenhand.accounting.plan import UNITS
 from evenhand.reporting import small_cells
 from evenhand.reporting.comparison_findings import finding, findings, lead
 from evenhand.reporting.comparison_page import ComparisonData
@@ -24,7 +25,7 @@ from evenhand.reporting.group_metrics import Estimate
 from evenhand.reporting.text import cell, unmarked
 from evenhand.reporting.uncertainty import FEWEST
 
-UNIT, ADJACENCY = "one record", "add/remove"
+ADJACENCY = "add/remove"
 
 
 def rows(data: ComparisonData) -> list[dict[str, Any]]:
@@ -115,7 +116,7 @@ def as_json(data: ComparisonData) -> str:
     """Return the table for programs: every estimate with its interval; what is not measured is null."""
     body = {
         "schema": 1,
-        "unit": UNIT,
+        "unit": UNITS["person" if data.unit == "person" else "record"],
         "adjacency": ADJACENCY,
         "delta": data.delta,
         "epsilon_of_all_runs_together": data.together,
@@ -243,7 +244,7 @@ def _row(data: ComparisonData, entry: Entry) -> dict[str, Any]:
         "epsilon": entry.epsilon,
         "spent_epsilon": entry.spent,
         "delta": data.delta if entry.private else None,
-        "unit": UNIT if entry.private else None,
+        "unit": UNITS["person" if data.unit == "person" else "record"] if entry.private else None,
         "adjacency": ADJACENCY if entry.private else None,
         "seeds": entry.seeds,
         "failed": len(entry.failures),

@@ -71,14 +71,15 @@ def by_group(model: nn.Module, data: Data, level: Level | None, batch: float) ->
     import torch
 
     from evenhand.gradients.engine import Engine
-    from evenhand.training.evaluate import kind_of, move_to_device, outputs, shares_right
+    from evenhand.model_io import on_device
+    from evenhand.training.evaluate import kind_of, outputs, shares_right
     from evenhand.training.fit import default_loss
 
     device = next(model.parameters()).device
     rows = torch.linspace(0, len(data) - 1, min(RECORDS, len(data))).round().long()
     engine, norms, right = Engine(model.eval(), default_loss(data, model)), [], []
     for some in torch.split(rows, CHUNK):
-        inputs, targets = (move_to_device(part, device) for part in data.fetch(some))
+        inputs, targets = (on_device(part, device) for part in data.fetch(some))
         norms.append(engine.run(inputs, targets).norm.cpu())
         with torch.no_grad():
             scores = outputs(model, inputs)
@@ -111,7 +112,7 @@ def by_owner(model: nn.Module, data: Data, plan: Plan) -> dict[str, dict[str, fl
     import torch
 
     from evenhand.gradients.engine import Engine
-    from evenhand.training.evaluate import move_to_device
+    from evenhand.model_io import on_device
     from evenhand.training.fit import default_loss
 
     device, bound = next(model.parameters()).device, max(level.bound for level in plan.levels)
@@ -120,7 +121,7 @@ def by_owner(model: nn.Module, data: Data, plan: Plan) -> dict[str, dict[str, fl
     bounds, rates = (torch.tensor(column, dtype=torch.float64) for column in (plan.scales, plan.rates))
     sums: dict[int, Tensor] = {}
     for some in torch.split(rows, CHUNK):
-        inputs, targets = (move_to_device(part, device) for part in data.fetch(some))
+        inputs, targets = (on_device(part, device) for part in data.fetch(some))
         result, owner = engine.run(inputs, targets), data.owner[some].long()
         norm = result.norm.double().cpu()
         weights = (bound * bounds[owner] / norm).clamp(max=1.0).where(norm.isfinite(), 0.0) * rates[owner]

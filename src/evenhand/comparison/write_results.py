@@ -73,18 +73,20 @@ def _page(
     plan = results[0].task.plan
     done = [result for result in results if result.failure is None and result.task.cell.private]
     base = sweep.base
-    named = base.data if sweep.public else "own data"
+    named, size = base.data if sweep.public else "own data", f"{plan.facts.records} {plan.facts.units}"
+    steps = f"{plan.steps} of about {plan.expected_batch:g} {plan.facts.units}"
     return ComparisonData(
-        title=f"{', '.join(dict.fromkeys(entry.method for entry in entries))} on {named}, {plan.facts.records} records",
+        title=f"{', '.join(dict.fromkeys(entry.method for entry in entries))} on {named}, {size}",
+        unit=plan.facts.unit,
         entries=entries,
         delta=next((result.task.plan.delta for result in results if result.task.cell.private), plan.delta),
         together=together(done) if sweep.tune is None else None,
         runs=len(done),
         records=next((int(result.last["records"]) for result in results if result.last is not None), 0),
         facts={
-            "Data": f"{named}, {plan.facts.records} training records, {len(plan.facts.groups)} groups",
+            "Data": f"{named}, {plan.facts.records} training {plan.facts.units}, {len(plan.facts.groups)} groups",
             "Model": base.model if ":" not in base.model else "own model",
-            "Steps": f"{plan.steps} of about {plan.expected_batch:g} records ({base.epochs:g} epochs), lr {base.lr:g}"
+            "Steps": f"{steps} ({base.epochs:g} epochs), lr {base.lr:g}"
             if sweep.tune is None
             else "as tuned for each method: see the table of trials",
             "Seeds": f"{base.seed} to {base.seed + sweep.seeds - 1}: initialisation"

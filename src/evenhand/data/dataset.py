@@ -5,25 +5,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data import Sampler as TorchSampler
 
-from evenhand.data.record_seeds import Guarded, Quiet, guarded
-from evenhand.errors import DataError, ForeignLoaderError
+from evenhand.data.arrays import coded, from_arrays, target_codes
+from evenhand.data.persons import Persons, by_person
+from evenhand.data.record_seeds import Changed, Quiet, guarded
+from evenhand.errors import DataError, ForeignLoaderError, UsageError
+from evenhand.model_io import on_device
 from evenhand.types import Facts
 
 if TYPE_CHECKING:
+    from evenhand.data.map_style import Collate
     from evenhand.data.tables import Declaration
-
-UNDECLARED = 100
-"""More labels or groups than this must be declared: so many are hardly public knowledge."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Data:
     were encoded from a table; a run keeps it for new records. ``origin`` is the fingerprint of the records that these
     were made from, or computes it, so that runs on either add up; it is a secret. ``tuned`` says that settings were
     chosen by trials scored on some of these records; a statement repeats it. Rows with the same number in ``together``
-    are on the same side of every split, see ``kept_together``.
+    are on the same side of every split, see ``kept_together``. ``together_by`` is the
+    column that they are from, and ``partition`` hashes who is kept together in the whole data, of which these may be a
+    part. ``persons`` are there if a row is a person.
     """
 
     facts: Facts
@@ -46,8 +49,15 @@ class Data:
     origin: str | Callable[[], str] | None = field(default=None, repr=False)
     tuned: bool = False
     together: Tensor | None = field(default=None, repr=False)
+    together_by: str = ""
+    partition: Callable[[], str] | None = field(default=None, repr=False)
+    persons: Persons | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if (self.persons is None) != (self.facts.unit == "record"):
+            raise DataError("Data are by person if and only if they hold persons: use wrap(..., persons=...).")
+        if self.together is not None and self.partition is None:
+            object.__setattr__(self, "partition", partial(hash_together, self.together))
         object.__setattr__(self, "fetch", guarded(self.fetch))
 
     def __len__(self) -> int:
@@ -62,6 +72,8 @@ class Data:
 
         The budgets of runs on a part and of runs on the whole add up.
         """
+        if self.persons is not None:
+            return self.persons.take(rows)
         counts = torch.bincount(self.owner[rows], minlength=len(self.facts.owners))
         present = counts.nonzero().squeeze(1)
         code = torch.zeros_like(counts).index_put((present,), torch.arange(len(present)))
@@ -73,12 +85,22 @@ class Data:
             group=self.group[rows],
             owner=code[self.owner[rows]],
             fetch=Quiet(lambda r: self.fetch(rows[r])),
-            origin=self.origin or self._whole,
+            origin=self.origin or self.whole,
             together=None if self.together is None else self.together[rows],
         )
 
-    def _whole(self) -> str:
-        """Compute the fingerprint of these data only where a run needs it, since it fetches hundreds of records."""
+    @property
+    def by_record(self) -> Data:
+        """Return the data with one row per record, which they are measured by: these, or the records of the persons."""
+        return self if self.persons is None else self.persons.records
+
+    @property
+    def as_drawn(self) -> Data:
+        """Return the data with rows in the form in which a step sees them."""
+        return self if self.persons is None else self.persons.slots
+
+    def whole(self) -> str:
+        """Return the fingerprint of these data only where a run needs it, since it fetches hundreds of records."""
         from evenhand.data.fingerprint import fingerprint
 
         return fingerprint(self)
@@ -87,8 +109,8 @@ class Data:
         """Return these data with a fetch that puts the rows on another device."""
         if device.type == "cpu":
             return self
-        moved = Quiet(lambda rows: tree_map_only(Tensor, lambda leaf: leaf.to(device), self.fetch(rows)))
-        return replace(self, fetch=moved)
+        moved = Changed(self.fetch, lambda batch: on_device(batch, device))
+        return replace(self, fetch=moved, persons=None if self.persons is None else self.persons.on(device))
 
 
 def wrap(
@@ -105,12 +127,19 @@ def wrap(
     missing_tokens: Sequence[str] = ("",),
     ordered: bool = False,
     keep_together: Iterable[Any] | None = None,
+    persons: Iterable[Any] | None = None,
+    records_per_person: int = 1,
+    inputs: Sequence[str] | None = None,
+    collate_fn: Collate | None = None,
+    shared: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
 ) -> Data:
     """Make any map-style data usable: ``wrap(X, y)``, ``wrap(dataset)`` or ``wrap(frame, label="ill", ...)``.
 
     Args:
-      data: array, tensor or DataFrame (with ``targets``), a pair (X, y), or a torch Dataset of (input, target);
-        an input may be a tensor, a tuple (the model's arguments) or a dict (its keyword arguments).
+      data: array, tensor or DataFrame (with ``targets``), a pair (X, y), a torch Dataset of (input, target), or a
+        ``datasets.Dataset`` of Hugging Face; an input may be a tensor, a tuple (the model's arguments) or a dict (its
+        keyword arguments).
       targets: one target per row when ``data`` holds inputs only: a class (whole numbers or names), a real number
         (floats), one column of 0 and 1 per label where a record may have several, or tokens (other whole numbers in
         several columns); or, for a Dataset that yields dicts, the key of the target.
@@ -119,13 +148,23 @@ def wrap(
       labels: the label values, declared public; with several labels per record, the names of the columns. Default:
         those in the data, which the plan then prints as a fact.
       group_names: the group names, declared public. Default: those in the data, printed likewise.
-      label: the column of a DataFrame (pandas or polars) to predict; then ``groups`` and ``owners`` name columns too.
+      label: the column of a DataFrame (pandas or polars) or of a ``datasets.Dataset`` to predict; then ``groups`` and
+        ``owners`` name columns too. For other datasets the key of the target in dicts, also those of ``collate_fn``.
       numbers: public bounds by column, ``{"age": (0, 120)}``; only declared columns are features.
       categories: public values by column, ``{"sex": ["f", "m"]}``.
       missing_tokens: cells of a DataFrame that mean "no value".
       ordered: the labels have an order, from the lowest to the highest: errors are then measured in ranks too.
       keep_together: one name per row (or a column of a DataFrame), such as the person: records with the same name are
         all trained on or all held out. It changes splits only: the promise is still about one record.
+      persons: one name per row (or a column of a DataFrame): whose record it is. The promise is then about a person
+        with all of their records: persons are drawn, and a step uses one record of each.
+      records_per_person: how many records of a drawn person a step uses at most; their losses are averaged before the
+        gradient is bounded. All have the group of the first one that is chosen.
+      inputs: the columns of a ``datasets.Dataset`` that the model sees, handed over by name.
+      collate_fn: makes a batch of a list of records, one row for each, in their order and of one shape, see `Pad`.
+      shared: public constants among the model's arguments that all records share, such as position ids (1, T).
+      tokenizer: who cut texts into the tokens that are the inputs, or its name: it is declared as public, not fitted on
+        these records, and plan and statement name it.
 
     Examples:
       >>> import numpy as np
@@ -134,25 +173,59 @@ def wrap(
       (4, ('a', 'b'))
     """
     if isinstance(data, Data):
-        if any(given is not None for given in (targets, groups, owners, keep_together)):
+        if (
+            any(
+                given is not None
+                for given in (targets, groups, owners, keep_together, collate_fn, shared, inputs, persons)
+            )
+            or records_per_person != 1
+        ):
             raise DataError("These data are wrapped already: pass groups, owners and so on to the first wrap.")
         return data
     refuse_foreign(data)
-    if label is not None:
+    fetch: Callable[[Tensor], tuple[Any, Any]]
+    if persons is not None:
+        if keep_together is not None:
+            raise DataError("Give persons or keep_together: a person's records are kept together by themselves.")
+        named: dict[str, Any] = {"labels": labels, "label": label, "numbers": numbers, "categories": categories}
+        named |= {"groups": groups, "owners": owners, "group_names": group_names, "ordered": ordered, "inputs": inputs}
+        named |= {"collate_fn": collate_fn, "shared": shared, "tokenizer": tokenizer, "missing_tokens": missing_tokens}
+        records = wrap(data, targets, **named, keep_together=persons)
+        assert records.together is not None
+        return by_person(records, records.together, records_per_person)
+    if records_per_person != 1:
+        raise DataError("records_per_person= is about persons: say whose record each is, persons=.")
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+        from evenhand.data.named_columns import Columns
+
+        columns = Columns(data, _named(label, targets), inputs, collate_fn)
+        seen = columns.chosen((groups, owners, keep_together))
+        groups, owners, keep_together = (columns.cells(role) for role in (groups, owners, keep_together))
+        codes, names = target_codes(columns.column(columns.label), labels) if columns.labelled else (None, ())
+        count, fetch, shape = len(data), columns.fetch(seen, codes, shared or {}), columns.described(seen)
+    elif inputs is not None:
+        raise UsageError("inputs= names columns of a datasets.Dataset, and these data are none: leave it out.")
+    elif label is not None and not isinstance(data, Dataset) and collate_fn is None:
         from evenhand.data.frames import wrap_frame
 
         declared: dict[str, Any] = {"numbers": numbers, "categories": categories, "missing_tokens": missing_tokens}
         declared["keep_together"] = _one_column(keep_together, "keep_together")
         return wrap_frame(data, label, labels=labels, groups=groups, owners=_one_column(owners), **declared)
+    else:
+        if targets is None and label is None and isinstance(data, tuple | list) and len(data) == 2:
+            data, targets = data
+        if targets is None or isinstance(targets, str):
+            from evenhand.data.map_style import from_dataset
+
+            fetch = from_dataset(data, targets if label is None else label, collate_fn, shared or {})
+            count, names, shape = len(data), (), f"items of {type(data).__name__}"
+        elif collate_fn is not None or shared is not None:
+            raise UsageError("collate_fn= and shared= are about datasets of records: leave them out for arrays.")
+        else:
+            count, fetch, names, shape = from_arrays(data, targets, labels)
     if numbers is not None or categories is not None:
         raise DataError("numbers= and categories= are about a DataFrame: name the column to predict, label='ill'.")
-    if targets is None and isinstance(data, tuple | list) and len(data) == 2:
-        data, targets = data
-    if targets is None or isinstance(targets, str):
-        count, fetch, names, shape = _from_dataset(data, targets)
-        names = names if labels is None else tuple(map(str, labels))
-    else:
-        count, fetch, names, shape = _from_arrays(data, targets, labels)
+    names = names if labels is None else tuple(map(str, labels))
     group, group_list = coded(groups, group_names, count, "groups")
     owner, owner_list = coded(owners, None, count, "owners")
     sizes = torch.bincount(owner, minlength=len(owner_list)).tolist()
@@ -162,7 +235,7 @@ def wrap(
         owners=tuple(zip(owner_list, sizes, strict=True)),
         groups=group_list,
         labels=names,
-        inputs=shape,
+        inputs=shape if tokenizer is None else f"{shape}; {_tokens(tokenizer)}",
         derived=tuple(name for name, undeclared in read_off.items() if undeclared),
         ordered=ordered and bool(names),
     )
@@ -182,14 +255,55 @@ def kept_together(names: Iterable[Any], count: int) -> Tensor:
     """
     column = names.tolist() if isinstance(names, Tensor | np.ndarray) else list(names)
     if len(column) != count:
-        raise DataError(f"There are {count} records but {len(column)} names to keep together: pass one per record.")
+        raise DataError(f"There are {count} records but {len(column)} names of whose they are: pass one per record.")
     missing = sum(value is None or value != value or value == "" for value in column)
     if missing:
         raise DataError(
-            f"{missing} record(s) have no name to be kept together by: give every record one, for example its number."
+            f"{missing} record(s) have no name that says whose they are (persons, keep_together): give every record "
+            "one, for example its number."
         )
     digests = [hashlib.blake2b(str(value).encode("utf-8", "replace"), digest_size=8).digest() for value in column]
     return torch.from_numpy(np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64))
+
+
+def hash_together(together: Tensor) -> str:
+    """Return a hash of which rows have equal numbers, whatever the numbers are.
+
+    Examples:
+      >>> one, two, three = (hash_together(torch.tensor(numbers)) for numbers in ([7, 7, 3], [1, 1, 2], [1, 2, 2]))
+      >>> one == two, one == three
+      (True, False)
+    """
+    _, first, whose = np.unique(together.cpu().numpy(), return_index=True, return_inverse=True)
+    return hashlib.sha256(first[whose].astype(np.int64).tobytes()).hexdigest()
+
+
+def _named(label: Any, targets: Any) -> str:
+    name = targets if label is None else label
+    if not isinstance(name, str):
+        raise UsageError("Name the column to predict: wrap(dataset, label='label', inputs=['input_ids', ...]).")
+    return name
+
+
+def _tokens(tokenizer: Any) -> str:
+    """Return words on a tokenizer, a tokenizer object or a name, for the plan and the statement.
+
+    That it was not fitted on the private records is what its owner declares by naming it.
+
+    Examples:
+      >>> _tokens("bert-base-uncased")
+      'tokens of bert-base-uncased, declared as a public tokenizer that was not fitted on these records'
+    """
+    name = tokenizer if isinstance(tokenizer, str) else getattr(tokenizer, "name_or_path", "") or ""
+    name = PurePath(name.strip()).name if PurePath(name.strip()).is_absolute() else name.strip()
+    if not name or not name.isprintable() or len(name) > 200:
+        raise UsageError(
+            "Name the tokenizer, so that the statement can: tokenizer='bert-base-uncased', or a tokenizer object that "
+            "knows its name (name_or_path)."
+        )
+    size = getattr(tokenizer, "vocab_size", None)
+    counted = f" ({size} words)" if isinstance(size, int) else ""
+    return f"tokens of {name}{counted}, declared as a public tokenizer that was not fitted on these records"
 
 
 def _one_column(name: Any, what: str = "owners") -> str | None:
@@ -215,145 +329,7 @@ def refuse_foreign(data: Any) -> None:
         raise ForeignLoaderError("Samplers cannot be passed: rows are drawn by Poisson sampling. Pass the dataset.")
     if isinstance(data, IterableDataset):
         raise ForeignLoaderError(
-            "An IterableDataset has no rows to sample from: give a map-style Dataset with a length."
+            "An IterableDataset has no rows to sample from, since a draw asks for records by their number: give a "
+            "Dataset with __len__ and __getitem__. Of a stream, write the records to a file once: Parquet, which "
+            "eh.data.read(path, declaration) maps into memory, or arrays, X = np.load('X.npy', mmap_mode='r')."
         )
-
-
-def _from_arrays(inputs: Any, targets: Any, labels: Sequence[Any] | None) -> tuple[int, Any, tuple[str, ...], str]:
-    features = _tensor(inputs, "inputs")
-    if features.dtype in (torch.float64, torch.float16, torch.bfloat16):
-        features = features.float()
-    codes, names = _targets(targets, labels)
-    if features.ndim == 0 or features.shape[0] == 0:
-        raise DataError("There are no records: pass at least one row.")
-    if features.shape[0] != codes.shape[0]:
-        raise DataError(f"There are {features.shape[0]} inputs but {codes.shape[0]} targets: pass one target per row.")
-
-    def fetch(rows: Tensor) -> tuple[Tensor, Tensor]:
-        return features[rows], codes[rows]
-
-    kind = str(features.dtype).removeprefix("torch.")
-    return features.shape[0], Quiet(fetch), names, f"{tuple(features.shape[1:])} {kind}"
-
-
-def _from_dataset(dataset: Any, key: str | None) -> tuple[int, Any, tuple[str, ...], str]:
-    if not isinstance(dataset, Dataset) and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise DataError(
-            f"{type(dataset).__name__} cannot be read as data: pass (X, y), a DataFrame with targets, or a "
-            "map-style torch Dataset that yields (input, target)."
-        )
-    if len(dataset) == 0:
-        raise DataError("There are no records: the dataset has length 0.")
-
-    def nothing() -> tuple[Any, Any]:
-        return empty[0], empty[1]
-
-    fetch = Guarded(lambda index: _pair(dataset[index], key), _collated, nothing)
-    empty = tuple(_empty(part) for part in fetch(torch.arange(1)))
-    return len(dataset), fetch, (), f"items of {type(dataset).__name__}"
-
-
-def _pair(item: Any, key: str | None) -> tuple[Any, Any]:
-    if key is not None and isinstance(item, dict) and key in item:
-        return {name: value for name, value in item.items() if name != key}, item[key]
-    if key is not None or not isinstance(item, tuple | list) or len(item) != 2:
-        raise DataError(
-            "The dataset must yield pairs (input, target), or dicts whose target is named: wrap(dataset, 'labels'). "
-            "This one yields something else."
-        )
-    return item[0], item[1]
-
-
-def _collated(pairs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    inputs, targets = default_collate(pairs)
-    return (tuple(inputs) if isinstance(inputs, list) else inputs), targets
-
-
-def _empty(part: Any) -> Any:
-    if isinstance(part, dict):
-        return {key: _empty(value) for key, value in part.items()}
-    if isinstance(part, tuple | list):
-        return tuple(_empty(value) for value in part)
-    return part[:0]
-
-
-def _tensor(values: Any, name: str) -> Tensor:
-    if isinstance(values, Tensor):
-        return values.detach()
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        array = np.empty(0, dtype=object)
-    if array.dtype.kind not in "fiub":
-        raise DataError(
-            f"The {name} contain something that is not a number (or rows of different length): give a "
-            "rectangular numeric array; encode text columns first."
-        )
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _targets(targets: Any, labels: Sequence[Any] | None) -> tuple[Tensor, tuple[str, ...]]:
-    """Return class codes 0..K-1 and the class names; floats stay as they are (regression), without names.
-
-    Several columns of 0 and 1 are labels, of which a record may have any; other whole numbers in columns are tokens.
-    """
-    values = targets.detach().cpu().numpy() if isinstance(targets, Tensor) else np.asarray(targets)
-    if values.ndim == 2 and values.dtype.kind in "fiub" and values.shape[1] > 1:
-        if labels is not None or bool(np.isin(values, (0, 1)).all()):
-            return _several(values, labels)
-        if values.dtype.kind != "f":
-            return torch.from_numpy(values.astype(np.int64)), ()
-    if values.dtype.kind == "f":
-        if labels is not None:
-            raise DataError(
-                "Targets are real numbers but labels were declared: pass whole numbers or names as targets."
-            )
-        return torch.from_numpy(values.astype(np.float32)), ()
-    if values.ndim != 1:
-        raise DataError("Targets must be one column (one class per record), or one column of 0 and 1 per label.")
-    codes, names = coded(values.tolist(), labels, values.shape[0], "targets")
-    return codes, names
-
-
-def _several(values: Any, labels: Sequence[Any] | None) -> tuple[Tensor, tuple[str, ...]]:
-    """Return one column of 0.0 and 1.0 per label, and the names of the labels."""
-    names = tuple(map(str, range(values.shape[1]) if labels is None else labels))
-    if len(names) != values.shape[1] or len(set(names)) != len(names):
-        raise DataError(
-            f"There are {values.shape[1]} columns of targets and {len(names)} labels: declare one name per column, all "
-            "different."
-        )
-    if not bool(np.isin(values, (0, 1)).all()):
-        raise DataError("Some targets are neither 0 nor 1: with several labels per record, 1 says that it has one.")
-    return torch.from_numpy(values.astype(np.float32)), names
-
-
-def coded(
-    values: Iterable[Any] | None, declared: Sequence[Any] | None, count: int, what: str
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the codes 0..K-1 of one name per record, and the names, in the declared order or sorted."""
-    if values is None:
-        return torch.zeros(count, dtype=torch.long), ("all",)
-    column = values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)
-    if len(column) != count:
-        raise DataError(f"There are {count} records but {len(column)} {what}: pass one per record.")
-    if any(value is None or value != value for value in column):
-        raise DataError(f"Some {what} are missing: give every record one, for example the name 'unknown'.")
-    names = tuple(sorted(set(column), key=_order) if declared is None else declared)
-    if declared is None and what != "owners" and len(names) > UNDECLARED:
-        raise DataError(
-            f"There are more than {UNDECLARED} different {what}, and their values would be printed as public facts: "
-            "declare them with labels= or group_names=, or pass real numbers (floats) as targets for regression."
-        )
-    index = {str(name): position for position, name in enumerate(names)}
-    try:
-        codes = [index[str(value)] for value in column]
-    except KeyError:
-        raise DataError(
-            f"Some {what} are not among the declared ones: declare all of them, or correct the data."
-        ) from None
-    return torch.tensor(codes, dtype=torch.long), tuple(map(str, names))
-
-
-def _order(value: Any) -> tuple[int, float, str]:
-    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))

@@ -19,7 +19,7 @@ from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import fingerprint
 from evenhand.data.record_seeds import Quiet
 from evenhand.data.sources.base import cache_folder
-from evenhand.errors import DataError, VerificationError
+from evenhand.errors import DataError, UsageError, VerificationError
 
 Extract: TypeAlias = Callable[[str, Tensor], Tensor]
 LARGEST = 2**29
@@ -46,6 +46,8 @@ def featured(data: Data, name: str, extract: Extract, *, keep: bool = False, pro
       >>> summed.facts.inputs, summed.fetch(torch.arange(2))[0].tolist(), fingerprint(summed) == fingerprint(raw)
       ('(1,) float32', [[2.0], [2.0]], True)
     """
+    if data.persons is not None:
+        raise UsageError("Features are computed of records: compute them first, then name the persons.")
     if not isinstance(data.fetch(torch.arange(1))[0], Tensor):
         raise DataError("Features need one tensor of inputs per record: these data have several or none.")
     targets = torch.cat([codes for _, codes in _parts(data)])

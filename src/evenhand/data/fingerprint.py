@@ -23,6 +23,7 @@ from evenhand import untrusted
 from evenhand.data.dataset import Data
 from evenhand.data.record_seeds import Quiet
 from evenhand.errors import DataError, VerificationError
+from evenhand.model_io import Shared, of_one_width
 
 ROWS = 512
 
@@ -98,6 +99,29 @@ def assignment(data: Data) -> str:
     if len(names) > 1:
         digest.update(_contents(data).encode())
         digest.update(data.owner.cpu().contiguous().numpy().data)
+    if data.persons is None or data.partition is None:
+        return digest.hexdigest()
+    return f"{data.partition()}/{digest.hexdigest()}"
+
+
+def persons_of(data: Data) -> str:
+    """Return a hash of which records are one person's, whatever the persons are called; "" for data by record.
+
+    As secret as the fingerprint.
+
+    Examples:
+      >>> from evenhand.data import wrap
+      >>> one, two, three = (wrap(torch.eye(3), [0, 1, 0], persons=names) for names in ("aab", "xxy", "xyy"))
+      >>> persons_of(one) == persons_of(two), persons_of(one) == persons_of(three)
+      (True, False)
+    """
+    if data.persons is None:
+        return ""
+    sizes = data.persons.starts.diff()
+    whose = torch.empty_like(data.persons.order)
+    whose[data.persons.order] = torch.repeat_interleave(data.persons.first, sizes)
+    digest = hashlib.sha256(_contents(data.persons.records).encode())
+    digest.update(whose.numpy().data)
     return digest.hexdigest()
 
 
@@ -115,6 +139,7 @@ def identity(data: Data) -> str:
     digest = hashlib.sha256(json.dumps(data.facts.owner_names).encode())
     digest.update(_contents(data).encode())
     digest.update(data.owner.cpu().contiguous().numpy().data)
+    digest.update(persons_of(data).encode())
     return digest.hexdigest()
 
 
@@ -131,7 +156,7 @@ def _contents(data: Data) -> str:
         rows = torch.linspace(0, len(data) - 1, min(ROWS, len(data)), dtype=torch.float64).round().long()
         chosen = torch.unique(rows)
         first = data.fetch(chosen)
-        again = tree_map_only(torch.Tensor, lambda leaf: leaf.flip(0), data.fetch(chosen.flip(0)))
+        again = tree_map_only(torch.Tensor, lambda leaf: _even(leaf).flip(0), data.fetch(chosen.flip(0)))
         digest = _hashed(len(data), first[0])
         if digest != _hashed(len(data), again[0]) or not _same(first[1], again[1]):
             raise DataError(
@@ -144,6 +169,11 @@ def _contents(data: Data) -> str:
             )
         data.__dict__["_contents"] = digest
     return digest
+
+
+def _even(leaf: Tensor) -> Tensor:
+    """Return a tensor whose rows have one width."""
+    return of_one_width(leaf) if leaf.is_nested else leaf
 
 
 def _hashed(count: int, inputs: Any) -> str:
@@ -165,7 +195,10 @@ def _feed(digest: Any, value: Any) -> None:
     elif isinstance(value, tuple | list):
         for part in value:
             _feed(digest, part)
+    elif isinstance(value, Shared):
+        return  # a public constant, no part of a record
     elif isinstance(value, torch.Tensor):
+        value = _even(value)
         digest.update(f"{tuple(value.shape)} {value.dtype}".encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     else:
@@ -238,8 +271,9 @@ class Survey:
 def survey(data: Data, key: bytes | None = None) -> Survey:
     """Read the records once and return their digests; a second call with the same key reads nothing.
 
-    Every record is read with the same public seed, so that random transforms do the same to all of them. Numbers are
-    compared as float32 and in their order, whatever their shape. Without a key a new one is taken.
+    Of data by person all records are read. Every record is read with the same public seed, so that random transforms do
+    the same to all of them. Numbers are compared as float32 and in their order, whatever their shape. Without a key a
+    new one is taken.
 
     Examples:
       >>> from evenhand.data import wrap
@@ -247,6 +281,8 @@ def survey(data: Data, key: bytes | None = None) -> Survey:
       >>> seen.not_finite, bool(seen.inputs[0] == seen.inputs[2]), bool(seen.both[0] == seen.both[2])
       (1, True, False)
     """
+    if data.persons is not None:
+        return survey(data.persons.records, key)
     previous: Survey | None = data.__dict__.get("_survey")
     if previous is not None and key in (None, previous.key):
         return previous
@@ -287,7 +323,7 @@ class _Hashing:
         return x, mixed, finite_x & finite_y
 
     def _digested(self, which: int, tree: Any) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        leaves = [leaf.detach().cpu() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim()]
+        leaves = [_even(leaf).detach().cpu() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim()]
         if not leaves:
             size = len(tree) if hasattr(tree, "__len__") else 0
             return np.zeros(size, np.uint64), np.ones(size, np.bool_)

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from evenhand import _validate
+from evenhand.data.arrays import UNDECLARED
 from evenhand.data.columns import Category, Column, Number, declared, text
-from evenhand.data.dataset import UNDECLARED, Data
+from evenhand.data.dataset import Data
 from evenhand.data.owners_and_groups import grouped
-from evenhand.data.tables import Declaration, Table, from_frame
+from evenhand.data.tables import Declaration, Table, checked_header
 from evenhand.errors import DataError, UsageError
 
 
@@ -131,3 +132,21 @@ def _crossed(data: Data, known: Declaration, table: Table, names: Sequence[str])
         codes.append([possible[-1][code] for code in values])
     every = [", ".join(parts) for parts in itertools.product(*possible)]
     return grouped(data, [", ".join(parts) for parts in zip(*codes, strict=True)], every)
+
+
+def from_frame(frame: Any) -> Table:
+    """Return the columns of a DataFrame of pandas or polars; a missing value of either becomes None.
+
+    Examples:
+      >>> import pandas
+      >>> dict(from_frame(pandas.DataFrame({"age": pandas.array([31, None], dtype="Int64")})).columns)
+      {'age': [31, None]}
+    """
+    header = checked_header([str(name) for name in frame.columns])
+    return Table({name: _column(frame[original]) for name, original in zip(header, frame.columns, strict=True)})
+
+
+def _column(series: Any) -> list[Any]:
+    """Return the cells of one column."""
+    cells = series.tolist() if hasattr(series, "tolist") else series.to_list()
+    return [None if type(cell).__name__ in ("NAType", "NaTType") else cell for cell in cells]

@@ -16,14 +16,31 @@ from evenhand.data import read_files
 from evenhand.data.columns import Image
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import of_files
+from evenhand.data.large import mapped_cache
+from evenhand.data.read_files import is_large
 from evenhand.data.tables import Declaration, Table
 from evenhand.errors import DataError, UsageError
 
 
-def read(path: str | Path, declared: Declaration, *, delimiter: str = ",") -> Data:
+def read(
+    path: str | Path,
+    declared: Declaration,
+    *,
+    delimiter: str = ",",
+    mapped: bool | None = None,
+    cache: str | Path | None = None,
+) -> Data:
     r"""Return the records of a CSV, Parquet or NPZ file or of an image folder.
 
     However they are declared, encoded and split, runs add up as runs on the same data: they are told by their bytes.
+
+    Args:
+      path: file or folder.
+      declared: what its columns hold.
+      delimiter: between the cells of a CSV file.
+      mapped: encode a Parquet file once into arrays on disk, which are mapped and never held in memory as a whole;
+        default for files that would take more memory than a file may (2 GiB).
+      cache: folder of these arrays, which hold private records; default one in the user's cache folder.
 
     Examples:
       >>> import tempfile
@@ -34,6 +51,8 @@ def read(path: str | Path, declared: Declaration, *, delimiter: str = ",") -> Da
       2
     """
     place = Path(path)
+    if mapped or (mapped is None and not os.path.isdir(place) and is_large(place)):
+        return mapped_cache.mapped(place, declared, of_files([place]), None if cache is None else Path(cache))
     data = declared.data(read_table(place, declared, delimiter=delimiter))
     return replace(data, origin=of_files([file for _, file in listed(place)] if os.path.isdir(place) else [place]))
 

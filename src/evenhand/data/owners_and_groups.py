@@ -14,8 +14,9 @@ from torch import Tensor
 
 from evenhand import _validate
 from evenhand.data import read_files
+from evenhand.data.arrays import coded
 from evenhand.data.columns import text
-from evenhand.data.dataset import Data, coded
+from evenhand.data.dataset import Data
 from evenhand.errors import DataError, EvenhandError, UsageError
 
 LABEL = "label"
@@ -92,9 +93,18 @@ def owned(data: Data, owners: Iterable[Any]) -> Data:
       >>> owned(wrap(torch.zeros(3, 1), [0, 1, 1]), ["a", "b", "b"]).facts.owners
       (('a', 1), ('b', 2))
     """
+    _refuse_persons(data, "owners")
     code, names = coded(owners, None, len(data), "owners")
     sizes = torch.bincount(code, minlength=len(names)).tolist()
     return replace(data, owner=code, facts=replace(data.facts, owners=tuple(zip(names, sizes, strict=True))))
+
+
+def _refuse_persons(data: Data, what: str) -> None:
+    if data.persons is not None:
+        raise UsageError(
+            f"These data are by person already, and {what} belong to records: give {what}= for every record to wrap, "
+            "before or together with persons=."
+        )
 
 
 def grouped(data: Data, groups: Iterable[Any], names: Sequence[str]) -> Data:
@@ -105,6 +115,7 @@ def grouped(data: Data, groups: Iterable[Any], names: Sequence[str]) -> Data:
       >>> grouped(wrap(torch.zeros(3, 1), [0, 1, 1]), ["a", "b", "b"], ["a", "b"]).facts.groups
       ('a', 'b')
     """
+    _refuse_persons(data, "groups")
     code, group_names = coded(groups, names, len(data), "groups")
     derived = tuple(fact for fact in data.facts.derived if fact != "groups")
     return replace(data, group=code, facts=replace(data.facts, groups=group_names, derived=derived))

@@ -127,19 +127,38 @@ def npz_header(path: Path, delimiter: str) -> list[str]:
 def read_parquet(path: Path, delimiter: str) -> Table:
     """Read a Parquet file with plain columns: numbers, text, booleans."""
     with opened(path) as file:
-        parquet, schema = _parquet(file, path)
-        meta = parquet.metadata
-        size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
-        limited(max(size, 8 * meta.num_rows * meta.num_columns), path)
-        names = checked_header(schema.names)
-        for place, kind in enumerate(schema.types, 1):
-            if not _plain_kind(kind):
-                raise DataError(f"{path.name}: column {place} has neither numbers nor text: convert it first.")
+        parquet, _ = parquet_of(file, path)
+        limited(_parquet_size(parquet), path)
+        names = checked_header(parquet.schema_arrow.names)
         try:
             columns = [column.to_pylist() for column in parquet.read().columns]
         except Exception:  # parsers of damaged bytes fail in many ways
             raise _garbage(path, "Parquet") from None
     return Table(dict(zip(names, columns, strict=True)))
+
+
+def parquet_of(file: IO[bytes], path: Path) -> tuple[Any, int]:
+    """Return an opened Parquet file with plain columns, and the number of its records; none is read."""
+    parquet, schema = _parquet(file, path)
+    for place, kind in enumerate(schema.types, 1):
+        if not _plain_kind(kind):
+            raise DataError(f"{path.name}: column {place} has neither numbers nor text: convert it first.")
+    return parquet, int(parquet.metadata.num_rows)
+
+
+def is_large(path: Path) -> bool:
+    """Return whether a Parquet file would take more memory than a file may, so that it is mapped instead."""
+    if path.suffix.lower() != ".parquet":
+        return False
+    with opened(path) as file:
+        return _parquet_size(_parquet(file, path)[0]) > LIMIT
+
+
+def _parquet_size(parquet: Any) -> int:
+    """Return how many bytes a Parquet file takes in memory, at least."""
+    meta = parquet.metadata
+    size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
+    return max(int(size), 8 * int(meta.num_rows) * int(meta.num_columns))
 
 
 def parquet_header(path: Path, delimiter: str) -> list[str]:
@@ -216,7 +235,7 @@ def limited(size: int, path: Path) -> None:
     if size > LIMIT:
         raise DataError(
             f"{path.name} would take {size / 2**30:.1f} GiB in memory; the limit is {LIMIT / 2**30:.3g} GiB. It was "
-            "not unpacked. Pass a torch Dataset in Python for data of this size."
+            "not unpacked. Write it as Parquet, which eh.data.read maps into memory, or pass a torch Dataset in Python."
         )
 
 

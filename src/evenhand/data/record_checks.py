@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import Survey, survey
 from evenhand.errors import DataError, UsageError
+from evenhand.model_io import of_one_width
 from evenhand.terminal import say
 
 FIRST, CHUNK = 64, 4096
@@ -71,8 +72,14 @@ def tell(data: Data) -> None:
 
 def _columns(data: Data, rows: torch.Tensor) -> list[NDArray[np.uint8]]:
     """Return every input tensor as one row of bytes per record."""
-    leaves = [leaf.detach().cpu().contiguous() for leaf in tree_leaves(data.fetch(rows)[0]) if leaf.numel()]
+    leaves = [leaf.detach().cpu().contiguous() for leaf in _tensors(data, rows) if leaf.numel()]
     return [leaf.view(len(rows), -1).view(torch.uint8).numpy() for leaf in leaves]
+
+
+def _tensors(data: Data, rows: torch.Tensor) -> list[torch.Tensor]:
+    """Return the inputs of these records, without what all records share."""
+    tensors = (leaf for leaf in tree_leaves(data.fetch(rows)[0]) if isinstance(leaf, torch.Tensor))
+    return [of_one_width(leaf) if leaf.is_nested else leaf for leaf in tensors]
 
 
 def _digests(data: Data, rows: torch.Tensor) -> NDArray[np.int64]:
@@ -94,7 +101,7 @@ def _expected(data: Data) -> float:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randperm(len(data), generator=generator)[:ROWS].sort().values
     agree = 0.0
-    for leaf in tree_leaves(data.fetch(rows)[0]):
+    for leaf in _tensors(data, rows):
         flat = leaf.detach().cpu().reshape(len(rows), -1)
         chosen = torch.randperm(flat.shape[1], generator=generator)[:COLUMNS]
         for column in flat[:, chosen].numpy().T:

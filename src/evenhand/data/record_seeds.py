@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from evenhand import generators
 from evenhand.errors import DataError
+from evenhand.model_io import Shared
 
 Fetch: TypeAlias = Callable[[Tensor], tuple[Any, Any]]
 Seeds: TypeAlias = Callable[[Sequence[int]], Iterable[bytes | int]]
@@ -45,6 +46,23 @@ def seeds(of: Seeds) -> Iterator[None]:
         _seeds.reset(token)
 
 
+def seeds_of() -> Seeds:
+    """Return the function that gives the seeds of the fetches that are made now."""
+    return _seeds.get()
+
+
+def begun(fetch: Fetch, rows: Tensor) -> Callable[[], tuple[Any, Any]]:
+    """Let a fetch begin, with the seeds that hold now; return a function that gives its batch.
+
+    Worker processes read in the meantime; any other fetch is done on return.
+    """
+    begin: Callable[[Tensor], Callable[[], tuple[Any, Any]]] | None = getattr(fetch, "begin", None)
+    if begin is not None:
+        return begin(rows)
+    batch = fetch(rows)
+    return lambda: batch
+
+
 @dataclass(frozen=True, eq=False)
 class Quiet:
     """A fetch that draws nothing of its own: it indexes tensors, or passes row numbers on to another fetch.
@@ -61,17 +79,38 @@ class Quiet:
         return self.read(rows)
 
 
+@dataclass(frozen=True, eq=False)
+class Changed(Quiet):
+    """A fetch whose batches are changed by a fixed function, such as one that puts them on a device."""
+
+    change: Callable[[tuple[Any, Any]], tuple[Any, Any]]
+
+    def __call__(self, rows: Tensor) -> tuple[Any, Any]:
+        """Return inputs and targets of these rows, in this order, changed."""
+        return self.change(self.read(rows))
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Return whether worker processes read."""
+        return bool(getattr(self.read, "reads_ahead", False))
+
+    def begin(self, rows: Tensor) -> Callable[[], tuple[Any, Any]]:
+        """Let the fetch begin; return a function that gives its batch, changed."""
+        batch = begun(self.read, rows)
+        return lambda: self.change(batch())
+
+
 class Guarded:
     """A fetch by somebody else's code, with a seed for each record.
 
-    ``record(number)`` reads one record and ``collate`` makes a batch of several; nothing else of the code is called, so
-    records are never fetched together (``__getitems__`` is not used).
+    ``record(number)`` reads one record and ``collate`` makes a batch of several; ``together``, if there is one, does
+    both at once for the numbers of several.
 
     Formal guarantees:
       What is returned for a record is what its code makes of it with all global generators set from the record's own
       seed: whichever others are fetched. Code that draws nothing is not seeded. Whether it drew is looked at after
-      every batch, since it may draw for some records only; if it did, the batch is fetched again with seeds, and so is
-      every later one.
+      every batch, since it may draw for some records only; if it did, the batch is fetched again, each record read and
+      collated alone with its seed, and so is every later one: what is drawn for several at once has no seed of each.
 
     Examples:
       >>> def record(number): return torch.rand(1), number
@@ -87,8 +126,9 @@ class Guarded:
         record: Callable[[int], Any],
         collate: Callable[[list[Any]], tuple[Any, Any]],
         nothing: Callable[[], tuple[Any, Any]],
+        together: Callable[[list[int]], tuple[Any, Any]] | None = None,
     ) -> None:
-        self._record, self._collate, self._nothing = record, collate, nothing
+        self._record, self._collate, self._nothing, self._together = record, collate, nothing, together
         self.draws = False
 
     def __call__(self, rows: Tensor) -> tuple[Any, Any]:
@@ -98,18 +138,23 @@ class Guarded:
             return self._nothing()
         before = generators.Snapshot()
         if not self.draws:
-            records = [self._record(number) for number in numbers]
+            batch = self._batch(numbers)
             if not before.moved():
-                return self._collate(records)
+                return batch
             self.draws = True
         try:
-            return self._collate([self._seeded(*each) for each in zip(numbers, _seeds.get()(numbers), strict=True)])
+            return join_batches([self._seeded(*each) for each in zip(numbers, _seeds.get()(numbers), strict=True)])
         finally:
             before.restore()
 
-    def _seeded(self, number: int, seed: bytes | int) -> Any:
+    def _batch(self, numbers: list[int]) -> tuple[Any, Any]:
+        if self._together is not None and len(numbers) > 1:
+            return self._together(numbers)
+        return self._collate([self._record(number) for number in numbers])
+
+    def _seeded(self, number: int, seed: bytes | int) -> tuple[Any, Any]:
         generators.seed(seed)
-        return self._record(number)
+        return self._collate([self._record(number)])
 
 
 def guarded(fetch: Fetch) -> Fetch:
@@ -123,15 +168,17 @@ def guarded(fetch: Fetch) -> Fetch:
     if isinstance(fetch, Quiet | Guarded):
         return fetch
     return Guarded(
-        lambda number: fetch(torch.tensor([number])), _joined, lambda: fetch(torch.empty(0, dtype=torch.long))
+        *(lambda number: fetch(torch.tensor([number])), join_batches),
+        lambda: fetch(torch.empty(0, dtype=torch.long)),
     )
 
 
-def _joined(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+def join_batches(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Join the batches of several fetches into one: tensors are concatenated."""
     trees = [tree_flatten(part) for part in parts]
     every = list(zip(*(leaves for leaves, _ in trees), strict=True))
-    if not all(isinstance(leaf, Tensor) for leaves in every for leaf in leaves):
+    if not all(isinstance(leaf, Tensor | Shared) for leaves in every for leaf in leaves):
         raise DataError("A fetch of your own must give tensors, or dicts and tuples of them.")
-    batch: tuple[Any, Any] = tree_unflatten([torch.cat(leaves) for leaves in every], trees[0][1])
+    joined = [leaves[0] if isinstance(leaves[0], Shared) else torch.cat(leaves) for leaves in every]
+    batch: tuple[Any, Any] = tree_unflatten(joined, trees[0][1])
     return batch

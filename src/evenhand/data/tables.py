@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand import _validate
@@ -171,11 +172,11 @@ class Declaration:
             labels=labels,
             ordered=self.ordered,
             groups=self._role(table, "groups", self.groups),
-            group_names=self._names("groups", self.groups) or None,
+            group_names=self.group_names() or None,
             owners=self._budgets(table) or self._role(table, "owners", self.owners),
             keep_together=self._together(table),
         )
-        return replace(data, declared=self)
+        return replace(data, declared=self, together_by=self.keep_together or "")
 
     def _together(self, table: Table) -> list[str] | None:
         if self.keep_together is None:
@@ -200,6 +201,21 @@ class Declaration:
         if len(set(label)) < 2:
             raise DataError(f"All records have the same label in {self.label!r}: there is nothing to learn.")
         return [self.labels[code] for code in label], self.labels
+
+    def target_codes(self, table: Table) -> NDArray[Any]:
+        """Return the targets of some of the records as numbers: codes of labels, columns of 0 and 1, real numbers."""
+        if self.target is not None or (self.several and self.label not in table.columns):
+            return np.asarray(self._targets(table)[0], dtype=np.float32)
+        cells = table.cells(self.label, self._named)
+        return np.array(Category(self.labels).codes(self.label, cells, set(self.missing_tokens)), dtype=np.int32)
+
+    def role(self, table: Table, role: str) -> list[str] | None:
+        """Return the name of every record in a role ("groups", "owners"); None if no column has it."""
+        return self._role(table, role, getattr(self, role))
+
+    def group_names(self) -> tuple[str, ...]:
+        """Return the declared names of groups; none if there are no groups."""
+        return self._names("groups", self.groups)
 
     def to_json(self) -> dict[str, Any]:
         """Return the public description that a run stores to encode new records like the training records."""
@@ -291,24 +307,6 @@ def _joined(columns: Sequence[str], cells: Sequence[str]) -> str:
     return ", ".join(f"{column} = {cell}" for column, cell in zip(columns, cells, strict=True))
 
 
-def from_frame(frame: Any) -> Table:
-    """Return the columns of a DataFrame of pandas or polars; a missing value of either becomes None.
-
-    Examples:
-      >>> import pandas
-      >>> dict(from_frame(pandas.DataFrame({"age": pandas.array([31, None], dtype="Int64")})).columns)
-      {'age': [31, None]}
-    """
-    header = checked_header([str(name) for name in frame.columns])
-    return Table({name: _column(frame[original]) for name, original in zip(header, frame.columns, strict=True)})
-
-
-def _column(series: Any) -> list[Any]:
-    """Return the cells of one column."""
-    cells = series.tolist() if hasattr(series, "tolist") else series.to_list()
-    return [None if type(cell).__name__ in ("NAType", "NaTType") else cell for cell in cells]
-
-
 def checked_header(header: Iterable[str]) -> list[str]:
     """Return column names without surrounding space; refuse empty, repeated or dangerous ones.
 
@@ -337,7 +335,8 @@ def checked_header(header: Iterable[str]) -> list[str]:
 def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
     """Divide the rows into training and held-out ones; each row's side depends on the seed and its number only.
 
-    Rows to be kept together are on the same side, and ``share`` is then that of their names.
+    Rows to be kept together are on the same side, and ``share`` is then that of their names. Persons are divided too;
+    those held out are given record by record.
 
     Examples:
       >>> train, test = split(wrap(torch.zeros(100, 2), [0, 1] * 50), share=0.2, seed=0)
@@ -353,7 +352,8 @@ def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
             f"With {len(data)} record(s), a test share of {share:g} leaves no record to train or to test on: "
             "change test_share, or give test_data."
         )
-    return data.take(torch.from_numpy(np.flatnonzero(~mask))), data.take(torch.from_numpy(np.flatnonzero(mask)))
+    rest = data.take(torch.from_numpy(np.flatnonzero(mask)))
+    return data.take(torch.from_numpy(np.flatnonzero(~mask))), rest.by_record
 
 
 def guarded(cell: str) -> str:

@@ -7,7 +7,14 @@ sound; docs/explanation/density.md says when to use which.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evenhand.density.kernel_density import Bandwidth, histograms, mean_distances
+    from evenhand.density.moment import MomentDensity
+    from evenhand.density.noisy_embedding import NoisyEmbeddingDensity
+    from evenhand.density.published_smoothing import ClaimedFigures, ClassDensities, PublishedSmoothing, auc_by_class
+    from evenhand.density.random_feature import RandomFeatureDensity
 
 _PUBLIC = {
     "Bandwidth": "kernel_density",
@@ -31,7 +38,20 @@ METHODS = {
 _ELSEWHERE = ("epsilon", "delta", "noise", "classes", "seed", "insecure_seed", "out", "compose")
 """Arguments that a config has elsewhere than in its settings."""
 
-__all__ = ["METHODS", "settings", *_PUBLIC]
+__all__ = [
+    "METHODS",
+    "Bandwidth",
+    "ClaimedFigures",
+    "ClassDensities",
+    "MomentDensity",
+    "NoisyEmbeddingDensity",
+    "PublishedSmoothing",
+    "RandomFeatureDensity",
+    "auc_by_class",
+    "histograms",
+    "mean_distances",
+    "settings",
+]
 
 
 def settings(method: str) -> dict[str, Any]:
@@ -41,15 +61,21 @@ def settings(method: str) -> dict[str, Any]:
       >>> settings("moment_density")
       {'dimension': 500, 'mean_share': 0.03, 'most_labels': 1}
     """
-    parameters = __getattr__(METHODS[method])().get_params()
+    parameters = _imported(METHODS[method])().get_params()
     return {name: value for name, value in parameters.items() if name not in _ELSEWHERE}
 
 
-def __getattr__(name: str) -> Any:
-    """Import public names on first use: scikit-learn takes a second."""
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f"evenhand.density.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module 'evenhand.density' has no attribute {name!r}")
+def _imported(name: str) -> Any:
+    return getattr(importlib.import_module(f"evenhand.density.{_PUBLIC[name]}"), name)
+
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+
+    def __getattr__(name: str) -> Any:
+        """Import public names on first use: scikit-learn takes a second."""
+        if name in _PUBLIC:
+            return _imported(name)
+        raise AttributeError(f"module 'evenhand.density' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

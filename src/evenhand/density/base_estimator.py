@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from torch import Tensor
 
 from evenhand._numbers import rounded_up
 from evenhand.accounting import accountant
@@ -21,12 +20,14 @@ from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import survey
 from evenhand.data.owners_and_groups import by_record, owned
 from evenhand.data.record_checks import check_finite
-from evenhand.density.noisy_sums import Releases, as_data, as_rows
+from evenhand.density.classifier import DensityClassifier, checked
+from evenhand.density.noisy_sums import Releases, as_data, refuse_persons
 from evenhand.density.save_run import After, Before, run_releases
 from evenhand.density.torch_models import DensityModel
 from evenhand.errors import UsageError
 from evenhand.mechanism.random_streams import Stream
 from evenhand.runs.folder import Folder
+from evenhand.runs.known_records import origin_of
 from evenhand.types import Facts, Guarantee
 
 _SEED = (
@@ -38,7 +39,7 @@ _OTHERS = (
 _FACTS = "The number of records (per owner) and the names of classes and owners count as public."
 
 
-class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class PrivateDensity(DensityClassifier):
     """Base of ``RandomFeatureDensity`` and ``NoisyEmbeddingDensity``. After ``fit``:
 
     ``classes_`` the classes, ``plan_`` every number that decides privacy, ``privacy_`` the promise in words and
@@ -66,7 +67,7 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the privacy that the plan promises, with notes for the reader."""
 
     def fit(
-        self, X: Any, y: Any, *, owners: Any = None, budgets: Any = None, allow_not_finite: bool = False
+        self, X: Any, y: Any = None, *, owners: Any = None, budgets: Any = None, allow_not_finite: bool = False
     ) -> PrivateDensity:
         """Fit on arrays.
 
@@ -77,8 +78,10 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
           budgets: an epsilon per owner (Budgets or a mapping), or one per record (a sequence).
           allow_not_finite: fit although more than one record in a hundred holds values that are not finite.
         """
+        X, y = checked(self, X, y)
         promise = self.promise(budgets)
         data, names = as_data(X, y, owners=owners, classes=self.classes)
+        data = replace(data, origin=partial(origin_of, data))
         if isinstance(promise, Budgets) and promise.owners is not None:
             data = by_record(data, promise.owners, owners)
         return self.fit_data(data, promise, names, allow_not_finite=allow_not_finite)
@@ -94,6 +97,7 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         allow_not_finite: bool = False,
     ) -> PrivateDensity:
         """Fit on wrapped data, under a promise; ``before`` and ``after`` may add files to the run folder."""
+        refuse_persons(data.facts)
         if isinstance(promise, Budgets) and promise.owners is not None:
             data = owned(data, promise.owners)
         if not data.facts.labels:
@@ -112,7 +116,7 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         assert isinstance(model, DensityModel)
         self.classes_ = np.asarray(data.facts.labels if names is None else names)
-        self.n_features_in_: int = model.width
+        self.n_features_in_ = model.width
         self.plan_: Plan = plan
         self.model_: DensityModel = model
         self.folder_ = folder
@@ -144,26 +148,9 @@ class PrivateDensity(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return Budgets(budgets, self.delta)
         return Budgets.per_record(budgets, self.delta)
 
-    def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return the log of each class's noisy density, up to a common constant; (rows, classes)."""
-        if not hasattr(self, "model_"):
-            raise UsageError("This estimator is not fitted yet: call fit(X, y) first.")
-        with torch.no_grad():
-            scores: NDArray[np.float64] = self.model_(as_rows(X, self.n_features_in_)).double().numpy()
+    def _log_densities(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.model_(rows)
         return scores
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Return the class of the largest density for every row."""
-        scores = self.decision_function(X)
-        classes: NDArray[Any] = self.classes_[scores.argmax(1)]
-        return classes
-
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return the densities divided by their sum: all classes count as equally likely beforehand."""
-        scores = self.decision_function(X)
-        likely = np.exp(scores - scores.max(1, keepdims=True))
-        probabilities: NDArray[np.float64] = likely / likely.sum(1, keepdims=True)
-        return probabilities
 
 
 def _together(folder: Folder) -> list[str]:

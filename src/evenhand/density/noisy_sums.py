@@ -71,8 +71,22 @@ def plan_of(
     levels = Table(tuple(1 / math.sqrt(share) for share in shares), tuple(query.bound for query in queries))
     apart = "owner" if isinstance(promise, Budgets) else "uniform"
     method = Method(Clip(), schedule=levels, bounds=apart, name=name)  # type: ignore[arg-type]
+    refuse_persons(facts)
     plan = make_plan(method, promise, data=facts, epochs=len(queries), batch_size=facts.records)
     return dataclasses.replace(plan, guarantee="proved and tested", rule={"name": name, "settings": dict(settings)})
+
+
+def refuse_persons(facts: Facts) -> None:
+    """Raise if rows are persons: a density releases sums over single records.
+
+    Examples:
+      >>> refuse_persons(Facts(9, (("all", 9),)))
+    """
+    if facts.unit == "person":
+        raise UsageError(
+            "Densities promise for single records, and these data are by person: take a method of gradient steps, such "
+            "as dpsgd, or wrap the data without persons=."
+        )
 
 
 def total(parts: Iterable[Tensor]) -> Tensor:

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
 from evenhand import _validate
 from evenhand.density.base_estimator import ADD_REMOVE
 from evenhand.density.base_estimator import SpentPrivacy as Promised
+from evenhand.density.classifier import DensityClassifier, checked
 from evenhand.density.kernel_density import Bandwidth, log_density
-from evenhand.density.noisy_sums import as_data, as_rows
+from evenhand.density.noisy_sums import as_data
 from evenhand.density.projection_network import MARGIN, train_projection
 from evenhand.errors import UsageError
 
@@ -31,7 +30,7 @@ WHY = (
 )
 
 
-class PublishedSmoothing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class PublishedSmoothing(DensityClassifier):
     """Adaptive kernel densities per class over projected records, with the noise that the paper calls private.
 
     Frozen features -> projection W (p = 64, trained on the contrastive loss) -> one density per class with a wider
@@ -83,13 +82,14 @@ class PublishedSmoothing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.dimension, self.h, self.k, self.quantile, self.extra = dimension, h, k, quantile, extra
         self.margin, self.epochs, self.lr, self.classes, self.seed = margin, epochs, lr, classes, seed
 
-    def fit(self, X: Any, y: Any) -> PublishedSmoothing:
+    def fit(self, X: Any, y: Any = None) -> PublishedSmoothing:
         """Project, smooth and store the records, as published."""
         if self.allow_unproven is not True:
             raise UsageError(
                 "No guarantee is established for PublishedSmoothing (paper 002): pass allow_unproven=True to study it "
                 "without an epsilon, or use RandomFeatureDensity, which is private."
             )
+        X, y = checked(self, X, y)
         data, names = as_data(X, y, classes=self.classes)
         features, labels = data.fetch(torch.arange(len(data)))
         if labels.dim() != 1:
@@ -123,22 +123,8 @@ class PublishedSmoothing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         log_kernel = -0.5 * dimension * torch.log(2 * torch.pi * variances) - math.log(len(variances))
         return torch.exp(log_kernel + math.log(ClaimedFigures(self.rho, self.delta).noise))
 
-    def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return ``log p_j(x)`` for every class."""
-        rows = as_rows(X, self.n_features_in_).double() @ self.projection_
-        scores: NDArray[np.float64] = self.densities_.log_densities(rows).numpy()
-        return scores
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Return the class of the largest density for every row."""
-        scores = self.decision_function(X)
-        classes: NDArray[Any] = self.classes_[scores.argmax(1)]
-        return classes
-
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return class probabilities, with equal priors."""
-        class_probabilities: NDArray[np.float64] = probabilities(torch.from_numpy(self.decision_function(X))).numpy()
-        return class_probabilities
+    def _log_densities(self, rows: Tensor) -> Tensor:
+        return self.densities_.log_densities(rows.double() @ self.projection_)
 
 
 @dataclass(frozen=True)

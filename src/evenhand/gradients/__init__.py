@@ -15,9 +15,11 @@ from evenhand.gradients.layers import (  # noqa: F401 - importing a kernel regis
     linear,
     normalization,
     recurrent,
+    transposed_linear,
 )
 from evenhand.gradients.layers.base import register_kernel
 from evenhand.gradients.microbatches import MicroBatches
 from evenhand.gradients.model_layout import Layout
+from evenhand.model_io import Shared
 
-__all__ = ["Engine", "Layout", "MicroBatches", "examine", "fix", "per_sample", "probe", "register_kernel"]
+__all__ = ["Engine", "Layout", "MicroBatches", "Shared", "examine", "fix", "per_sample", "probe", "register_kernel"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from evenhand.errors import DataError, UnsupportedModelError, UsageError
+from evenhand.model_io import Shared, concatenated, moved, of_one_width, picked, plain
 
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
 _COPIES: ContextVar[Mapping[int, Tensor]] = ContextVar("_COPIES", default=MappingProxyType({}))
@@ -35,9 +36,19 @@ def batch_size(inputs: Any, targets: Any) -> int:
     if len(sizes) != 1 or -1 in sizes:
         raise UsageError(
             "the first dimension of every tensor in inputs and targets must be the batch, and the same everywhere; "
-            "give what all records share (masks, positions) to the model as a buffer instead"
+            "declare what all records share (masks, positions): evenhand.gradients.Shared(tensor), in wrap shared={...}"
         )
     return sizes.pop()
+
+
+def hollow(inputs: Any) -> bool:
+    """Return whether an input is nothing for a kernel: without numbers (a sequence of length zero), or nested.
+
+    >>> hollow(torch.zeros(3, 0, 2)), hollow((torch.zeros(3, 1), None))
+    (True, False)
+    """
+    leaves = [inputs] if isinstance(inputs, Tensor) else tree_leaves(inputs)
+    return any(isinstance(leaf, Tensor) and (leaf.is_nested or not leaf.numel()) for leaf in leaves)
 
 
 def finite_rows(inputs: Any, targets: Any) -> Tensor:
@@ -49,6 +60,7 @@ def finite_rows(inputs: Any, targets: Any) -> Tensor:
     good = torch.ones(batch_size(inputs, targets), dtype=torch.bool)
     for leaf in tree_leaves((inputs, targets)):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(leaf):
+            leaf = of_one_width(leaf) if leaf.is_nested else leaf
             good &= torch.isfinite(leaf).flatten(1).all(1).cpu() if leaf.dim() > 1 else torch.isfinite(leaf).cpu()
     return good.nonzero().squeeze(1)
 
@@ -70,7 +82,16 @@ def take(tree: Any, rows: Any) -> Any:
     >>> take((torch.arange(4), None), slice(1, 3))
     (tensor([1, 2]), None)
     """
-    return tree_map_only(Tensor, lambda leaf: leaf[rows], tree)
+    return tree_map_only(Tensor, lambda leaf: picked(leaf, rows) if leaf.is_nested else leaf[rows], tree)
+
+
+def join(leaves: Sequence[Tensor]) -> Tensor:
+    """Return the rows of several tensors, one after the other.
+
+    >>> join([torch.ones(1), torch.zeros(1)])
+    tensor([1., 0.])
+    """
+    return concatenated(leaves) if leaves[0].is_nested else torch.cat(list(leaves))
 
 
 def cast(tree: Any, dtype: torch.dtype) -> Any:
@@ -79,28 +100,139 @@ def cast(tree: Any, dtype: torch.dtype) -> Any:
     >>> cast(torch.ones(1), torch.float64).dtype
     torch.float64
     """
-    return tree_map_only(Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+    def converted(leaf: Any) -> Any:
+        if isinstance(leaf, Shared):
+            return moved(leaf, dtype)
+        return leaf.to(dtype) if leaf.is_floating_point() else leaf
+
+    return tree_map_only((Tensor, Shared), converted, tree)
 
 
-def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what a model is called with: a tuple is its arguments, a dict its keyword arguments, else one argument.
+def as_plain(inputs: Any) -> Any:
+    """Return inputs as a tensor, a tuple or a dict, see `model_io.plain`.
 
-    >>> arguments({"x": 1}), arguments((1, 2)), arguments(3)
-    (((), {'x': 1}), ((1, 2), {}), ((3,), {}))
+    >>> as_plain([1, 2])
+    (1, 2)
     """
+    return inputs if isinstance(inputs, Tensor) else plain(inputs)
+
+
+def fitted(model: nn.Module, inputs: Any) -> Any:
+    """Return plain inputs, the floating ones in the precision of a model that is all float16, bfloat16 or float64.
+
+    Inputs of a float32 model, or of one with several precisions, stay as they are.
+
+    Examples:
+      >>> fitted(nn.Linear(1, 1).double(), torch.ones(1, 1)).dtype, fitted(nn.Linear(1, 1), torch.ones(1, 1)).dtype
+      (torch.float64, torch.float32)
+    """
+    inputs = as_plain(inputs)
+    floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    dtype = next(floating, torch.float32)
+    if dtype == torch.float32 or (isinstance(inputs, Tensor) and inputs.dtype == dtype):
+        return inputs
+    return cast(inputs, dtype) if all(other == dtype for other in floating) else inputs
+
+
+def arguments(inputs: Any, *, shared: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what a model is called with: a tuple is its arguments, a Mapping its keyword arguments, else one argument.
+
+    What all records share is taken out of its `Shared`, unless ``shared`` says that the model does that.
+
+    >>> arguments({"x": 1, "flag": Shared(True)}), arguments((1, 2)), arguments(3)
+    (((), {'x': 1, 'flag': True}), ((1, 2), {}), ((3,), {}))
+    """
+    inputs = as_plain(inputs)
+    inputs = inputs if shared else unwrapped(inputs)
     if isinstance(inputs, dict):
         return (), inputs
     return inputs if isinstance(inputs, tuple) else (inputs,), {}
 
 
+def unwrapped(tree: Any) -> Any:
+    """Return the structure with every `Shared` replaced by its value.
+
+    >>> unwrapped({"flag": Shared(True)})
+    {'flag': True}
+    """
+    return tree if isinstance(tree, Tensor) else tree_map_only(Shared, lambda leaf: leaf.value, tree)
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
-    """Apply the model to a batch, see `arguments`.
+    """Apply the model to a batch, see `arguments`; inputs of a half or double model are in its precision.
 
     >>> call(nn.Identity(), (torch.ones(1),))
     tensor([1.])
     """
-    args, kwargs = arguments(inputs)
+    args, kwargs = arguments(fitted(model, inputs), shared=getattr(model, "takes_shared", False) is True)
     return model(*args, **kwargs)
+
+
+def logits(outputs: Any) -> Tensor:
+    """Return the scores among a model's outputs: the tensor itself, ``.logits``, or the first of a tuple.
+
+    A loss that the model computed is never used: it is a mean over the batch, so no bound on one record would hold.
+
+    Raises:
+      UnsupportedModelError: there are no scores, or a loss of the model's own stands beside them.
+
+    Examples:
+      >>> logits({"logits": torch.zeros(2, 3), "hidden": None}).shape, logits((torch.ones(2), None)).shape
+      (torch.Size([2, 3]), torch.Size([2]))
+      >>> logits({"loss": torch.tensor(0.5)})  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+      ...
+      evenhand.errors.UnsupportedModelError: the model computed a loss of its own, ...
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    given = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    scores = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if scores is None and isinstance(outputs, tuple | list) and outputs:
+        scores = outputs[0]
+    computed = given if scores is None or given is not None else scores
+    if isinstance(computed, Tensor) and computed.dim() == 0:
+        raise UnsupportedModelError(
+            "the model computed a loss of its own, a mean over the batch that bounds no record's gradient: keep labels "
+            "out of its inputs (name their column, label='labels'), so that it returns logits"
+        )
+    if not isinstance(scores, Tensor):
+        raise UnsupportedModelError(
+            f"the model returned a {type(outputs).__name__} without logits: return a tensor, an object or dict with "
+            "logits, or a tuple whose first element they are; or pass a loss of your own that reads what it returns"
+        )
+    return scores
+
+
+def reads_logits(loss: Any) -> bool:
+    """Return whether a loss is given the logits: ours and torch's are; another function gets all that a model returns.
+
+    Examples:
+      >>> reads_logits(nn.CrossEntropyLoss(reduction="none")), reads_logits(lambda out, y: out.logits)
+      (True, False)
+    """
+    return isinstance(loss, nn.modules.loss._Loss) or getattr(loss, "reads_logits", False) is True
+
+
+def apply_loss(loss_fn: LossFn, outputs: Any, targets: Any) -> Any:
+    """Return the loss of a model's outputs: our losses and torch's are given the logits, see `logits`.
+
+    >>> apply_loss(nn.MSELoss(reduction="none"), {"logits": torch.ones(1)}, torch.zeros(1))
+    tensor([1.])
+    """
+    if isinstance(outputs, Tensor):
+        return loss_fn(outputs, targets)
+    if reads_logits(loss_fn):
+        return loss_fn(logits(outputs), targets)
+    try:
+        return loss_fn(outputs, targets)
+    except (AttributeError, TypeError):
+        pass  # raised outside, so that the original message, which may hold values, is not attached
+    raise UnsupportedModelError(
+        f"the model returned a {type(outputs).__name__} and the loss cannot take it: in a loss of your own read "
+        "outputs.logits, or pass a loss of torch or evenhand.losses, which are given the logits"
+    )
 
 
 def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
@@ -112,7 +244,7 @@ def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
     value: Any = None
     outside = False
     try:
-        value = loss_fn(outputs, targets)
+        value = apply_loss(loss_fn, outputs, targets)
     except IndexError:
         outside = True
     if outside:  # raised here, so that the original message, which names the label, is not attached

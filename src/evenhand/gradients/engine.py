@@ -5,16 +5,17 @@ kernels with autograd when that is due), forward and backward (`_record`), norms
 that gives sums (`RescuedPass`). From there to a kernel are at most three calls. The ways are:
 
 - a speed path (``fast_paths.py``), where the model has one;
-- kernels: layers with a kernel are served during the backward (``layer_recorder.py``, ``norms_and_sums.py``);
-- record by record (``record_by_record.py``), for the whole model, if a trainable parameter gets past its kernel.
+- kernels: layers with a kernel are served during the backward (``layer_recorder.py``, ``norms_and_sums.py``), and a
+  module whose parameters get past all kernels is run again for each record (``module_fallback.py``);
+- record by record (``record_by_record.py``), for the whole model, where that does not do either.
 
 Rows that float32 cannot carry are computed again in float64. A row that is not finite even then contributes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -24,23 +25,27 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
-from evenhand.gradients.batch_utils import LossFn, arguments, batch_size, losses, versions
+from evenhand.gradients.batch_utils import LossFn, arguments, as_plain, batch_size, fitted, hollow, losses, versions
 from evenhand.gradients.fast_paths import FastPath, UnsuitedError, fast
 from evenhand.gradients.layer_recorder import LayerRecorder, LearnedUse
+from evenhand.gradients.learned_models import Habits, Key, recall, remember
 from evenhand.gradients.memory import ScratchBuffers, out_of_memory
-from evenhand.gradients.model_layout import Call, Layout, ModelSnapshot, Served, modules_of
-from evenhand.gradients.norms_and_sums import PerRecordGradients, Raw, RecordedGradients, RescuedPass, zero
+from evenhand.gradients.model_layout import Call, Layout, ModelSnapshot, Served, ServedLayer, modules_of
+from evenhand.gradients.norms_and_sums import Raw, RecordedGradients, RescuedPass, zero
 from evenhand.gradients.pass_context import RandomState, exclusive, plain
-from evenhand.gradients.raw_parameters import uses
-from evenhand.gradients.record_blocks import Blocks
+from evenhand.gradients.record_blocks import Blocks, PerRecordGradients
 from evenhand.gradients.record_by_record import Fallback
 from evenhand.gradients.self_check import Comparison
+from evenhand.gradients.unserved.module_fallback import AloneError, further_apart
+from evenhand.gradients.unserved.raw_parameters import uses
 from evenhand.gradients.views import Viewed
 from evenhand.types import Pass
 
-Way: TypeAlias = Literal["kernels", "record by record (vmap)", "record by record (loop)"]
-Key: TypeAlias = tuple[bool, bool, tuple[str, ...]]
-"""Decides how a batch is run: by a speed path or not, training or not, and the names of the trained parameters."""
+Way: TypeAlias = Literal[
+    "kernels", "kernels, some modules record by record", "record by record (vmap)", "record by record (loop)"
+]
+OTHERWISE = 5
+"""Records that are compared if kernels were wrong on the usual number."""
 _NOTHING_TRAINED = "the model has no trainable parameter; call requires_grad_(True) on what is to learn"
 _IN_PLACE = (
     "forward changes its inputs in place, and rows that are computed again would see changed ones; write x = x * 0.5 "
@@ -56,8 +61,10 @@ _ORDER = (
 def per_sample(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Pass:
     """Return per-record losses, gradient norms and, for weights chosen afterwards, the weighted gradient sum.
 
-    ``inputs`` is a tensor, a tuple (arguments) or a dict (keyword arguments); the first dimension of every tensor is
-    the batch. ``loss_fn(outputs, targets)`` gives one loss per record. For many steps keep an `Engine`.
+    ``inputs`` is a tensor, a tuple or list (arguments) or a Mapping (keyword arguments); the first dimension of every
+    tensor is the batch, unless it is `Shared`. ``loss_fn(outputs, targets)`` gives one loss per record; a loss of
+    torch's is given the logits of what the model returns. What is learned about a model and a loss is remembered while
+    both live and the model stays as it is. For many steps keep an `Engine`, which is quicker still.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> result = per_sample(model, lambda out, y: out[:, 0] * y, torch.ones(3, 2), torch.tensor([0.0, 1.0, 2.0]))
@@ -66,7 +73,17 @@ def per_sample(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> 
     >>> result.weighted_sum(torch.tensor([1.0, 1.0, 0.5]))
     {'weight': tensor([[2., 2.]])}
     """
-    return Engine(model, loss_fn).run(inputs, targets)
+    engine = Engine(model, loss_fn)
+    engine.recall()
+    try:
+        result = engine.run(inputs, targets)
+    except UnsupportedModelError as error:
+        if str(error) != _ORDER:
+            raise
+        engine = Engine(model, loss_fn)  # looks at the model anew, as if nothing were known of it
+        result = engine.run(inputs, targets)
+    engine.remember()
+    return result
 
 
 class Engine:
@@ -93,14 +110,17 @@ class Engine:
         self._fallback = Fallback(model, loss_fn)
         self._layout: Layout | None = None
         self._path: FastPath | None = None
-        self._habits: dict[Key, LearnedUse | None] = {}
+        self._habits: Habits = {}
         """Learned while kernels were verified; None where the model is differentiated record by record."""
+        self._few: dict[Key, int] = {}
         self._used: set[str] = set()
         self._satisfied: Layout | None = None
         self._rooms: list[ScratchBuffers] = []
         self._newest = 0
         self._since = 0
         self._path_works = self._channels_last_works = True
+        self._past: list[str] = []
+        self._refused: set[nn.Module] = set()
         self.watcher: Callable[[Layout], None] | None = None
         self.expected: int | None = None
 
@@ -115,6 +135,7 @@ class Engine:
         """
         if torch.is_inference_mode_enabled():
             raise UsageError("gradients cannot be taken under torch.inference_mode(); leave that context first")
+        inputs = as_plain(inputs)
         size = batch_size(inputs, targets)
         blocks = blocks or Blocks(size)
         grad = nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
@@ -127,6 +148,7 @@ class Engine:
                     raise UsageError(_NOTHING_TRAINED)
                 if size == 0:
                     return _empty(layout)
+                inputs = fitted(self._model, inputs)  # in here, where no other pass has put other parameters in place
                 written = versions(inputs)
                 while True:
                     self._newest = number = self._newest + 1  # takes back the memory of the pass before
@@ -135,7 +157,9 @@ class Engine:
                         path = self._path if self._path_works else None
                         path = path if path is not None and path.suits(inputs, targets) else None
                         key = (path is not None, self._model.training, tuple(layout.trainable))
-                        habits, verified, state = self._verdict(key, layout, path, inputs, targets, blocks.size)
+                        habits, verified, state = None, None, None
+                        if not hollow(inputs):  # else kernels have no rows to see
+                            habits, verified, state = self._verdict(key, layout, path, inputs, targets, blocks.size)
                         raw: Raw | None = None
                         if habits is not None:
                             served = self._kernels(layout) if verified else []
@@ -144,10 +168,14 @@ class Engine:
                                 loss, calls = recorded
                                 raw = path.measure(loss, calls) if path is not None and served else None
                                 if raw is None:
-                                    with plain():
+                                    with plain(), self._alone():
                                         rooms = self._memory(self._rooms, len(calls))
                                         raw = RecordedGradients(loss, calls, layout.names, rooms)
                             self._demand_use(layout)
+                            if raw is None and state is not None and verified and self._few.get(key) is None:
+                                self._few[key] = OTHERWISE  # a size of the model may have looked like that of the batch
+                                state.restore()
+                                continue
                             if verified is not None:
                                 self._habits[key] = None if raw is None else habits
                             if raw is None and state is not None:
@@ -181,10 +209,14 @@ class Engine:
         batch cannot show an order.
         """
         if key not in self._habits:
-            state, self._since, habits = RandomState(self._model), 1, LearnedUse()
+            state, self._since = RandomState(self._model), 1
+            habits = LearnedUse(few=self._few.get(key, LearnedUse.few))
             verified = self._comparison(layout, path, habits).agree(inputs, targets, records)
+            while verified is False and path is None and (more := self._tried_next(layout, habits)) is not None:
+                habits = more
+                verified = self._comparison(layout, path, habits).agree(inputs, targets, records)
             if verified is False and self._goes_channels_last(layout):
-                self._channels_last_works, habits = False, LearnedUse()
+                self._channels_last_works, habits = False, replace(habits, batch={}, ways=set())
                 verified = self._comparison(layout, path, habits).agree(inputs, targets, records)
             return replace(habits, learning=False) if verified else LearnedUse(learning=False), verified, state
         known = self._habits[key]
@@ -217,7 +249,7 @@ class Engine:
         rows, rest = size * self._views, layout.trainable
         answers: Sequence[Tensor | None] = ()
         with LayerRecorder(rows, habits, served) as recorder:
-            args, kwargs = arguments(inputs)
+            args, kwargs = arguments(inputs, shared=self._views > 1)
             loss = losses(self._loss_fn, self._model(*args, **kwargs), targets, size)
             wanted = recorder.forward_done()
             if loss.requires_grad:
@@ -239,10 +271,35 @@ class Engine:
                 if self._views > 1:
                     recorder.calls = [replace(call, views=self._views) for call in recorder.calls]
         past = [name for name, gradient in zip(rest, answers, strict=False) if gradient is not None]
+        self._past, self._refused = past, recorder.refused
         if self._satisfied is not layout:
             names = layout.names
             self._used.update(past, [names[id(p)] for c in recorder.calls for p in c.site.parameters.values()])
         return None if past or recorder.bypassed else (loss, recorder.calls)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Note a module that cannot be run again for one record; what was to be assigned inside then is not."""
+        try:
+            yield
+        except AloneError as error:
+            self._refused = {error.module}
+
+    def _tried_next(self, layout: Layout, habits: LearnedUse) -> LearnedUse | None:
+        """Return what to try after an attempt that was wrong or went past the kernels; None if nothing is left.
+
+        Modules whose parameters went past them are run again for these. Kernels that are wrong may have taken another
+        dimension for the records, which then is tried with another number of them, and none folded together with time.
+        """
+        trials = {site.module for site in layout.served if isinstance(site, ServedLayer) and site.trial}
+        if failed := self._refused & trials - habits.unlike:
+            return LearnedUse(apart=habits.apart, unlike=habits.unlike | failed, folds=habits.folds, few=habits.few)
+        apart = further_apart(layout, habits.apart, self._past, self._refused, habits.unlike)
+        if apart is not None:
+            return LearnedUse(apart=apart, unlike=habits.unlike, folds=habits.folds, few=habits.few)
+        if habits.folds and not self._past:
+            return LearnedUse(unlike=habits.unlike, folds=False, few=OTHERWISE)
+        return LearnedUse(unlike=trials, folds=habits.folds, few=habits.few) if trials - habits.unlike else None
 
     def _memory(self, rooms: list[ScratchBuffers], count: int) -> list[ScratchBuffers]:
         """Return the ``rooms``, at least ``count`` of them: one for each call of a layer. The next pass takes them."""
@@ -266,10 +323,13 @@ class Engine:
             if recorded is None:
                 return None
             quick = path.measure(*recorded) if path is not None and served else None
-            with plain():
-                return quick or RecordedGradients(*recorded, layout.names, self._memory([], len(recorded[1])))
+            if quick is None:
+                with plain(), self._alone():
+                    quick = RecordedGradients(*recorded, layout.names, self._memory([], len(recorded[1])))
+            return quick
 
-        return Comparison(self._model, self._loss_fn, layout, run_few, writes=path is None or bool(layout.buffers))
+        writes = path is None or bool(layout.buffers)
+        return Comparison(self._model, self._loss_fn, layout, run_few, writes, habits.few)
 
     def _demand_use(self, layout: Layout) -> None:
         """Raise if a trainable parameter was used by no batch so far."""
@@ -303,8 +363,32 @@ class Engine:
     def way(self) -> Way:
         """Return how batches were run so far."""
         if all(self._habits.values()):
-            return "kernels"
+            return "kernels, some modules record by record" if self.apart() else "kernels"
         return "record by record (vmap)" if self._fallback.vectorises else "record by record (loop)"
+
+    def apart(self) -> dict[str, str]:
+        """Return the modules that are differentiated by running them again, and how: by vmap or in a loop."""
+        every = [habits.apart for habits in self._habits.values() if habits is not None]
+        return {name: "loop" if one.loops else "vmap" for apart in every for name, one in apart.items()}
+
+    def unlike(self) -> tuple[str, ...]:
+        """Return the modules that were tried with the kernel of a layer that they resemble, and are not like it."""
+        every = {module for habits in self._habits.values() if habits is not None for module in habits.unlike}
+        return tuple(name for name, module in modules_of(self._model) if module in every)
+
+    def recall(self) -> None:
+        """Take over what an earlier engine remembered about the model and the loss, if the model is still the same."""
+        with exclusive(self._identities()):
+            known = recall(self._model, self._loss_fn, self._current())
+        if known is not None:
+            self._habits, self._since, (self._path_works, self._channels_last_works, self._few, loop) = known
+            self._few, self._fallback.vectorises = dict(self._few), loop
+
+    def remember(self) -> None:
+        """Leave what was learned to the next engine of this model and loss."""
+        if self._layout is not None:
+            flags = (self._path_works, self._channels_last_works, self._few, self._fallback.vectorises)
+            remember(self._model, self._loss_fn, self._layout, self._habits, self._since, flags)
 
     def forget(self) -> None:
         """Give back the memory that is kept from batch to batch."""
@@ -324,6 +408,7 @@ class Engine:
         if now is not before:
             self._layout, self._path = now, fast().path_for(now)
             self._habits.clear()
+            self._few.clear()
         return now
 
 

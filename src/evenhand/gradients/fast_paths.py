@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evenhand.gradients.layers.recurrent_cells import Steps
     from evenhand.gradients.layers.recurrent_gradients import Grams
     from evenhand.gradients.model_layout import Call, Layout
-    from evenhand.gradients.norms_and_sums import PerRecordGradients
+    from evenhand.gradients.record_blocks import PerRecordGradients
 
 _FOLDER = "evenhand.gradients.fast"
 

@@ -20,50 +20,71 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evenhand.gradients.layers.resemblance import alike
+from evenhand.gradients.memory import out_of_memory
 from evenhand.gradients.model_layout import Call, ServedComposite, ServedLayer
-
-_INNER: dict[type[nn.Module], Callable[[Any], int]] = {
-    nn.Linear: lambda module: 1,
-    nn.LayerNorm: lambda module: len(module.normalized_shape),
-    nn.Embedding: lambda module: 0,
-}
-"""Layers that do the same at every place: how many dimensions, the last ones, make a place."""
+from evenhand.gradients.unserved.module_fallback import Apart, run_apart
 
 
 @dataclass
 class LearnedUse:
     """``batch``: where a layer's input has the records; None for a layer that sees something else.
 
-    ``ways``: how parameters are used without a layer, see ``raw_parameters.py``.
+    ``ways``: how parameters are used without a layer, see ``raw_parameters.py``. ``apart``: by name the modules that
+    are run again for their parameters, see ``module_fallback.py``. ``unlike``: modules that are not like the layer that
+    they resemble. ``folds``: layers with places may have records and times folded together in their first dimension.
+    ``few`` records are compared with autograd.
     """
 
     learning: bool = True
     batch: dict[nn.Module, int | None] = field(default_factory=dict)
     ways: set[tuple[str, ...]] = field(default_factory=set)
+    apart: dict[str, Apart] = field(default_factory=dict)
+    unlike: set[nn.Module] = field(default_factory=set)
+    folds: bool = False
+    few: int = 4
 
-    def place(self, module: nn.Module, x: Tensor, size: int) -> tuple[int | None, bool]:
+    def uses(self, site: ServedLayer | ServedComposite) -> bool:
+        """Return whether the kernel of a layer is used."""
+        return site.module not in self.unlike and not any(apart.contains(site) for apart in self.apart.values())
+
+    def place(self, site: ServedLayer, x: Tensor, size: int) -> tuple[int | None, bool]:
         """Return the batch axis of ``x``, and whether it is as it was. Only layers with places may have it second.
 
-        >>> habits, layer = LearnedUse(), nn.Linear(2, 2)
-        >>> habits.place(layer, torch.ones(5, 3, 2), 3)
+        >>> from evenhand.gradients.model_layout import sites
+        >>> habits, (site,) = LearnedUse(), sites([("", nn.Linear(2, 2))])
+        >>> habits.place(site, torch.ones(5, 3, 2), 3)
         (1, True)
-        >>> habits.place(layer, torch.ones(3, 5, 2), 3)
+        >>> habits.place(site, torch.ones(3, 5, 2), 3)
         (0, False)
         >>> habits.learning = False
-        >>> habits.place(layer, torch.ones(7, 7, 2), 7)
+        >>> habits.place(site, torch.ones(7, 7, 2), 7)
         (1, True)
         """
+        module, inner = site.module, site.inner
         if self.learning:
-            axis = next((dim for dim in range(_places(module, x)) if x.shape[dim] == size), None)
+            axis = next((dim for dim in range(_places(inner, x)) if x.shape[dim] == size), None)
+            if axis is None and self.folds and _folded(inner, x, size):
+                axis = FOLDED
             return axis, self.batch.setdefault(module, axis) == axis
         known = self.batch.get(module, 0)
+        if known == FOLDED:
+            return known, _folded(inner, x, size)
         return known, known is None or (x.dim() > known and x.shape[known] == size)
 
 
-def _places(module: nn.Module, x: Tensor) -> int:
+FOLDED = -1
+"""Stands for a batch axis that is folded together with time: the rows of a record are next to each other."""
+
+
+def _folded(inner: int | None, x: Tensor, size: int) -> bool:
+    """Return whether the first dimension may be records and times."""
+    return inner is not None and x.dim() == inner + 1 and len(x) > 0 and len(x) % size == 0
+
+
+def _places(inner: int | None, x: Tensor) -> int:
     """Return how many of the leading dimensions may be the batch."""
-    inner = _INNER.get(type(module))
-    return min(1, x.dim()) if inner is None else max(min(1, x.dim()), min(2, x.dim() - inner(module)))
+    return min(1, x.dim()) if inner is None else max(min(1, x.dim()), min(2, x.dim() - inner))
 
 
 class _Layer(torch.autograd.Function):
@@ -130,9 +151,11 @@ class LayerRecorder:
     """Records the calls of the served layers of one batch of ``size`` records, in the thread that made it."""
 
     def __init__(self, size: int, habits: LearnedUse, served: Sequence[ServedLayer | ServedComposite]):
-        self.size, self._habits, self._served = size, habits, served
+        self.size, self._habits = size, habits
+        self._served = [site for site in served if habits.uses(site)] if habits.unlike or habits.apart else served
         self.calls: list[Call] = []
         self.bypassed = False
+        self.refused: set[nn.Module] = set()
         self._forward_done = False
         self._thread = threading.get_ident()
 
@@ -147,11 +170,13 @@ class LayerRecorder:
             site.module.__dict__["forward"] = (
                 self._replacement(site) if isinstance(site, ServedLayer) else self._composed(site)
             )
+        for apart in self._habits.apart.values():
+            apart.module.__dict__["forward"] = self._separate(apart)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Put everything back."""
-        for site in self._served:
+        for site in (*self._served, *self._habits.apart.values()):
             site.module.__dict__.pop("forward", None)
 
     def forward_done(self) -> list[Tensor]:
@@ -176,20 +201,38 @@ class LayerRecorder:
             x = args[0]
             batch = self._batch(site, x) if len(args) == 1 else None
             if batch is not None:
-                x = x.transpose(0, batch) if batch else x
-                if site.kernel.accepts(site.module, x):
-                    torch._C._set_grad_enabled(False)  # it was on, or there would be no batch
-                    try:
+                x = x.unflatten(0, (self.size, -1)) if batch == FOLDED else x.transpose(0, batch) if batch else x
+                computed: tuple[Tensor, tuple[Tensor, ...]] | None = None
+                torch._C._set_grad_enabled(False)  # it was on, or there would be no batch
+                try:
+                    if site.kernel.accepts(site.module, x):
                         computed = site.kernel.forward(site.module, x)
-                    finally:
-                        torch._C._set_grad_enabled(True)
+                except RuntimeError as error:
+                    if not site.trial or out_of_memory(error):
+                        raise
+                finally:
+                    torch._C._set_grad_enabled(True)
+                if computed is not None:
                     out = enter_graph(self, site, computed, self.anchor, x)
-                    return out.transpose(0, batch) if batch else out
+                    out = out.flatten(0, 1) if batch == FOLDED else out.transpose(0, batch) if batch else out
+                    if site.trial and self._habits.learning:
+                        self._compare(site, out, args)
+                    return out
                 self.bypassed = True
+                if site.trial:
+                    self.refused.add(site.module)
             plain: Tensor = original(site.module, *args)
             return plain
 
         return forward
+
+    def _compare(self, site: ServedLayer, output: Tensor, args: tuple[Any, ...]) -> None:
+        """Compare the output of a kernel on trial with that of the layer itself."""
+        with torch.no_grad():
+            expected = type(site.module).forward(site.module, *args)
+        if not alike(output, expected):
+            self.bypassed = True
+            self.refused.add(site.module)
 
     def _composed(self, composed: ServedComposite) -> Callable[..., Any]:
         original = type(composed.module).forward
@@ -208,6 +251,21 @@ class LayerRecorder:
 
         return forward
 
+    def _separate(self, apart: Apart) -> Callable[..., Any]:
+        def note(site: ServedLayer, tensors: tuple[Tensor, ...]) -> None:
+            self.record(Call.of(site, tensors))
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._here():
+                result, done = run_apart(apart, self.size, self._habits.learning, self.anchor, note, args, kwargs)
+                if not done:
+                    self.bypassed = True
+                    self.refused.add(apart.module)
+                return result
+            return type(apart.module).forward(apart.module, *args, **kwargs)
+
+        return forward
+
     def _here(self) -> bool:
         """Return whether the recording thread calls and wants gradients, outside any functorch transform."""
         if threading.get_ident() != self._thread:
@@ -221,7 +279,7 @@ class LayerRecorder:
         """Return the batch axis of a layer's input; None if the layer is to be left to autograd."""
         if not self._here():
             return None
-        batch, usual = self._habits.place(site.module, x, self.size)
+        batch, usual = self._habits.place(site, x, self.size)
         if not usual:
             self.bypassed = True
         return batch if usual else None

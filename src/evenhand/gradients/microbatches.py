@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenhand.errors import UsageError
-from evenhand.gradients.batch_utils import LossFn, batch_size, take
+from evenhand.gradients.batch_utils import LossFn, as_plain, batch_size, take
 from evenhand.gradients.engine import Engine
 from evenhand.gradients.memory import out_of_memory, part_of, saved_bytes
 from evenhand.gradients.pass_context import RandomState, exclusive
@@ -49,6 +49,7 @@ class MicroBatches:
 
     def run(self, inputs: Any, targets: Any, early: Early | None = None, blocks: Blocks | None = None) -> Pass:
         """Run as `Engine.run`; running out of memory halves the parts and starts this batch again."""
+        inputs = as_plain(inputs)
         size = batch_size(inputs, targets)
         blocks = blocks or Blocks(size)
         state = RandomState(self._model)

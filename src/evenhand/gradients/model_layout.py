@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from evenhand.errors import UsageError
 from evenhand.gradients.doctor.refusals import refuse
 from evenhand.gradients.layers.base import Composite, Kernel, Piece, Share, composite_for, kernel_for, shadowed
+from evenhand.gradients.layers.resemblance import resembling
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.pass_context import RandomState
 from evenhand.gradients.row_norms import working_dtype
@@ -67,7 +68,9 @@ def trainable_of(modules: Modules) -> Trainable:
 class ServedLayer:
     """A served module or a piece of one, its trainable parameters by the module's own names, and their precision.
 
-    ``all_parameters`` are all its parameters, frozen ones too.
+    ``all_parameters`` are all its parameters, frozen ones too. ``trial``: that the kernel computes what the module does
+    is not known from its type, see ``layers/resemblance.py``. ``inner``: how many dimensions, the last ones, make a
+    place of a layer that does the same at every place; None for others.
     """
 
     module: nn.Module
@@ -76,6 +79,8 @@ class ServedLayer:
     all_parameters: tuple[nn.Parameter, ...]
     dtype: torch.dtype
     piece: bool = False
+    trial: bool = False
+    inner: int | None = None
 
     def share(self, tensors: tuple[Tensor, ...], room: ScratchBuffers, views: int = 1) -> Share:
         """Return the records' gradients from what a call left; with several ``views`` per record, added up over them.
@@ -171,6 +176,10 @@ def sites(modules: Modules) -> list[ServedLayer | ServedComposite]:
         if kernel is not None:
             served.append(_site(module, kernel, parameters, piece=False))
             continue
+        kernel = resembling(module)
+        if kernel is not None:
+            served.append(replace(_site(module, kernel, parameters, piece=False), trial=True))
+            continue
         composite = composite_for(module)
         if composite is not None:
             pieces = {
@@ -184,7 +193,9 @@ def sites(modules: Modules) -> list[ServedLayer | ServedComposite]:
 def _site(module: nn.Module, kernel: Any, parameters: dict[str, nn.Parameter], *, piece: bool) -> ServedLayer:
     trainable = {name: p for name, p in parameters.items() if p.requires_grad}
     all_parameters = tuple(parameters.values())
-    return ServedLayer(module, kernel, trainable, all_parameters, working_dtype(all_parameters[0].dtype), piece)
+    dtype, places = working_dtype(all_parameters[0].dtype), getattr(kernel, "inner", None)
+    inner = None if places is None else places(module)
+    return ServedLayer(module, kernel, trainable, all_parameters, dtype, piece, inner=inner)
 
 
 @dataclass(frozen=True)
@@ -233,6 +244,15 @@ class Layout:
         """
         kernels = [site.kernel if isinstance(site, ServedLayer) else site.composite for site in self.served]
         return all(type(kernel).__module__.startswith("evenhand.") for kernel in kernels)
+
+    def description(self) -> tuple[Any, ...]:
+        """Return what ``marks`` compare, without a reference to a module or a parameter.
+
+        >>> model = nn.Linear(2, 1); before = Layout.read(model).description()
+        >>> before == Layout.read(model).description(), before == Layout.read(model.requires_grad_(False)).description()
+        (True, False)
+        """
+        return tuple(mark.description() for mark in self.marks)
 
     def state(self) -> tuple[tuple[int, int], ...]:
         """Return identity and version of every buffer and parameter: a write in place or a replacement changes them.
@@ -321,6 +341,12 @@ class _Mark:
             [_flags(p) for p in parameters if p is not None],
             [buffer is None for buffer in module._buffers.values()],
         )
+
+    def description(self) -> tuple[Any, ...]:
+        """Return it as plain values, with identities in the place of objects."""
+        module = (id(self.module), type(self.module), self.script, self.forward, self.training, self.shadowed)
+        lists = (tuple(self.children), tuple(self.places), tuple(self.flags), tuple(self.buffers))
+        return *module, self.compiled, self.hooks, *lists
 
     def holds(self) -> bool:
         """Return whether the module is still as it was."""

@@ -2,7 +2,8 @@
 
 A record's norm must never come out too small. Sums within a record (over time, pixels, repeated calls) can cancel, and
 then float32 keeps few digits of what is left; ``reach`` of a share says how large the terms were. Rows in doubt are
-computed apart in float64, their norms and their part of the sum. Sums over records are taken block by block.
+computed apart in float64, their norms and their part of the sum. Sums over records are taken block by block; rows whose
+norms are good, but whose terms are too long for a float32 sum with those of others, are added up in float64.
 
 `RescuedPass` is a pass as rules and the step see it: extreme rows are computed again, superseded passes are refused.
 """
@@ -13,18 +14,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from evenhand.errors import UsageError
 from evenhand.gradients.batch_utils import LossFn, take
-from evenhand.gradients.layers.base import Share
+from evenhand.gradients.layers.base import MeasuredShare, Share, combined
+from evenhand.gradients.layers.tied_tables import tied_norms
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.model_layout import Call, Layout
 from evenhand.gradients.pass_context import exclusive, highest, plain, preserved
-from evenhand.gradients.record_blocks import Blocks, add_up, chunks_of
+from evenhand.gradients.record_blocks import Blocks, PerRecordGradients, add_up, chunks_of, drain
 from evenhand.gradients.record_by_record import HeldGradients, reference
 from evenhand.gradients.row_norms import (
     ROW_LIMIT,
@@ -42,28 +44,13 @@ from evenhand.types import Pass
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative error of a norm above which a record is computed apart."""
 CHUNK = 1 << 22
-
-
-class PerRecordGradients(Protocol):
-    """Norms of all records and their weighted sum.
-
-    ``slip`` is how far rounding may have moved a record's gradient (None: nowhere), ``clean`` says that every norm is
-    finite and in the range of float32.
-    """
-
-    loss: Tensor
-    norm: Tensor
-    slip: Tensor | None
-    clean: bool
-
-    def weighted_sum(
-        self, weights: Tensor, usable: Tensor | None, blocks: Blocks, last: bool = False
-    ) -> dict[str, Tensor]:
-        """Return ``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere).
-
-        What is added up over several blocks is float64. After the ``last`` sum there can be no other: what a layer saw
-        is let go once it is added up.
-        """
+"""Numbers of records' gradients, or of what layers saw, that are held in float64 at a time."""
+GRAM = 8
+"""How much longer terms may be where they are measured by inner products in float64, before a record is set apart."""
+MANY = 64
+"""Terms of a record from which on they may be so long: of few, inner products would lose digits of a small part."""
+EXACT = 1024
+"""Records that are added up in float64 at a time at most, so that long terms meet few of each other."""
 
 
 class _Group:
@@ -73,6 +60,8 @@ class _Group:
     """How many vectors a record adds to the sum over all records; those of several calls may cancel."""
     most: int | None
     """The most records of a block if they add several vectors each, else None. Like ``joint`` set by `measure`."""
+    by_gram: bool
+    """Whether the norm is that of inner products in float64, which rounding of terms does not move; set likewise."""
 
     def __init__(self, recorded: list[Call], calls: list[Call], shares: list[Share]):
         self._recorded, self.calls, self.shares = recorded, calls, shares
@@ -85,6 +74,7 @@ class _Group:
         if len(self.shares) == 1:
             share = self.shares[0]
             lengths, reach = share.lengths(gauge), share.reach(gauge)
+            self.by_gram = getattr(share, "by_gram", False)
             if reach is not None:
                 slip = reach.double() * (roundings(share.terms) * eps)
         else:
@@ -93,15 +83,25 @@ class _Group:
                 torch.stack([part.double() for part in s.lengths(gauge)]).norm(dim=0) if r is None else r.double()
                 for s, r in zip(self.shares, reaches, strict=True)
             ]
-            every = torch.arange(len(extents[0]), device=extents[0].device)
-            parts = (self._added(every[rows], self.dtype) for rows in chunks(len(every), self.row(), CHUNK))
-            careful = CarefulRowNorms()
-            columns = [careful(torch.cat([g.reshape(len(g), -1) for g in part.values()], dim=1)) for part in parts]
-            terms = sum(share.terms for share in self.shares)
-            lengths, slip = [torch.cat(columns)], torch.stack(extents).sum(0) * (roundings(terms) * eps)
+            norms = tied_norms(self.shares, self.row() // len(self.calls)) if self._one() else None
+            self.by_gram = norms is not None
+            if norms is None:
+                every = torch.arange(len(extents[0]), device=extents[0].device)
+                parts = (self._added(every[rows], self.dtype) for rows in chunks(len(every), self.row(), CHUNK))
+                careful = CarefulRowNorms()
+                columns = [careful(torch.cat([g.reshape(len(g), -1) for g in part.values()], dim=1)) for part in parts]
+                norms = torch.cat(columns)
+            lengths, slip = [norms], torch.stack(extents).sum(0) * (roundings(self.terms) * eps)
         self.joint = sum([share.joint for share in self.shares])
         self.most = joint_rows(self.joint) if self.dtype != torch.float64 and self.joint > 1 else None
         return lengths, slip
+
+    def _one(self) -> bool:
+        """Return whether all calls share one weight, in the same shape, and nothing else."""
+        every = [list(call.site.parameters.items()) for call in self.calls]
+        weights = {id(p) for parameters in every for _, p in parameters}
+        alike = all(len(parameters) == 1 and parameters[0][0] == "weight" for parameters in every)
+        return alike and len(weights) == 1 and all(call.views == 1 for call in self.calls)
 
     def chained(self, slip: Tensor | None, lengths: list[Tensor]) -> Tensor | None:
         """Return how far the rounding of a sum over a block can go for each of its records; None if that is known.
@@ -113,9 +113,36 @@ class _Group:
         if slip is None:  # nothing cancels within a record
             reach = lengths[0].double() if len(lengths) == 1 else torch.stack(lengths).norm(dim=0).double()
         else:
-            terms = sum(share.terms for share in self.shares)
-            reach = slip / (roundings(terms) * torch.finfo(self.dtype).eps)
-        return reach * (self.most**2 * self.joint * UNIT)
+            reach = slip / (roundings(self.terms) * torch.finfo(self.dtype).eps)
+        return reach * (self._longest(self.most) * UNIT)
+
+    def _longest(self, most: int) -> float:
+        """Return how many roundings of the terms of one record are counted: those of a block, once for each record.
+
+        What is added up within a record before it enters the sum (a look-up beside a linear layer) is not counted by
+        ``joint``. It then has to stay below an eighth of the bound, whatever the size of the blocks.
+        """
+        block = most * (most * self.joint + 2)
+        return max(block, 8 * self.terms) if self.terms > self.joint else block
+
+    def alone(self, chained: Tensor) -> Tensor:
+        """Return how far rounding within a record can have moved its norm at most; ``chained`` is what that gave.
+
+        A norm by inner products is not moved; an eighth of that keeps many terms short enough for float64 sums.
+        """
+        assert self.most is not None
+        measured = GRAM if self.by_gram and self.terms >= MANY else 1
+        return chained * (max(self.joint, self.terms) / (self._longest(self.most) * measured))
+
+    @property
+    def terms(self) -> int:
+        """Return how many terms a record's gradient adds up."""
+        return sum(share.terms for share in self.shares)
+
+    def at_once(self, call: Call) -> int:
+        """Return how many records of a call are added up in float64 at a time."""
+        each = sum(t[0].numel() for t in call.tensors) if getattr(call.site.kernel, "streams", False) else self.row()
+        return min(EXACT, max(1, max(CHUNK, self.row()) // max(1, each)))
 
     def exactly(self, rows: Tensor) -> Iterator[tuple[slice, dict[int, Tensor]]]:
         """Yield the gradients of some rows in float64, a few rows at a time, by the identity of the parameter."""
@@ -150,10 +177,10 @@ class RecordedGradients:
         self._groups: list[_Group] = []
         for indices in _connected(calls):
             recorded = [calls[i] for i in indices]
-            joined = _joined(recorded)
-            places = zip(joined, indices, strict=False)
+            merged = _joined(recorded)
+            places = zip(merged, indices, strict=False)
             shares = [call.site.share(call.share_tensors(), rooms[i], call.views) for call, i in places]
-            self._groups.append(_Group(recorded, joined, shares))
+            self._groups.append(_Group(recorded, merged, shares))
         gauge = RowNorms()
         self._join(gauge, [group.measure(gauge) for group in self._groups])
         self.clean = gauge.trusted()
@@ -161,13 +188,17 @@ class RecordedGradients:
             gauge = CarefulRowNorms()
             self._join(gauge, [group.measure(gauge) for group in self._groups])
         self._doubtful: Tensor | None = None
+        self._far: Tensor | None = None
         doubtful: Tensor | None = None
         if self.slip is not None:
             tolerance = max(TOLERANCE[group.dtype] for group in self._groups)
             doubtful = ~(self._slips <= tolerance * self.norm.square())
         if self._chained is not None:
             far = ~(self._chained <= JOINT * self.norm)
-            doubtful = far if doubtful is None else doubtful | far
+            moved = far & ~(self._alone <= JOINT / 4 * self.norm)
+            doubtful = moved if doubtful is None else doubtful | moved
+            far &= ~doubtful
+            self._far = far.nonzero().squeeze(1) if bool(far.any()) else None
         if doubtful is not None and bool(doubtful.any()):
             self._set_apart(doubtful.nonzero().squeeze(1))
 
@@ -177,11 +208,13 @@ class RecordedGradients:
         slips: list[Tensor] = []
         sizes: list[Tensor] = []
         chained: list[Tensor] = []
+        alone: list[Tensor] = []
         for group, (lengths, slip) in zip(self._groups, measured, strict=True):
             every += lengths
             far = group.chained(slip, lengths)
             if far is not None:
                 chained.append(far)
+                alone.append(group.alone(far))
             if slip is not None:
                 slips.append(slip)
                 sizes.append(lengths[0] if len(lengths) == 1 else torch.stack(lengths).norm(dim=0))
@@ -190,11 +223,12 @@ class RecordedGradients:
         if slips:
             moved = torch.stack(slips)
             self.slip = moved.sum(0)
-            self._slips = (moved * torch.stack(sizes)).sum(0)
+            self._slips = (moved * (torch.stack(sizes) + moved)).sum(0)
         self._chained: Tensor | None = None
         if chained:
             kinds = len({group.most for group in self._groups if group.most is not None})
             self._chained = torch.stack(chained).norm(dim=0) * math.sqrt(kinds)
+            self._alone = torch.stack(alone).norm(dim=0)
 
     def _set_apart(self, rows: Tensor) -> None:
         squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
@@ -209,61 +243,68 @@ class RecordedGradients:
     def weighted_sum(
         self, weights: Tensor, usable: Tensor | None, blocks: Blocks, last: bool = False
     ) -> dict[str, Tensor]:
-        """Sum as `PerRecordGradients` says; rows in doubt are computed from what all layers saw, held until then."""
-        apart = self._doubtful
+        """Sum as `PerRecordGradients` says; rows in doubt are computed from what all layers saw, held until then.
+
+        Where a group adds several vectors for each record, rows that are too long for its blocks are left out of them
+        and added up in float64.
+        """
+        every = torch.arange(blocks.size, device=weights.device)
+        every = every if usable is None else every[usable[: blocks.size]]
+        apart, far = (
+            rows if rows is None or usable is None else rows[usable[rows]] for rows in (self._doubtful, self._far)
+        )
         quick = weights if apart is None else weights.index_fill(0, apart, 0.0)
+        near = quick if far is None else quick.index_fill(0, far, 0.0)
         total: dict[str, Tensor] = {}
         for group in drain(self._groups) if last and apart is None else self._groups:
             group.check()
             parts = [slice(0, blocks.size)] if group.dtype == torch.float64 else blocks.of(group.most or blocks.rows)
-            exact, runs = blocks.exact(parts), blocks.runs(parts, usable)
-            factors = quick if exact else quick.to(group.dtype)
+            exact = blocks.exact(parts)
+            wide = every if exact else far if group.most is not None else None
+            runs = [] if exact else blocks.runs(parts, usable)
+            if wide is not None:
+                runs = [rows for rows in runs if bool(near[rows].any())]
+            factors = (quick if wide is None else near).to(group.dtype)
             for call, share in zip(group.calls, group.shares, strict=True):
-                if exact:
-                    sums = _exact_sum(call, factors, blocks, usable, max(1, CHUNK // group.row()))
-                else:
-                    sums = add_up(runs, factors, share.weighted_sum)
-                for local, part in sums.items():
-                    name = self._names[id(call.site.parameters[local])]
-                    total[name] = total[name] + part if name in total else part
+                sums = add_up(runs, factors, share.weighted_sum)
+                if wide is not None:
+                    _add(sums, _exact_sum(call, share, quick, wide, group.at_once(call)))
+                _add(total, {self._names[id(call.site.parameters[local])]: part for local, part in sums.items()})
         if apart is not None:
-            self._add_apart(total, weights, apart if usable is None else apart[usable[apart]])
+            self._add_apart(total, weights, apart)
         return total
 
     def _add_apart(self, total: dict[str, Tensor], weights: Tensor, rows: Tensor) -> None:
         for group in self._groups:
             for part, gradients in group.exactly(rows):
                 for key, gradient in gradients.items():
-                    name = self._names[key]
-                    term = (weights[rows[part]].double() @ gradient.reshape(len(gradient), -1)).view(gradient.shape[1:])
-                    total[name] = total[name].double() + term
+                    _add(total, {self._names[key]: combined(weights[rows[part]].double(), gradient)})
 
 
-def _exact_sum(call: Call, weights: Tensor, blocks: Blocks, usable: Tensor | None, most: int) -> dict[str, Tensor]:
-    """Return the sum of one call over all usable records in float64, of at most ``most`` records at a time."""
-    every = torch.arange(blocks.size, device=weights.device)
-    rows = every if usable is None else every[usable[: blocks.size]]
+def _add(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    """Add sums by name to a total, in the wider of both precisions.
+
+    >>> total = {"a": torch.ones(1)}
+    >>> _add(total, {"a": torch.ones(1, dtype=torch.float64), "b": torch.ones(1)}); total
+    {'a': tensor([2.], dtype=torch.float64), 'b': tensor([1.])}
+    """
+    for name, part in more.items():
+        total[name] = total[name] + part if name in total else part
+
+
+def _exact_sum(call: Call, share: Share, weights: Tensor, rows: Tensor, most: int) -> dict[str, Tensor]:
+    """Return the sum of one call over some records in float64, of at most ``most`` records at a time.
+
+    ``share`` is what was measured of the call; ``rows`` ascend.
+    """
 
     def some(factors: Tensor, part: slice) -> dict[str, Tensor]:
-        share = call.site.share(call.share_tensors(rows[part], torch.float64), ScratchBuffers(lean=True), call.views)
-        return share.weighted_sum(factors.double(), slice(0, len(factors)))
+        if isinstance(share, MeasuredShare):
+            return {name: combined(factors.double(), g.double()) for name, g in share.measured(rows[part]).items()}
+        again = call.site.share(call.share_tensors(rows[part], torch.float64), ScratchBuffers(lean=True), call.views)
+        return again.weighted_sum(factors.double(), slice(0, len(factors)))
 
     return add_up(chunks_of(len(rows), most), weights[rows], some)
-
-
-T = TypeVar("T")
-
-
-def drain(items: list[T]) -> Iterator[T]:
-    """Yield the items in order and remove each from the list, so that its memory can be freed.
-
-    >>> items = [1, 2]
-    >>> [(item, len(items)) for item in drain(items)]
-    [(1, 1), (2, 0)]
-    """
-    items.reverse()
-    while items:
-        yield items.pop()
 
 
 def _joined(calls: list[Call]) -> list[Call]:

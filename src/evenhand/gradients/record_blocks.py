@@ -8,9 +8,10 @@ Proof: docs/proofs/float_sums.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class Blocks:
       summation: sizes of blocks and of a batch that float32 can hold; None takes the largest blocks.
       whole: the weight of a record depends on the others, so one record more may change every block. Then only a
         batch that is one block is summed in float32.
-      part: these are not all records of the batch.
+      part: these are not all records of the batch; sums over several blocks stay float64 for what is added to them.
       batch: how many records the whole batch has; None if these are all.
 
     Examples:
@@ -53,8 +54,8 @@ class Blocks:
 
     @property
     def rounds(self) -> bool:
-        """Return whether the total of this batch may be rounded to float32."""
-        return self.summation is None or (self.batch or self.size) <= self.summation.most
+        """Return whether the sum of these records is a total, and may be rounded to float32."""
+        return not self.part and (self.summation is None or (self.batch or self.size) <= self.summation.most)
 
     @property
     def expected(self) -> int | None:
@@ -164,3 +165,40 @@ def add_up(parts: list[slice], weights: Tensor, one: Callable[[Tensor, slice], S
             else:
                 total[name] = part.to(torch.float64, copy=True)
     return total
+
+
+class PerRecordGradients(Protocol):
+    """Norms of all records and their weighted sum.
+
+    ``slip`` is how far rounding may have moved a record's gradient (None: nowhere), ``clean`` says that every norm is
+    finite and in the range of float32.
+    """
+
+    loss: Tensor
+    norm: Tensor
+    slip: Tensor | None
+    clean: bool
+
+    def weighted_sum(
+        self, weights: Tensor, usable: Tensor | None, blocks: Blocks, last: bool = False
+    ) -> dict[str, Tensor]:
+        """Return ``sum_i weights_i g_i`` by parameter name over the rows where ``usable`` is true (None: everywhere).
+
+        What is added up over several blocks is float64. After the ``last`` sum there can be no other: what a layer saw
+        is let go once it is added up.
+        """
+
+
+T = TypeVar("T")
+
+
+def drain(items: list[T]) -> Iterator[T]:
+    """Yield the items in order and remove each from the list, so that its memory can be freed.
+
+    >>> items = [1, 2]
+    >>> [(item, len(items)) for item in drain(items)]
+    [(1, 1), (2, 0)]
+    """
+    items.reverse()
+    while items:
+        yield items.pop()

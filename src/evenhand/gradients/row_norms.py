@@ -202,7 +202,9 @@ def roundings(terms: int) -> float:
     sums of ordinary data have a reach that grows with the root of their number, so there the figure is the one that
     asks for a second look at three times that; their errors, which do not all point one way, stay below it.
 
-    >>> roundings(16), round(roundings(1024), 3)
-    (2.0, 0.875)
+    A sum of no terms, such as that over a sequence of length zero, is not rounded.
+
+    >>> roundings(16), round(roundings(1024), 3), roundings(0)
+    (2.0, 0.875, 0.0)
     """
-    return min(1 + terms / 16, 28 / math.sqrt(terms))
+    return min(1 + terms / 16, 28 / math.sqrt(terms)) if terms else 0.0

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from evenhand.gradients.batch_utils import LossFn, buffers_restored, finite_rows, take
 from evenhand.gradients.model_layout import Layout, Trainable
-from evenhand.gradients.norms_and_sums import PerRecordGradients
 from evenhand.gradients.pass_context import lowered, means, preserved
-from evenhand.gradients.record_blocks import Blocks
+from evenhand.gradients.record_blocks import Blocks, PerRecordGradients
 from evenhand.gradients.record_by_record import Fold, apart, fold_of, norms_and_folds, plain_norms
 
 Taped = Callable[[Any, Any, int], PerRecordGradients | None]
@@ -26,10 +25,14 @@ class Comparison:
     """``taped`` runs a few records by kernels; None if a parameter was used past them.
 
     ``writes`` says whether forward might write into buffers or parameters, which are then copied and put back.
+    ``most`` records are compared: a number that a model has otherwise too can look like that of the records.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn, layout: Layout, taped: Taped, writes: bool = True):
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, layout: Layout, taped: Taped, writes: bool = True, most: int = 4
+    ):
         self._model, self._loss_fn, self._layout, self._taped, self._writes = model, loss_fn, layout, taped, writes
+        self._most = most
 
     def agree(self, inputs: Any, targets: Any, size: int) -> bool | None:
         """Return whether the kernels agree with plain autograd on a few records, in two orders and another batch size.
@@ -41,7 +44,7 @@ class Comparison:
         """
         if size == 1:  # the same record several times cannot show an order
             return None
-        some, conclusive = _some(inputs, targets, size), True
+        some, conclusive = _some(inputs, targets, size, self._most), True
         tolerance, floor = self._tolerance(), norm_floor(self._layout.trainable)
         with preserved(self._model), buffers_restored(self._model), means():
             for rows in (some, some.flip(0)):
@@ -68,7 +71,7 @@ class Comparison:
         """
         if size == 1:
             return True
-        some = _some(inputs, targets, size)
+        some = _some(inputs, targets, size, self._most)
         restored = buffers_restored(self._model) if self._writes else nullcontext()
         with preserved(self._model), restored, means():
             plain = plain_norms(self._model, self._loss_fn, take(inputs, some), take(targets, some)).flip(0)
@@ -100,7 +103,7 @@ class Comparison:
         return max(0.1 if lowered() else 1e-3, *coarse)
 
 
-def _some(inputs: Any, targets: Any, size: int) -> Tensor:
+def _some(inputs: Any, targets: Any, size: int, most: int) -> Tensor:
     """Return a few rows, not as many as there are; rows that are not finite only where there are too few others.
 
     Such a row makes a comparison tell nothing, and the whole batch would then be computed record by record: the last
@@ -110,7 +113,7 @@ def _some(inputs: Any, targets: Any, size: int) -> Tensor:
         return torch.tensor([0, 1, 1])
     usable = finite_rows(inputs, targets).tolist()
     rows = usable if len(usable) > 1 else range(size)
-    return torch.tensor(_CHOICE.sample(rows, min(len(rows), size - 1, 4)))
+    return torch.tensor(_CHOICE.sample(rows, min(len(rows), size - 1, most)))
 
 
 def norm_floor(trainable: Trainable) -> float:

@@ -1,7 +1,8 @@
 """Several views of a record: one loss, their mean, so that the record still has one gradient and one bound.
 
 Inputs have the views in their second dimension. The model sees them as ``records * views`` rows, the views of a record
-next to each other, and what a layer leaves of them is added up before a norm is taken.
+next to each other, and what a layer leaves of them is added up before a norm is taken. The records of a person are
+such views too, with a share of the mean for each of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from evenhand.errors import UsageError
-from evenhand.gradients.batch_utils import LossFn
+from evenhand.gradients.batch_utils import LossFn, logits, reads_logits, unwrapped
 from evenhand.gradients.layers.base import Instantiated, Share
 from evenhand.gradients.memory import ScratchBuffers
 from evenhand.gradients.row_norms import RowNorms, chunks
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 """Elements of instantiated gradients at a time."""
-_PLACES = (nn.Linear, nn.LayerNorm, nn.Embedding)
-"""Layers that do the same at every place: for their kernels views are further places of a record."""
 
 
 class Viewed(nn.Module):
@@ -34,14 +33,19 @@ class Viewed(nn.Module):
     torch.Size([5, 4, 2])
     """
 
+    takes_shared = True
+    """What all records share comes wrapped: it has no views."""
+
     def __init__(self, model: nn.Module, views: int):
         super().__init__()
         self.model, self.views = model, views
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return all views as rows of one batch."""
-        args, kwargs = tree_map_only(Tensor, self._flat, (args, kwargs))
-        return tree_map_only(Tensor, lambda out: _split(out, self.views), self.model(*args, **kwargs))
+        args, kwargs = unwrapped(tree_map_only(Tensor, self._flat, (args, kwargs)))
+        outputs = self.model(*args, **kwargs)
+        outputs = outputs if isinstance(outputs, Tensor | dict | tuple | list) else logits(outputs)
+        return tree_map_only(Tensor, lambda out: _split(out, self.views), outputs)
 
     def _flat(self, value: Tensor) -> Tensor:
         if value.dim() < 2 or value.shape[1] != self.views:
@@ -57,10 +61,37 @@ def mean_loss(loss_fn: LossFn, views: int) -> LossFn:
     """
 
     def loss(outputs: Any, targets: Any) -> Tensor:
+        outputs = logits(outputs) if reads_logits(loss_fn) else outputs
         flat = tree_map_only(Tensor, lambda out: out.flatten(0, 1), outputs)
         each = tree_map_only(Tensor, lambda wanted: wanted.repeat_interleave(views, 0), targets)
         values = loss_fn(flat, each)
         return values.view(-1, views).mean(1) if values.dim() == 1 else values
+
+    return loss
+
+
+def mean_of_persons(loss_fn: LossFn, slots: int, views: int = 1) -> LossFn:
+    """Return the mean over the records of a person, for the outputs of `Viewed` and targets ``(targets, shares)``.
+
+    ``targets`` have ``slots`` records of each person in their second dimension, and ``shares`` what each of them counts
+    in the person's mean: 0 for a place that is not used. Every record has ``views`` views.
+
+    >>> targets, shares = torch.tensor([[1.0, 1.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    >>> outputs = torch.tensor([[[3.0], [9.0]], [[2.0], [5.0]]])
+    >>> mean_of_persons(lambda out, y: (out[:, 0] - y).abs(), 2)(outputs, (targets, shares))
+    tensor([2., 3.])
+    """
+
+    def loss(outputs: Any, targets: Any) -> Tensor:
+        wanted, shares = targets
+        outputs = logits(outputs) if reads_logits(loss_fn) else outputs
+        flat = tree_map_only(Tensor, lambda out: out.flatten(0, 1), outputs)
+        each = tree_map_only(Tensor, lambda part: part.flatten(0, 1).repeat_interleave(views, 0), wanted)
+        values = loss_fn(flat, each)
+        if values.dim() != 1:
+            return values
+        weighted: Tensor = values.view(-1, slots, views).mean(2) * shares.to(values.dtype)
+        return weighted.sum(1)
 
     return loss
 
@@ -76,7 +107,7 @@ def rows_of(rows: Tensor, views: int) -> Tensor:
 
 def share_of(site: ServedLayer, tensors: tuple[Tensor, ...], views: int, room: ScratchBuffers) -> Share:
     """Return what a call of a layer on all views adds to the gradients of the records."""
-    if not site.piece and type(site.module) in _PLACES:
+    if site.inner is not None:  # it does the same at every place: views are further places of a record
         return site.share(tuple(_split(t, views) for t in tensors), room)
     added = _Added(site, tensors, views, room)
     if room.keeps(added.size, added.row, tensors[0]):
@@ -126,6 +157,12 @@ class _Added:
         """Sum each view with the weight of its record."""
         every = slice(rows.start * self._views, rows.stop * self._views)
         return self._rows.weighted_sum(weights.repeat_interleave(self._views), every)
+
+    def measured(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of these records, by the operations that measured them."""
+        every = rows_of(rows, self._views)
+        gradients = self._site.share(tuple(t[every] for t in self._tensors), self._room).instantiate()
+        return {name: _split(g, self._views).sum(1) for name, g in gradients.items()}
 
     def instantiate(self) -> dict[str, Tensor]:
         """Return all records."""

@@ -15,6 +15,7 @@ from evenhand.methods.queries import GroupCounts, GroupLosses, GroupSizes
 
 if TYPE_CHECKING:
     from evenhand.mechanism.make_plan import Plan
+    from evenhand.types import Facts
 
 _ABOUT_GROUPS = {query.name: query.sensitivity for query in (GroupCounts, GroupLosses, GroupSizes)}
 """Side queries whose answers are by group, with their sensitivity."""
@@ -23,11 +24,11 @@ _ABOUT_GROUPS = {query.name: query.sensitivity for query in (GroupCounts, GroupL
 def describe(plan: Plan) -> str:
     """Return the plan in words: promise, mechanism, and the public facts it relies on."""
     lines = [
-        f"Plan {plan.digest[:12]}: {plan.method} ({plan.guarantee}), "
+        f"Plan {plan.digest[:12]}: {plan.method}{_packages(plan)} ({plan.guarantee}), "
         + (
-            f"{plan.steps} release{'s' if plan.steps > 1 else ''} over all {plan.facts.records} records"
+            f"{plan.steps} release{'s' if plan.steps > 1 else ''} over all {plan.facts.records} {plan.facts.units}"
             if plan.method in DENSITIES
-            else f"{plan.steps} steps of about {plan.expected_batch:g} records"
+            else f"{plan.steps} steps of about {plan.expected_batch:g} {plan.facts.units}"
         )
     ]
     if plan.earlier:
@@ -37,8 +38,8 @@ def describe(plan: Plan) -> str:
     lines += _levels(plan) + _prior(plan)
     facts = plan.facts
     lines.append(
-        f"  relies on these public facts: {facts.records} records; owners {len(facts.owners)}; groups "
-        f"{_listed(facts.groups)}; labels {_listed(facts.labels)}; inputs {facts.inputs or 'not declared'}"
+        f"  relies on these public facts: {facts.records} {facts.units}{_used(facts)}; owners {len(facts.owners)}; "
+        f"groups {_listed(facts.groups)}; labels {_listed(facts.labels)}; inputs {facts.inputs or 'not declared'}"
         + (f", features of {facts.features}" if facts.features else "")
     )
     lines += [f"  warning: {text}" for text in warnings(plan)]
@@ -51,6 +52,16 @@ def warnings(plan: Plan) -> list[str]:
     The statement of the run contains the same sentences, except those on groups that noise hides: they cost no privacy.
     """
     return [*plan.warnings(), *plan.replacement_warnings(plan.steps), *_hidden_groups(plan)]
+
+
+def _used(facts: Facts) -> str:
+    """Return how many records of a person a step uses, if it may be several."""
+    several = facts.records_per_person
+    return f", of each at most {several} records a step" if several > 1 else ""
+
+
+def _packages(plan: Plan) -> str:
+    return f" of the package {' and '.join(plan.packages)}" if plan.packages else ""
 
 
 def _hidden_groups(plan: Plan) -> list[str]:
@@ -132,7 +143,7 @@ def _owner(row: Mapping[str, Any], plan: Plan) -> str:
         seen = f", bound {bound}, noise multiplier {noise}"
     sampled = "in every release" if plan.method in DENSITIES else f"sampled with rate {row['rate']:.6g}"
     return (
-        f"each of {row['records']} records of owner {row['name']!r}: {spends} at delta {plan.delta:g}"
+        f"each of {row['records']} {plan.facts.units} of owner {row['name']!r}: {spends} at delta {plan.delta:g}"
         f" ({plan.adjacency} {plan.unit}); {sampled}{seen}"
     )
 

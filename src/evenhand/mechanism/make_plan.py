@@ -15,11 +15,12 @@ from evenhand.accounting import calibration
 from evenhand.accounting.accountant import merged_noise
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise, default_delta
 from evenhand.accounting.many_owners import FEW
-from evenhand.accounting.plan import Plan, PlannedLevel, PlannedPrior
+from evenhand.accounting.plan import UNITS, Plan, PlannedLevel, PlannedPrior
 from evenhand.errors import UsageError
 from evenhand.methods import registry
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
+from evenhand.methods.plugins import packages
 from evenhand.methods.schedules import PRINTED_RATE
 from evenhand.types import PRIOR_KINDS, Event, Facts, Level, PriorKind
 
@@ -62,6 +63,10 @@ def plan(
       (295, 3.0)
     """
     chosen = find_method(method)
+    if not isinstance(data, Facts):
+        raise UsageError("data= takes public facts alone: pass wrap(...).facts, not the data themselves.")
+    if not isinstance(privacy, Privacy | Budgets | FixedNoise | None):
+        raise UsageError("Say what is promised: Privacy(3, delta=1e-5), Budgets({...}, delta=1e-5), FixedNoise(1).")
     records = _validate.whole(data.records, "the number of records")
     epochs = _validate.number(epochs, "epochs", low=0)
     batch = _validate.number(default_batch(records) if batch_size is None else batch_size, "batch_size", low=0)
@@ -98,7 +103,9 @@ def plan(
         scales=scales,
         levels=tuple(level_of(chosen, count, scale * level.noise, level.bound) for count, level in stretches),
         epsilons=(None,) * len(rates),
+        unit=UNITS[data.unit],
         prior=counts,
+        packages=() if chosen.ours else packages(chosen),
     )
     epsilons = budgets if _certified(chosen, budgets) else draft.spent_by_owner()
     if any(epsilon == math.inf for epsilon in epsilons):

@@ -47,8 +47,8 @@ class Stream:
 
     Formal guarantees:
       Distinct (domain, step) never share a cipher block, and distinct offsets give independent numbers; the same
-      address gives the same numbers, however they are asked for. Uniforms have 53 bits, so rates down to 1e-15 are met;
-      normals reach 8.5 standard deviations.
+      address gives the same numbers, however they are asked for. Words have 64 bits, uniforms 53; normals reach 8.5
+      standard deviations.
 
     Examples:
       >>> stream = Stream.insecure(seed=0, segment=0)
@@ -77,32 +77,49 @@ class Stream:
 
     def uniforms(self, domain: Domain, step: int, count: int) -> NDArray[np.float64]:
         """Return ``count`` uniform numbers in [0, 1), multiples of 2^-53."""
-        return (self._words(domain, step, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return (self.words(domain, step, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def record_keys(self, count: int) -> NDArray[np.uint64]:
-        """Return one secret random number of 56 bits for every record, the same for the whole segment.
+    def record_keys(self, records: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return one secret random number of 56 bits for each of these records, the same for the whole segment.
 
         Examples:
-          >>> keys = Stream.insecure(0, 0).record_keys(3)
+          >>> keys = Stream.insecure(0, 0).record_keys(np.arange(3))
           >>> len(set(keys.tolist())), int(keys.max()) < 2**56
           (3, True)
-        """
-        return self._words("blocks", 0, count) >> np.uint64(8)
-
-    def _words(self, domain: Domain, step: int, count: int) -> NDArray[np.uint64]:
-        """Return ``count`` random numbers of 64 bits."""
-        counters = _counters(-(-count // 2)).copy()
-        counters[:, 0] = np.frombuffer(_address(domain, step, 0)[:8], np.uint64)
-        return np.frombuffer(self._blocks.update(counters.tobytes()), dtype="<u8")[:count]
-
-    def seed(self, step: int) -> bytes:
-        """Return the secret seed of the draws within a step (dropout, augmentation), for `generators.seed`.
-
-        Examples:
-          >>> Stream.insecure(0, 0).seed(1) == Stream.insecure(0, 0).seed(1) != Stream.insecure(0, 0).seed(2)
+          >>> bool(Stream.insecure(0, 0).record_keys(np.array([2]))[0] == keys[2])
           True
         """
-        secret: bytes = self._encryptor("layers", step, 0).update(bytes(SECRET))
+        words = self._encrypted("blocks", 0, (records >> 1).astype(">u8"))
+        keys: NDArray[np.uint64] = words[2 * np.arange(len(records)) + (records & 1)] >> np.uint64(8)
+        return keys
+
+    def words(self, domain: Domain, step: int, count: int, first: int = 0) -> NDArray[np.uint64]:
+        """Return ``count`` random numbers of 64 bits, two from each cipher block, from block ``first`` on.
+
+        Examples:
+          >>> stream = Stream.insecure(0, 0)
+          >>> bool((stream.words("sampling", 3, 2, first=1) == stream.words("sampling", 3, 4)[2:]).all())
+          True
+        """
+        return self._encrypted(domain, step, _blocks_from(first, -(-count // 2)))[:count]
+
+    def _encrypted(self, domain: Domain, step: int, blocks: NDArray[Any]) -> NDArray[np.uint64]:
+        """Return the two words of each of these cipher blocks, whose numbers are big-endian."""
+        counters = np.empty((len(blocks), 2), ">u8")
+        counters[:, 0], counters[:, 1] = self.counter(domain, step), blocks
+        return np.frombuffer(self._blocks.update(counters.tobytes()), dtype="<u8")
+
+    def seed(self, step: int, part: int = 0) -> bytes:
+        """Return the secret seed of the draws within a step (dropout, augmentation), for `generators.seed`.
+
+        A batch that several processes run has a seed of its own for each ``part``.
+
+        Examples:
+          >>> stream = Stream.insecure(0, 0)
+          >>> stream.seed(1) == stream.seed(1), len({stream.seed(1), stream.seed(2), stream.seed(1, part=1)})
+          (True, 3)
+        """
+        secret: bytes = self._encryptor("layers", step, part * _SPACING).update(bytes(SECRET))
         return secret
 
     def record_seeds(self, step: int, records: Sequence[int]) -> Iterator[bytes]:
@@ -120,6 +137,33 @@ class Stream:
             counters[:, :, 0], counters[:, :, 1] = upper, begin + blocks
             bits = memoryview(self._blocks.update(counters.tobytes()))
             yield from (bytes(bits[at : at + SECRET]) for at in range(0, len(bits), SECRET))
+
+    def person_words(self, step: int, persons: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return for each person the secret word that chooses their record; it depends on (step, person) alone.
+
+        It lies in the last cipher block before the next seed, which no seed of a record uses.
+
+        Examples:
+          >>> stream = Stream.insecure(0, 0)
+          >>> bool(stream.person_words(3, np.array([5, 7]))[1] == stream.person_words(3, np.array([7]))[0])
+          True
+        """
+        words = self._encrypted("fetching", step, (persons * _SPACING + _SPACING - 1).astype(">u8"))
+        return words[::2]
+
+    def choice_words(self, step: int, records: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return for each record the secret word by which it is chosen among those of its person.
+
+        It lies in the last but one cipher block before the next seed, and depends on (step, record) alone.
+
+        Examples:
+          >>> stream = Stream.insecure(0, 0)
+          >>> one = stream.choice_words(3, np.array([7]))[0]
+          >>> bool(stream.choice_words(3, np.array([5, 7]))[1] == one != stream.person_words(3, np.array([7]))[0])
+          True
+        """
+        words = self._encrypted("fetching", step, (records * _SPACING + _SPACING - 2).astype(">u8"))
+        return words[::2]
 
     def normals(
         self, domain: Domain, step: int, count: int, offset: int = 0, desk: Desk | None = None
@@ -198,12 +242,10 @@ class Stream:
         return cipher(aes(self.key), modes.CTR(_address(domain, step, block))).encryptor()
 
 
-@functools.lru_cache(maxsize=4)
-def _counters(blocks: int) -> NDArray[np.uint64]:
-    """Return the bytes of so many counter blocks as pairs of words: the upper half 0, the lower half 0, 1, 2 ..."""
-    counters = np.zeros((blocks, 2), ">u8")
-    counters[:, 1] = np.arange(blocks)
-    return counters.view(np.uint64)
+@functools.lru_cache(maxsize=8)
+def _blocks_from(first: int, count: int) -> NDArray[Any]:
+    """Return the numbers of ``count`` cipher blocks from ``first`` on, big-endian as AES counts them."""
+    return np.arange(first, first + count, dtype=np.uint64).astype(">u8")
 
 
 def _address(domain: Domain, step: int, block: int) -> bytes:

@@ -44,13 +44,14 @@ class CountTable:
         """Return the largest change of the table by one record: 1, or the root of the labels if it may have all."""
         return math.sqrt(self.labels) if self.kind == "each label" else 1.0
 
-    def count(self, data: Data) -> NDArray[np.float64]:
-        """Return the exact counts, which are secret. Records are read in order, each by itself.
+    def count(self, data: Data, numbers: Tensor | None = None) -> NDArray[np.float64]:
+        """Return the exact counts over the records of these numbers (default: all), which are secret.
 
-        A label or group outside of the declared ones is not counted. All sums are exact, in whatever order.
+        Records are read in order, each by itself. A label or group outside of the declared ones is not counted. All
+        sums are exact, in whatever order.
         """
         total = np.zeros((self.rows, self.labels))
-        for rows in torch.split(torch.arange(len(data)), _ROWS):
+        for rows in torch.split(torch.arange(len(data)) if numbers is None else numbers, _ROWS):
             _, targets = data.fetch(rows)
             total += self._part(targets.detach().cpu(), data.group[rows].cpu())
         return total
@@ -69,13 +70,21 @@ class CountTable:
         return torch.bincount(cells, minlength=self.rows * self.labels).double().numpy().reshape(self.rows, -1)
 
 
+def _one_of_each(plan: Plan, stream: Stream, data: Data) -> Tensor | None:
+    """Return the number of one record of each person, chosen by words that no step uses; None for data by record."""
+    if data.persons is None:
+        return None
+    everybody = torch.arange(len(data))
+    return data.persons.choose(everybody, stream.person_words(plan.steps, everybody.numpy()))
+
+
 def release_counts(plan: Plan, stream: Stream, data: Data) -> PriorRow:
     """Return the noisy counts that ``plan.prior`` names, with the numbers that the ledger records.
 
     Guarantee:
       A Gaussian mechanism of the returned sensitivity and standard deviation, over all records at rate 1, adjacency
-      add/remove one record: the plan charges it with multiplier ``plan.prior.noise``. Call it once in a run: a second
-      call with another stream would be a second release.
+      add/remove one record (one person, of whom one record is counted): the plan charges it with multiplier
+      ``plan.prior.noise``. Call it once in a run: a second call with another stream would be a second release.
 
     Examples:
       >>> from evenhand.accounting.budgets import Privacy
@@ -90,7 +99,7 @@ def release_counts(plan: Plan, stream: Stream, data: Data) -> PriorRow:
     if plan.prior is None:
         raise UsageError("The plan has no prior: eh.plan(..., prior='labels').")
     table = CountTable.of(plan.prior.kind, plan.facts)
-    exact = table.count(data)
+    exact = table.count(data.by_record, _one_of_each(plan, stream, data))
     spacing = noise_grid.grid(table.sensitivity)
     covered = noise_grid.charged(table.sensitivity, spacing, exact.size, 1.0)
     std = plan.prior.noise * covered

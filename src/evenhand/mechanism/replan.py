@@ -120,8 +120,9 @@ def refuse_overspent(plan: Plan, budgets: Sequence[float], charged: int) -> None
         name, epsilon, budget = over[0]
         others = f", and {len(over) - 1} more owners likewise" if len(over) > 1 else ""
         raise OverspentError(
-            f"Owner {name!r} has spent epsilon {rounded_up(epsilon)} (delta {plan.delta:g}, one record, add/remove) "
-            f"and would be promised {budget:g}{others}. What is spent is in the weights and cannot be taken back."
+            f"Owner {name!r} has spent epsilon {rounded_up(epsilon)} (delta {plan.delta:g}, one {plan.facts.unit}, "
+            f"add/remove) and would be promised {budget:g}{others}. What is spent is in the weights and cannot be "
+            "taken back."
         )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evenhand.data.dataset import Data
 from evenhand.gradients.memory import KeepFreedMemory
-from evenhand.gradients.stacked_models import Chain, run_stacked
+from evenhand.gradients.stacked_models import Chain, row_squares, run_stacked
 from evenhand.mechanism.add_noise import release_rows
 from evenhand.mechanism.sampling import PoissonSampler
 from evenhand.mechanism.step import GradientNoise, Mechanism, conclude, noise_for, weigh
@@ -29,7 +29,8 @@ from evenhand.types import Batch, Commit, Pass
 class Replicas:
     """R runs that take their steps together; replica r trains on ``data[r]`` under ``mechanisms[r]``.
 
-    Every step that is taken must be charged in the replica's own ledger before (law 4).
+    With ``present`` it trains on those rows of its data alone, by number; the others are never drawn. Every step that
+    is taken must be charged in the replica's own ledger before (law 4), unless nothing of it is ever released.
 
     Formal guarantees:
       Replica r releases what a single run with its key would: the same rows, answers, weights, bounds and noise, of a
@@ -43,11 +44,16 @@ class Replicas:
         data: Sequence[Data],
         chain: Chain,
         loss: Callable[[Any, Any], Tensor],
+        present: Sequence[Tensor] | None = None,
     ) -> None:
         self._mechanisms, self._chain, self._loss = list(mechanisms), chain, loss
+        owners = [part.owner for part in data]
+        if present is not None:
+            owners = [owner[rows] for owner, rows in zip(owners, present, strict=True)]
+        self._present = None if present is None else [rows.numpy() for rows in present]
         self._samplers = [
-            PoissonSampler(part.owner, one.plan.rates, one.stream, None if one.whole else one.plan.scales)
-            for one, part in zip(mechanisms, data, strict=True)
+            PoissonSampler(owner, one.plan.rates, one.stream, None if one.whole else one.plan.scales)
+            for one, owner in zip(mechanisms, owners, strict=True)
         ]
         self._alike = _alike(mechanisms)
         self._records = _gathered(data)
@@ -66,14 +72,15 @@ class Replicas:
           caller; and one commit per replica.
         """
         count = len(next(iter(parameters.values())))
-        drawn = [sampler.rows(position).numpy() for sampler in self._samplers[:count]]
+        drawn = self._draw(count, position)
         sizes = np.array([len(rows) for rows in drawn])
         width = max(1, int(sizes.max()))
         filled, numbered = np.arange(width) < sizes[:, None], np.arange(count * width).reshape(count, width)
         places = np.full((count, width), self._records.blank)
         places[filled] = np.concatenate(drawn) + np.repeat(self._records.starts[:count], sizes)
         where = torch.from_numpy(places)
-        result = run_stacked(self._chain, parameters, *self._records.at(where), self._loss)
+        inputs, targets, squares = self._records.at(where)
+        result = run_stacked(self._chain, parameters, inputs, targets, self._loss, squares)
         weights = torch.zeros(count * width, dtype=torch.float64)
         dimension = sum(parameters[name][0].numel() for name in self._chain.names)
         noises, commits = dict[int, GradientNoise](), dict[int, Commit]()
@@ -94,6 +101,13 @@ class Replicas:
         totals = result.weighted_sum(weights.view(count, width))
         self._add_noise(totals, [noises[replica] for replica in range(count)], position)
         return totals, [commits[replica] for replica in range(count)]
+
+    def _draw(self, count: int, position: int) -> list[NDArray[np.int64]]:
+        """Return the rows that a step uses of the data of each of the first replicas."""
+        drawn = [sampler.rows(position).numpy() for sampler in self._samplers[:count]]
+        if self._present is None:
+            return drawn
+        return [present[rows] for present, rows in zip(self._present, drawn, strict=False)]
 
     def _add_noise(self, totals: Tensor, noises: Sequence[GradientNoise], position: int) -> None:
         """Write over the sums the noisy ones divided by the expected batch sizes; without noise if not private."""
@@ -138,6 +152,7 @@ class _Records:
 
     inputs: Tensor
     targets: Tensor
+    squares: Tensor
     group: Tensor
     owner: Tensor
     starts: NDArray[np.int64]
@@ -146,13 +161,11 @@ class _Records:
     def blank(self) -> int:
         return len(self.inputs) - 1
 
-    def at(self, where: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the records at these places (R, B)."""
-        flat = where.view(-1)
-        inputs, targets = (
-            part.index_select(0, flat).view(*where.shape, *part.shape[1:]) for part in (self.inputs, self.targets)
-        )
-        return inputs, targets
+    def at(self, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs, targets and the squared lengths of the inputs of the records at these places (R, B)."""
+        flat, columns = where.view(-1), (self.inputs, self.targets, self.squares)
+        inputs, targets, squares = (part.index_select(0, flat).view(*where.shape, *part.shape[1:]) for part in columns)
+        return inputs, targets, squares
 
     def batch(self, where: Tensor, drawn: Sequence[NDArray[np.int64]], position: int) -> Batch:
         """Return the columns of the records at these places, whose numbers in their own data are ``drawn``."""
@@ -168,4 +181,5 @@ def _gathered(data: Sequence[Data]) -> _Records:
     inputs, targets = [rows.flatten(1).double() for rows, _ in fetched], [labels for _, labels in fetched]
     columns = [inputs, targets, [part.group for part in distinct.values()], [part.owner for part in distinct.values()]]
     padded = [torch.cat([*column, torch.zeros_like(column[0][:1])]) for column in columns]
-    return _Records(padded[0], padded[1], padded[2], padded[3], np.array([begins[id(part)] for part in data]))
+    starts = np.array([begins[id(part)] for part in data])
+    return _Records(padded[0], padded[1], row_squares(padded[0]), padded[2], padded[3], starts)

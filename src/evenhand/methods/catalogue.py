@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -314,9 +315,32 @@ def sad_auto_s(bound: float = 1.0, n: int = 3, noise: float = 0.8, growth: float
 
 
 def catalogue() -> tuple[Recipe, ...]:
-    """Return all methods that take gradient steps: the recipes, then registered rules that no recipe covers."""
-    rule_recipes = [_of_rule(name) for name in registry.names("rule") if name not in COVERED]
-    return (*RECIPES.values(), *rule_recipes)
+    """Return all methods that take gradient steps: the recipes, registered rules that no recipe covers, and plugins."""
+    listed = {**RECIPES, **{name: of_rule(name) for name in registry.names("rule") if name not in COVERED}}
+    return tuple({**{recipe.name: recipe for recipe in _plugins().recipes()}, **listed}.values())
+
+
+def check_name(plain: str) -> None:
+    """Raise unless a method is called so, here or in a package that was not imported yet."""
+    here = {*RECIPES, *registry.names("rule"), *DENSITIES}
+    if plain not in here:
+        _validate.known(plain, {*here, *_plugins().names()}, "method")
+
+
+def recipe(plain: str) -> Recipe:
+    """Return the method that takes gradient steps called ``plain``, without settings in its name.
+
+    Raises:
+      UsageError: there is none; the message names the nearest, or says what a density is asked for instead.
+    """
+    if plain in DENSITIES:
+        raise UsageError(DENSITIES[plain].instead)
+    if plain in RECIPES:
+        return RECIPES[plain]
+    offered = None if plain in registry.names("rule") else _plugins().recipe(plain)
+    if offered is None:
+        check_name(plain)
+    return offered or of_rule(plain)
 
 
 def method(name: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
@@ -335,17 +359,14 @@ def method(name: str | Method, settings: Mapping[str, Any] | None = None) -> Met
             raise UsageError("Settings go with a method's name; a Method object already carries them.")
         return name
     plain, named = split_name(name)
-    _validate.known(plain, {*RECIPES, *registry.names("rule"), *DENSITIES}, "method")
-    if plain in DENSITIES:
-        raise UsageError(DENSITIES[plain].instead)
-    recipe = RECIPES.get(plain) or _of_rule(plain)
+    chosen_recipe = recipe(plain)
     twice = sorted(named.keys() & (settings or {}).keys())
     if twice:
         raise UsageError(f"The setting {_validate.shown(twice[0])!r} stands in the method's name and beside it.")
     chosen = {**named, **(settings or {})}
     for key in chosen:
-        _validate.known(key, recipe.defaults, f"setting of {recipe.name}")
-    return dataclasses.replace(recipe.make(**{**recipe.defaults, **chosen}), name=name)
+        _validate.known(key, chosen_recipe.defaults, f"setting of {chosen_recipe.name}")
+    return dataclasses.replace(chosen_recipe.make(**{**chosen_recipe.defaults, **chosen}), name=name)
 
 
 def split_name(name: str) -> tuple[str, dict[str, Any]]:
@@ -373,7 +394,8 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
     return plain, settings
 
 
-def _of_rule(name: str) -> Recipe:
+def of_rule(name: str) -> Recipe:
+    """Return the recipe of a registered rule: the rule with its settings under a constant schedule."""
     rule = registry.part("rule", name)
     defaults = {f.name: f.default for f in dataclasses.fields(rule) if f.default is not dataclasses.MISSING}
 
@@ -382,3 +404,29 @@ def _of_rule(name: str) -> Recipe:
 
     summary = (rule.__doc__ or name).strip().split("\n")[0]
     return Recipe(name, rule.guarantee, rule.reference, summary, {"bound": 1.0, **defaults}, make)
+
+
+def of_function(name: str, function: Callable[..., Any], package: str) -> Recipe:
+    """Return the recipe of another package's function: its arguments with their defaults are the settings.
+
+    Raises:
+      UsageError: an argument has no default, or what it returns is no Method.
+    """
+    parameters = inspect.signature(function).parameters
+    if any(parameter.default is inspect.Parameter.empty for parameter in parameters.values()):
+        raise UsageError("every argument of its function must have a default.")
+    defaults = {key: parameter.default for key, parameter in parameters.items()}
+
+    def make(**settings: Any) -> Method:
+        composed = function(**settings)
+        if not isinstance(composed, Method):
+            raise UsageError(f"its function returned {type(composed).__name__}, not a Method.")
+        return dataclasses.replace(composed, name=name, package=package)
+
+    rule = make(**defaults).rule
+    summary = (function.__doc__ or name).strip().split("\n")[0]
+    return Recipe(name, rule.guarantee, rule.reference, summary, defaults, make)
+
+
+def _plugins() -> Any:
+    return importlib.import_module("evenhand.methods.plugins")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from evenhand.errors import UsageError
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import Rule
+from evenhand.methods.rules.base import built
 from evenhand.methods.schedules import Constant, Schedule
 
 
@@ -16,7 +17,8 @@ class Method:
     """A point in the space of methods. Nothing in it depends on data.
 
     ``sampling="owner"`` gives every owner class the sampling rate that spends its own budget, ``bounds="owner"`` the
-    clip bound that does; otherwise all classes are treated alike, by the strictest budget.
+    clip bound that does; otherwise all classes are treated alike, by the strictest budget. ``package`` is the name and
+    version of another package whose function composed the method; evenhand sets it.
 
     Examples:
       >>> from evenhand.methods.rules import Ordered, Psac
@@ -31,6 +33,7 @@ class Method:
     sampling: Literal["uniform", "owner"] = "uniform"
     bounds: Literal["uniform", "owner"] = "uniform"
     name: str = ""
+    package: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Rule):
@@ -55,3 +58,18 @@ class Method:
             )
         object.__setattr__(self, "queries", tuple(self.queries))
         object.__setattr__(self, "name", self.name or self.rule.name)
+
+    @property
+    def parts(self) -> list[type]:
+        """Return the classes of its rule, of the rules inside that, of its schedule and its queries."""
+        rule: Any = self.rule
+        classes = [type(rule), type(self.schedule), *map(type, self.queries)]
+        while over := getattr(rule, "over", None):
+            rule = built(over)
+            classes.append(type(rule))
+        return classes
+
+    @property
+    def ours(self) -> bool:
+        """Return whether evenhand has all its parts itself."""
+        return not self.package and all(part.__module__.startswith("evenhand.") for part in self.parts)

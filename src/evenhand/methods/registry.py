@@ -13,6 +13,7 @@ from evenhand.errors import UsageError
 
 Part = TypeVar("Part", bound=type)
 _parts: dict[str, dict[str, type]] = {"rule": {}, "query": {}, "schedule": {}}
+KINDS = tuple(_parts)
 _packages = {
     "rule": "evenhand.methods.rules",
     "query": "evenhand.methods.queries",
@@ -31,7 +32,8 @@ def register(cls: Part) -> Part:
     if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise UsageError(f"{cls.__name__} must be a frozen dataclass: write @register above @dataclass(frozen=True).")
     taken = _parts[kind].get(name)
-    if taken is not None and taken.__qualname__ != cls.__qualname__:
+    ours = taken is not None and taken.__module__.startswith("evenhand.") and taken.__module__ != cls.__module__
+    if taken is not None and (ours or taken.__qualname__ != cls.__qualname__):
         raise UsageError(f"The {kind} name {name!r} is taken by {taken.__qualname__}: choose another.")
     _parts[kind][name] = cls
     return cls
@@ -43,8 +45,26 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(_parts[kind])
 
 
+def built_in(kind: str) -> set[str]:
+    """Return the names of one kind that are evenhand's own."""
+    return {name for name in names(kind) if _parts[kind][name].__module__.startswith("evenhand.")}
+
+
+def snapshot() -> dict[str, dict[str, type]]:
+    """Return what is registered now, for ``restore``."""
+    return {kind: dict(parts) for kind, parts in _parts.items()}
+
+
+def restore(before: dict[str, dict[str, type]]) -> None:
+    """Forget what was registered since ``before`` was taken."""
+    for kind, parts in before.items():
+        _parts[kind] = dict(parts)
+
+
 def part(kind: str, name: str) -> Any:
-    """Return the class registered as ``name``; an unknown name is an error that says the nearest one."""
+    """Return the class registered as ``name``, here or by another package; else an error says the nearest name."""
+    if name not in names(kind):
+        importlib.import_module("evenhand.methods.plugins").adopt(name)
     return _parts[kind][_validate.known(name, names(kind), kind)]
 
 

@@ -101,13 +101,25 @@ def load(model: str, facts: Facts) -> nn.Module:
     factory = getattr(_user_code.executed(path, "model"), name, None)
     if not callable(factory):
         raise UsageError(f"{path.name} has no function {name!r}: write `def {name}(facts): return torch.nn....`")
+    return from_factory(factory, facts, f"{path.name}:{name}")
+
+
+def from_factory(factory: Callable[..., Any], facts: Facts, what: str) -> nn.Module:
+    """Return the module that a function makes, called with the public facts if it takes an argument; ``what`` names it.
+
+    Examples:
+      >>> from evenhand.types import Facts
+      >>> facts = Facts(9, (("all", 9),), labels=("0", "1"), inputs="(4,) float32")
+      >>> from_factory(lambda: nn.Linear(4, 2), facts, "the model")
+      Linear(in_features=4, out_features=2, bias=True)
+    """
     try:
         module = factory(facts) if _takes_facts(factory) else factory()
     except Exception as error:
-        raise UsageError(f"{path.name}:{name} failed with {described(error)}. Nothing was spent.") from error
+        raise UsageError(f"{what} failed with {described(error)}. Nothing was spent.") from error
     if not isinstance(module, nn.Module):
-        raise UsageError(f"{path.name}:{name} returned {type(module).__name__}: it must return a torch.nn.Module.")
-    _try(module, facts, f"{path.name}:{name}")
+        raise UsageError(f"{what} returned {type(module).__name__}: it must return a torch.nn.Module.")
+    _try(module, facts, what)
     return module
 
 

@@ -59,6 +59,7 @@ class ComparisonData:
         setting: public facts of data and model, for programs.
         split: how held-out records were chosen, in a sentence.
         least: held-out records that a group needs for its figures to be on the page.
+        unit: whom the promises are about: "record" or "person".
     """
 
     title: str
@@ -78,6 +79,7 @@ class ComparisonData:
     setting: Mapping[str, Any] = field(default_factory=dict)
     split: str = ""
     least: int = LEAST
+    unit: str = "record"
 
     @property
     def private(self) -> list[Entry]:
@@ -98,7 +100,7 @@ class ComparisonData:
     @property
     def terms(self) -> str:
         """Return the words that every epsilon on the page needs: unit, adjacency and delta."""
-        return f"per record, add/remove, delta\u00a0{delta(self.delta)}"
+        return f"per {self.unit}, add/remove, delta\u00a0{delta(self.delta)}"
 
     @property
     def room(self) -> tuple[int, int]:
@@ -329,7 +331,7 @@ def _gradients(data: ComparisonData) -> Section | None:
 
 def _promises(data: ComparisonData) -> Section:
     together = data.together if data.runs > 1 else None
-    return comparison_sections.promises(data.private, data.terms, together, data.runs)
+    return comparison_sections.promises(data.private, data.terms, together, data.runs, data.unit)
 
 
 _SECTIONS = (

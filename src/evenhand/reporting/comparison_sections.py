@@ -312,7 +312,7 @@ def tuning(entries: Sequence[Entry], words: str) -> Section | None:
     return Section("Tuning, the same for all", [Words(words), table, Notes([remark])])
 
 
-def promises(entries: Sequence[Entry], terms: str, together: float | None, runs: int) -> Section:
+def promises(entries: Sequence[Entry], terms: str, together: float | None, runs: int, unit: str = "record") -> Section:
     """Return the section on the epsilons of the runs: one by one, and all of them together.
 
     Examples:
@@ -330,7 +330,7 @@ def promises(entries: Sequence[Entry], terms: str, together: float | None, runs:
     words = [
         f"Methods are compared at the same true epsilon ({terms}): every run's spending was recomputed from its "
         f"ledger, by the same accountant for all. Spent: {'; '.join(told)}.",
-        "An epsilon bounds what one released model reveals about one record. It does not cover the held-out records, "
+        f"An epsilon bounds what one released model reveals about one {unit}. It does not cover the held-out records, "
         "preprocessing, or the choice among methods made by looking at this page.",
     ]
     if together is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,15 @@ class Outcomes:
             self, **{name: part[rows] if len(part := getattr(self, name)) == len(self) else part for name in names}
         )
 
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """Return every metric of these records by name, computed once: a copy of it may be changed, this may not."""
+        if self.kind == NUMBERS:
+            return _numbers(self.truth, self.guess)
+        if self.kind == TOKENS:
+            return _tokens(self)
+        return _labels(self) if self.kind == LABELS else _classes(self)
+
     @property
     def right(self) -> Array:
         """Return the share of each record that is answered correctly; NaN for real numbers."""
@@ -85,11 +95,7 @@ def values(outcomes: Outcomes) -> dict[str, float]:
         >>> metrics["accuracy"], metrics["tpr"], metrics["fpr"]
         (0.75, 0.5, 0.0)
     """
-    if outcomes.kind == NUMBERS:
-        return _numbers(outcomes.truth, outcomes.guess)
-    if outcomes.kind == TOKENS:
-        return _tokens(outcomes)
-    return _labels(outcomes) if outcomes.kind == LABELS else _classes(outcomes)
+    return dict(outcomes.metrics)
 
 
 def by_group(outcomes: Outcomes, code: Array, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
@@ -107,9 +113,14 @@ def by_group(outcomes: Outcomes, code: Array, names: tuple[str, ...]) -> dict[st
         >>> by_group(every, np.array([0, 1, 1]), ("a", "b"))["mae"]
         {'a': 0.0, 'b': 0.5}
     """
-    parts = {name: _part(outcomes.take(code == place)) for place, name in enumerate(names) if (code == place).any()}
+    parts = {name: _part(_of_group(outcomes, code == place)) for place, name in enumerate(names) if place in code}
     metrics = dict.fromkeys(metric for part in parts.values() for metric in part)
     return {metric: {name: part[metric] for name, part in parts.items() if metric in part} for metric in metrics}
+
+
+def _of_group(outcomes: Outcomes, inside: Array) -> Outcomes:
+    """Return these records only; the very object if they are all, since its metrics may be computed already."""
+    return outcomes if inside.all() else outcomes.take(inside)
 
 
 def _part(outcomes: Outcomes) -> dict[str, float]:

@@ -165,7 +165,9 @@ def facts_and_commands(facts: Mapping[str, str], commands: str) -> list[Section]
     return sections + ([Section("How to reproduce", [Commands(commands)])] if commands.strip() else [])
 
 
-def document(template: str, title: str, *, style: str = "report.css", script: str = "report.js", **values: Any) -> str:
+def document(
+    template: str, title: str, *, style: str = "report.css", script: str = "report.js", connect: str = "", **values: Any
+) -> str:
     """Return a whole page.
 
     Args:
@@ -173,6 +175,7 @@ def document(template: str, title: str, *, style: str = "report.css", script: st
         title: the document's title.
         style: the style sheet in ``templates``.
         script: the script in ``templates``; empty for a page without any.
+        connect: whom the script may ask: ``'self'`` for a page that the local server answers, else nobody.
         **values: what the template prints.
 
     Examples:
@@ -180,17 +183,20 @@ def document(template: str, title: str, *, style: str = "report.css", script: st
         ...          failures=[], findings={"lines": []}, sections=[]).count("A &lt; B")
         1
     """
-    return _environment().get_template(template).render(title=title, style=style, script=script, **values)
+    return (
+        _environment().get_template(template).render(title=title, style=style, script=script, connect=connect, **values)
+    )
 
 
-def policy(style: str = "report.css", script: str = "report.js") -> str:
+def policy(style: str = "report.css", script: str = "report.js", connect: str = "") -> str:
     """Return the content policy of a page: this style sheet and script by their hashes, and nothing else.
 
     Examples:
-        >>> policy().split("; ")[0], "script" in policy("statement.css", "")
-        ("default-src 'none'", False)
+        >>> policy().split("; ")[0], "script" in policy("statement.css", ""), "connect" in policy()
+        ("default-src 'none'", False, False)
     """
     admitted = f"style-src 'sha256-{_hash(style)}'" + (f"; script-src 'sha256-{_hash(script)}'" if script else "")
+    admitted += f"; connect-src {connect}" if connect else ""
     return f"default-src 'none'; {admitted}; base-uri 'none'; form-action 'none'"
 
 
@@ -223,6 +229,7 @@ def _environment() -> Environment:
     )
     environment.filters["label"] = label
     environment.globals["policy"] = policy
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # rows stay in the order of their meaning
     return environment
 
 

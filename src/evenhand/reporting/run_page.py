@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from evenhand._numbers import (
@@ -86,6 +87,8 @@ class ReportData:
         majority: share of the largest class among the held-out records.
         metrics: further metrics, each by group; ``together`` has those over all records.
         further: sections that others made, behind the first.
+        audit: the section on the audit of the promise, before the statement.
+        unit: whom the promise is about: "record" or "person".
     """
 
     title: str
@@ -108,6 +111,8 @@ class ReportData:
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     together: Mapping[str, float | None] = field(default_factory=dict)
     further: Sequence[Section] = ()
+    audit: Section | None = None
+    unit: str = "record"
 
     @property
     def worst(self) -> str | None:
@@ -118,7 +123,7 @@ class ReportData:
     def terms(self) -> str:
         """Return the words that every epsilon on the page needs: unit, adjacency and delta."""
         at = "delta: see the statement" if self.delta is None else f"delta\u00a0{delta(self.delta)}"
-        return f"per record, add/remove, {at}"
+        return f"per {self.unit}, add/remove, {at}"
 
     @property
     def ranked(self) -> list[str]:
@@ -284,7 +289,6 @@ def _by_rate(data: ReportData) -> dict[str, Figure]:
 
 
 def _metrics(data: ReportData) -> Section | None:
-    """Return every further metric of every group as one table."""
     return run_findings.metrics_section(data.metrics, data.groups, data.ranked, data.together)
 
 
@@ -342,7 +346,6 @@ def _curves(data: ReportData) -> Section:
 
 
 def _bounds(data: ReportData) -> Section | None:
-    """Return clip bounds, group weights and thresholds over the training."""
     return run_findings.bounds_section(data.curves, data.worst)
 
 
@@ -373,7 +376,7 @@ def _spending(data: ReportData) -> Section:
     remarks = [f"Epsilon {data.terms}. Dashed: what was promised. Spent values are rounded up."]
     if unbounded:
         remarks.append(f"Not private, for records of {listed(unbounded)}: {open_end}")
-    intro = Words("What each step of the training spent of the promise made to each record, by owner.")
+    intro = Words("What each step of the training spent of the promise made to each " + data.unit + ", by owner.")
     numbers = Table(["owner", "steps", "spent epsilon", "promised"], rows, f"Epsilon {data.terms}.")
     return Section(heading, [intro, chart, Notes(remarks), numbers, *_owner_classes(data)])
 
@@ -389,9 +392,10 @@ def _owner_classes(data: ReportData) -> list[Block]:
         return [Words(intro), Bullets([Words(line) for line in data.summary])]
     if not data.classes:
         return []
-    head = ["owner", "records", "promised epsilon", "spent epsilon", "sampling rate", "clip bound", "noise multiplier"]
+    head = ["owner", f"{data.unit}s", "promised epsilon", "spent epsilon"]
+    head += ["sampling rate", "clip bound", "noise multiplier"]
     cells = [[c.name, count(c.records), c.promised, c.spent, c.rate, c.bound, c.noise] for c in data.classes]
-    caption = f"What a step does to a record of each owner. Epsilon {data.terms}."
+    caption = f"What a step does to a {data.unit} of each owner. Epsilon {data.terms}."
     return [Table(head, cells, caption, folded=False)]
 
 
@@ -406,7 +410,7 @@ def _rates(data: ReportData) -> Section | None:
     return run_findings.section(data.curves[-1]) if data.curves else None
 
 
-_SECTIONS = (_groups, _metrics, _rates, _owners, _curves, _bounds, _spending, _statement)
+_SECTIONS = (_groups, _metrics, _rates, _owners, _curves, _bounds, _spending, attrgetter("audit"), _statement)
 """What the page consists of, in order; a section that has nothing to say is None."""
 
 

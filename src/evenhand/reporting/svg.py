@@ -7,6 +7,7 @@ still stands on its own. Presentation attributes only: a page whose content poli
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +27,15 @@ COLOURS = (
 )
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 SIZE = 13
+_LIGHT = (
+    "color:#1d2329;--eh-page:#fff;--eh-strong:#d55e00;--eh-blue:#0072b2;--eh-green:#009e73;--eh-purple:#b8558b;"
+    "--eh-orange:#c78500;--eh-sky:#2f93cf"
+)
+_DARK = (
+    "color:#e4e8ec;--eh-page:#14181c;--eh-strong:#f5803e;--eh-blue:#3f9bd8;--eh-green:#1fbf92;--eh-purple:#dd9cc1;"
+    "--eh-orange:#f0b23a;--eh-sky:#8accf2"
+)
+_COLOURS_OF_ITS_OWN = f"<style>svg{{{_LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{_DARK}}}}}</style>"
 
 Point = tuple[float, float]
 
@@ -43,6 +53,25 @@ def drawing(width: float, height: float, title: str, description: str, parts: Se
         'stroke-linejoin="round" paint-order="stroke">'
         f"<title>{escape(title)}</title><desc>{escape(description)}</desc>{''.join(parts)}</svg>"
     )
+
+
+def standalone(drawn: str) -> str:
+    """Return a drawing as a file: with a margin, a background, and colours that follow a light or dark screen.
+
+    Examples:
+        >>> 'viewBox="-16 -12 42 29"' in standalone(drawing(10, 5, "T", "D", []))
+        True
+
+    Raises:
+        ValueError: for anything but what ``drawing`` returns.
+    """
+    area = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
+    if area is None:
+        raise ValueError("not a drawing of evenhand.reporting")
+    wide, high = float(area[1]) + 32, float(area[2]) + 24
+    behind = f'<rect x="-16" y="-12" width="{wide:g}" height="{high:g}" fill="var(--eh-page)" stroke="none"/>'
+    framed = drawn.replace(area[0], f'viewBox="-16 -12 {wide:g} {high:g}"', 1)
+    return framed.replace("</desc>", f"</desc>{_COLOURS_OF_ITS_OWN}{behind}", 1) + "\n"
 
 
 def text(
@@ -129,8 +158,10 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
         [0.0, 1.0, 2.0, 3.0]
         >>> ticks(0.5, 98)
         [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+        >>> len(set(ticks(65.71428571428571, 65.71428571428572))) > 1
+        True
     """
-    if high <= low:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # one value, but for rounding
         low, high = low - 0.5, low + 0.5
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))

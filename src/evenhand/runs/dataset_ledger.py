@@ -12,7 +12,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from filelock import Timeout
 
 from evenhand import durable, untrusted
 from evenhand.accounting import accountant
-from evenhand.accounting.plan import Plan, Stage
+from evenhand.accounting.gaussian_profile import Relation
+from evenhand.accounting.plan import UNITS, Plan, Stage
 from evenhand.data import record_checks
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import assignment, fingerprint, identity, survey
@@ -35,8 +36,9 @@ from evenhand.types import Event
 SHOWN = 64
 """Up to so many owner classes each have their own total; with more there is one that covers the dearest of them."""
 ANYONE = "any owner"
-WHOLE = "one record"
-"""The unit of a run that protects all of a record."""
+_JOINED = "joined.json"
+WHOLE, PERSON = UNITS["record"], UNITS["person"]
+"""The units of a run that protects all of a record, and all records of a person."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class DatasetLedger:
           >>> DatasetLedger.of(train).folder == DatasetLedger.of(test).folder
           True
         """
-        return cls(fingerprint(data), assignment(data), tuned or data.tuned)
+        return cls(fingerprint(data), assignment(data), tuned or data.tuned).current
 
     @property
     def folder(self) -> Path:
@@ -92,6 +94,40 @@ class DatasetLedger:
         """Note how far these copies of runs are, once they are counted; durable on return."""
         with self._locked():
             self._write(runs)
+
+    def join(self, other: DatasetLedger) -> None:
+        """Count the runs of another ledger here, since their records are shared; later ones are counted here as well.
+
+        Durable on return. A crash on the way can only count runs twice.
+
+        Examples:
+          >>> import os, tempfile, evenhand as eh
+          >>> os.environ["EVENHAND_STATE"] = tempfile.mkdtemp()
+          >>> plan = eh.plan("dpsgd", eh.Privacy(1, 1e-5), data=eh.data.wrap([[0.0]] * 99, [0, 1, 1] * 33).facts)
+          >>> for secret in ("one", "other"):
+          ...     _ = DatasetLedger(secret).enter(plan)
+          >>> DatasetLedger("one").join(DatasetLedger("other"))
+          >>> DatasetLedger("other").enter(plan)["runs"]
+          3
+        """
+        with other._locked(), self._locked():
+            there = dataset_entries.read(other.folder)
+            first = dataset_entries.read(self.folder).number + there.lost  # numbers left out count as lost runs
+            for place, entry in enumerate(there.found, first):
+                copied = replace(entry, seeded=entry.seeded or entry.run in there.open_to_all)
+                durable.write(self.folder / f"{place:06d}.json", as_json(copied.to_json()))
+            durable.make_folder(self._heads, private=True)
+            for file in sorted(other._heads.glob("*.json")):
+                durable.write(self._heads / file.name, untrusted.read_bytes(file))
+            durable.write(other.folder / _JOINED, as_json({"joined": self.secret}), durable.PRIVATE)
+
+    @property
+    def current(self) -> DatasetLedger:
+        """Return the ledger that this one was joined to, itself if it was not."""
+        file = self.folder / _JOINED
+        if not file.exists():
+            return self
+        return replace(self, secret=untrusted.read_json(file, {"joined": str})["joined"]).current
 
     def has(self, run: str) -> bool:
         """Return whether a run, or a copy of it, was ever counted here."""
@@ -141,9 +177,11 @@ class DatasetLedger:
         On return the entry is on disk. ``uncounted`` is how many runs are in no total: those without an established
         epsilon, such as plain SGD, earlier ones with a public noise seed (``seeded``), and those that protect only a
         part of a record where this run protects all of it; deleted entries count here too, as far as their numbers
-        show. Of a run whose budgets changed, the steps before are counted with the plan they began under, if an entry
-        of the same ``run`` has it. ``left`` is the plan of a run that this one was forked from: it counts in full, and
-        is entered too if it is not here. No run is forgotten, whatever its owners were called.
+        show. Where this run protects persons, runs that protect single records or other persons are in no total; where
+        it protects records, all runs are counted for replacing one if some are by person: a person stays when one of
+        their records goes. Of a run whose budgets changed, the steps before are counted with the plan they began under,
+        if an entry of the same ``run`` has it. ``left`` is the plan of a run that this one was forked from: it counts
+        in full, and is entered too if it is not here. No run is forgotten, whatever its owners were called.
         """
         return self.enter_all([Entry(plan, self.owners, seeded, run)], left=left)
 
@@ -152,11 +190,14 @@ class DatasetLedger:
 
         Their plans have one delta, one unit and the same owners. Everything else is said at ``enter``.
         """
+        current = self.current
+        if current != self:
+            return current.enter_all(new, left=left)
         with self._locked():
             before = dataset_entries.read(self.folder)
             here, first = {entry.key for entry in before.found}, new[0]
             unknown = (
-                [Entry(left, None, first.seeded, first.run)]
+                [Entry(left, self._persons_only if left.unit == PERSON else None, first.seeded, first.run)]
                 if left is not None and (first.run, left.digest) not in here
                 else []
             )
@@ -169,14 +210,32 @@ class DatasetLedger:
             (entry.new(known), starts or (self.owners is not None and entry.owners == self.owners))
             for entry, starts in states
             if entry.plan.certified
-            and entry.plan.unit in (WHOLE, plan.unit)
+            and (starts or self._protects(entry, plan))
             and (starts or not (entry.seeded or entry.run in before.open_to_all))
         ]
         runs = before.lost + len(states)
         names = plan.facts.owner_names if len(plan.facts.owners) <= SHOWN else (ANYONE,)
-        epsilons = {name: _total(counted, name, plan.delta) for name in names}
+        mixed = plan.unit != PERSON and any(one.unit == PERSON for one, _ in counted)
+        epsilons = {name: _total(counted, name, plan.delta, "replace_one" if mixed else "add_remove") for name in names}
         noted = {"tuned": True} if self.tuned else {}
         return {"runs": runs, "uncounted": runs - len(counted), "epsilons": epsilons, **noted}
+
+    @property
+    def _persons_only(self) -> str | None:
+        """Return the name of the persons without that of their owners: which class a person had is then not known."""
+        partition = _partition(self.owners)
+        return None if partition is None else f"{partition}/"
+
+    def _protects(self, entry: Entry, plan: Plan) -> bool:
+        """Return whether the promise of an earlier run is about whom this plan protects, or about more."""
+        if plan.unit != PERSON:
+            return entry.plan.unit in (WHOLE, PERSON, plan.unit)
+        return entry.plan.unit == PERSON and _partition(entry.owners) == _partition(self.owners)
+
+
+def _partition(owners: str | None) -> str | None:
+    """Return the part of a secret name of owners that tells which records are one person's."""
+    return None if owners is None else owners.partition("/")[0]
 
 
 def keep_larger_counts(counted: dict[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -192,7 +251,7 @@ def _rows(reading: Reading) -> set[str]:
     return {*reading.hashes, *(row["head"] for row in reading.forks)}
 
 
-def _total(runs: list[tuple[Plan, bool]], name: str, delta: float) -> float:
+def _total(runs: list[tuple[Plan, bool]], name: str, delta: float, relation: Relation = "add_remove") -> float:
     """Return the epsilon of a record of this class over all runs: as this class, or as the dearest.
 
     Equal plans are composed as one with so many more steps: the order of steps does not matter.
@@ -202,7 +261,9 @@ def _total(runs: list[tuple[Plan, bool]], name: str, delta: float) -> float:
     for plan, same in {(plan.digest, same): (plan, same) for plan, same in runs}.values():
         for rate, noise, count in _events(plan, name if same else ANYONE):
             counts[rate, noise] += count * times[plan.digest, same]
-    return accountant.epsilon([(rate, noise, count) for (rate, noise), count in counts.items()], delta)
+    return accountant.epsilon(
+        [(rate, noise, count) for (rate, noise), count in counts.items()], delta, relation=relation
+    )
 
 
 def _events(plan: Plan, name: str) -> list[Event]:

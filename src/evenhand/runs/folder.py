@@ -20,6 +20,7 @@ from evenhand.runs import ledger as ledgers
 from evenhand.runs import released_weights, statement_files
 from evenhand.runs import statement as statements
 from evenhand.runs import statement_files as owner_table
+from evenhand.runs.audits import record
 from evenhand.runs.ledger import Ledger
 from evenhand.runs.run_files import LEDGER, SIGNATURE, as_json, put_in_place, sha256, write_durably, write_json
 
@@ -33,8 +34,8 @@ _MOST_EVALUATIONS = 20_000
 _README = """# A run of evenhand
 
 May be shared: model.safetensors, model-last.safetensors, plan.json, ledger.jsonl, statement.json, statement.md,
-composition.json, preprocessing.json, signature.json, metrics.jsonl, model-card.md, report.html, owners.csv,
-decision.json. Not if statement.md says that the model is not private.
+composition.json, preprocessing.json, signature.json, audit.json, metrics.jsonl, model-card.md, report.html,
+owners.csv, decision.json. Not if statement.md says that the model is not private.
 The metrics describe the evaluation data, which the privacy statement does not cover.
 
 Must not be shared: everything in private/ (optimizer state, training losses). config.toml names your files,
@@ -66,7 +67,7 @@ class Folder:
     """Paths of one run's files, and how they are read and written. What is read is checked, never trusted."""
 
     path: Path
-    HASHED: ClassVar = ("composition.json", "preprocessing.json", "metrics.jsonl", "decision.json")
+    HASHED: ClassVar = ("composition.json", "preprocessing.json", "metrics.jsonl", "decision.json", record.FILE)
     """Public files that a statement rests on, beside plan, ledger and model."""
 
     @property
@@ -305,6 +306,7 @@ class Folder:
             groups=self._stated(reading).get("groups", {}),
             composition=self.composition(),
             files=self.hashes(),
+            audit=record.read(self.path, self.plan().digest),
         )
 
     def hashes(self) -> dict[str, str]:
@@ -390,12 +392,12 @@ def _plan(data: bytes) -> Plan:
 
 def statement_bytes(statement: Mapping[str, Any]) -> bytes:
     """Return the bytes of a statement's file. Every statement is written this one way, so that a changed byte shows."""
-    return as_written(statements.packed(statement))
+    return as_written(statement_files.packed(statement))
 
 
 def as_written(form: Mapping[str, Any]) -> bytes:
     """Return the bytes of a statement in either form; earlier versions listed any number of owners one by one."""
-    return as_json(form) if isinstance(form["owners"], list) else statements.lines(form)
+    return as_json(form) if isinstance(form["owners"], list) else statement_files.lines(form)
 
 
 def head_in(file: Path) -> str:

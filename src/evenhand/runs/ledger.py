@@ -24,7 +24,8 @@ Rows (one JSON object a line; each carries the hash of the row before it and its
   on the data; void once a later row charges steps or changes the plan;
 * ``foreign``  the weights were changed between two steps, by something that is not accounted here;
 * ``blocked``  before step ``position`` records were found to touch each other (``cause`` "records"), or state to have
-  been changed that no private step wrote ("state"): no figure holds, and nothing more is trained or released;
+  been changed that no private step wrote ("state"), or an audit certified more than was promised ("audit"): no
+  figure holds, and nothing more is trained or released;
 * ``lost``     a process took up weights that hold nothing of the charged steps ``from`` up to, without, ``to``: they
   ran after the last checkpoint, or not at all;
 * ``torn``     ``lines`` lines that crashes cut short were found before this row, and are ``charged`` as so many steps:
@@ -311,10 +312,20 @@ class Ledger:
         self._append({"type": "blocked", "position": position, "cause": cause})
         self.sync()
 
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether no figure holds for this run any more."""
+        return self._blocked
+
     def refuse_blocked(self) -> None:
         """Raise LedgerError if this run was blocked."""
         if self._blocked:
             raise LedgerError(_BLOCKED)
+
+    @property
+    def closed(self) -> bool:
+        """Return whether nothing can be written any more."""
+        return self._file.closed
 
     def close(self) -> None:
         """Write everything to disk, unless an earlier write failed, and release the lock."""
@@ -400,9 +411,9 @@ def refuse_withdrawn(reading: Reading | None) -> None:
 
 
 _BLOCKED = (
-    "This run is blocked: during training records were found to influence each other's gradients, or state to have "
-    "been changed that no private step wrote, so no bound and no epsilon holds for it. Nothing more is trained or "
-    "released from here: mend the model or the loss, delete what this run computed, and start a new run."
+    "This run is blocked: records were found to influence each other's gradients, or state to have been changed that "
+    "no private step wrote, or an audit certified more epsilon than was promised. No bound holds for it, and nothing "
+    "more is trained or released from here: mend the cause, delete what this run computed, and start a new run."
 )
 
 

@@ -27,8 +27,10 @@ class Recorder:
         self._counts: list[int] = []
         self._used: tuple[Any, ...] = ()
 
-    def charge(self, remaining: int) -> None:
+    def charge(self, remaining: int, least: int = 0) -> None:
         """Charge the next block, durable on return: one step at first, then one power of two for the whole segment.
+
+        A block has at least ``least`` steps where that is no more than a crash may lose.
 
         A block that followed the pace closely would tell in a shareable file how long single batches took. Three of the
         first seven steps also compare the engine with autograd, so that their median is a usual step.
@@ -36,6 +38,7 @@ class Recorder:
         block, most = 1, max(1, self.ledger.steps // (2 * LOST))
         if len(self._times) == TIMED:
             block = 2 ** max(0, round(math.log2(BLOCK_SECONDS / max(statistics.median(self._times), 1e-6))))
+        block = max(block, least)
         self.ledger.reserve(max(1, min(BLOCK, block, 2 ** int(math.log2(most)), remaining)))
 
     def add(self, commit: Commit, seconds: float) -> None:

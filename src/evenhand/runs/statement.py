@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from evenhand import untrusted
 from evenhand._numbers import rounded_up
 from evenhand.accounting import accountant, owner_classes
-from evenhand.errors import VerificationError
 from evenhand.runs import statement_files, statement_warnings
+from evenhand.runs.audits import record
 
 if TYPE_CHECKING:
     from evenhand.mechanism.make_plan import Plan
@@ -36,6 +35,13 @@ DOES_NOT_COVER = (
     "several records of one person, or copies of a record (oversampling): the unit is one record, and k of them are "
     "protected k times less or worse",
     "timing, memory and storage side channels, and files in private/",
+)
+_OF_RECORDS = next(text for text in DOES_NOT_COVER if text.startswith("several records"))
+_OF_PERSONS = (
+    "persons who stand under several names, and records of others that tell of a person: the unit is a person with all "
+    "records under their name",
+    "other runs on the same data whose unit is one record, or persons told apart in another way: they are in no total",
+    "a change of one record of a person who stays: that is replacing a person, which costs more than adding one",
 )
 TRUST = (
     "the trainer sees the raw data; whoever receives the shared files is the adversary and may know all other records"
@@ -76,8 +82,12 @@ def build(
     groups: Mapping[str, Any],
     composition: Mapping[str, Any] | None,
     files: Mapping[str, str],
+    audit: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the statement as data, for the steps that the promise counts (see ``Reading.counted``)."""
+    """Return the statement as data, for the steps that the promise counts (see ``Reading.counted``).
+
+    ``audit`` is that of the whole plan, as its folder has it.
+    """
     spent = plan.spent_by_owner(ledger.counted)
     owners = owner_classes.rows(plan, [None] * len(spent) if ledger.blocked else spent)
     worst = max(owners, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])
@@ -94,8 +104,9 @@ def build(
         "owners": owners,
         "mechanism": {
             "method": plan.method,
+            **({"packages": list(plan.packages)} if plan.packages else {}),
             "rule": dict(plan.rule),
-            "sampling": EVERYONE if min(plan.rates) == 1.0 else "Poisson, 53-bit coins",
+            "sampling": EVERYONE if min(plan.rates) == 1.0 else statement_files.COINS,
             "expected_batch": plan.expected_batch,
             "steps_planned": plan.steps,
             "steps_charged": ledger.reserved,
@@ -111,11 +122,11 @@ def build(
         },
         "accounting": {"accountant": plan.accountant, **_composed(composition)},
         "covers": list(COVERS) if plan.certified and ledger.withdrawn is None and not ledger.blocked else [],
-        "does_not_cover": [*DOES_NOT_COVER, *map(statement_warnings.not_covered, ledger.forks)],
+        "does_not_cover": [*_not_covered(plan), *map(statement_warnings.not_covered, ledger.forks)],
         "sharing": statement_files.of_run(plan, ledger, files),
         "public_inputs": _facts(plan),
         "trust_model": TRUST,
-        "audit": None,
+        "audit": record.stated(audit),
         "groups": dict(groups),
         "warnings": plan.warnings() + statement_warnings.of_run(plan, ledger, model),
         "plan": plan.digest,
@@ -124,7 +135,7 @@ def build(
         "files": dict(files),
         "software": dict(software),
     }
-    return {**body, "digest": digest(packed(body))}
+    return {**body, "digest": digest(statement_files.packed(body))}
 
 
 def digest(body: Mapping[str, Any]) -> str:
@@ -135,34 +146,49 @@ def digest(body: Mapping[str, Any]) -> str:
 
 def paragraphs(statement: Mapping[str, Any]) -> list[str]:
     """Return the statement in words. Epsilon never stands without unit, adjacency, delta and what is not covered."""
-    guarantee = statement["guarantee"]
+    guarantee, unit = statement["guarantee"], unit_of(statement["public_inputs"])
     files = statement_files.words(statement["sharing"]) if "sharing" in statement else []
     if guarantee["epsilon"] is None:
         return [promise(statement), *files]
     texts = [promise(statement)]
     owners = statement["owners"]
     if len(owners) > 1 or owners[0]["budget"] is not None:
-        texts += [owner_classes.owner_words(row, guarantee["delta"]) for row in owners[: owner_classes.OWNERS_SHOWN]]
+        texts += [
+            owner_classes.owner_words(row, guarantee["delta"], unit) for row in owners[: owner_classes.OWNERS_SHOWN]
+        ]
         texts += owner_classes.further_owners(owners)
         if len(owners) > owner_classes.OWNERS_SHOWN:
             texts.append(
                 "; ".join(owner_classes.in_words(owner_classes.summary(owners))) + f" (delta {guarantee['delta']:g})."
             )
     mechanism = statement["mechanism"]
+    source = f" of the package {' and '.join(mechanism['packages'])}" if mechanism.get("packages") else ""
     drawn = "all of them" if mechanism["sampling"] == EVERYONE else "by Poisson sampling"
     texts.append(
-        f"Made by {mechanism['method']} ({guarantee['level']}): {mechanism['steps_charged']} of "
-        f"{mechanism['steps_planned']} planned steps are charged, about {mechanism['expected_batch']:g} records each, "
+        f"Made by {mechanism['method']}{source} ({guarantee['level']}): {mechanism['steps_charged']} of "
+        f"{mechanism['steps_planned']} planned steps are charged, about {mechanism['expected_batch']:g} {unit}s each, "
         f"{drawn}. Randomness: {mechanism['randomness']}."
     )
-    texts += stop_words(mechanism) + prior_words(mechanism)
-    texts.append(runs_words(statement["accounting"], guarantee["delta"]))
+    texts += stop_words(mechanism) + prior_words(mechanism, unit)
+    texts.append(runs_words(statement["accounting"], guarantee["delta"], unit))
     texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
     texts += features_words(statement["public_inputs"])
     texts += files
     texts += [f"Trust: {statement['trust_model']}.", public_counts(statement["public_inputs"])]
-    texts.append("Not audited yet." if statement["audit"] is None else f"Audit: {statement['audit']}.")
+    texts.append(record.words(statement["audit"]))
     return texts
+
+
+def _not_covered(plan: Plan) -> list[str]:
+    """Return what the promise does not cover; several records of one person are covered where the unit is a person."""
+    if plan.facts.unit == "record":
+        return list(DOES_NOT_COVER)
+    return [part for text in DOES_NOT_COVER for part in (_OF_PERSONS if text == _OF_RECORDS else (text,))]
+
+
+def unit_of(inputs: Mapping[str, Any]) -> str:
+    """Return whom the public counts of a statement count: "record" or "person"."""
+    return "person" if "persons" in inputs else "record"
 
 
 def public_counts(inputs: Mapping[str, Any]) -> str:
@@ -172,12 +198,13 @@ def public_counts(inputs: Mapping[str, Any]) -> str:
       >>> public_counts({"records": 900, "owners": [["all", 900]], "expected_batch": 64.0})[:61]
       'Public, not protected: the number of records (900) and the ex'
     """
-    owners = len(inputs["owners"])
-    each = f", of the records of each of the {owners} owners," if owners > 1 else ""
+    owners, unit = len(inputs["owners"]), unit_of(inputs)
+    each = f", of the {unit}s of each of the {owners} owners," if owners > 1 else ""
     return (
-        f"Public, not protected: the number of records ({inputs['records']}){each} and the expected batch "
-        f"({inputs['expected_batch']:g}). The promise compares training with and without a record under the same "
-        "counts; who knows all other records learns from these alone that one more was there, not what is in it."
+        f"Public, not protected: the number of {unit}s ({inputs['records']}){each} and the expected batch "
+        f"({inputs['expected_batch']:g}). The promise compares training with and without a {unit} under the same "
+        f"counts; who knows all other {unit}s learns from these alone that one more was there, not what is in it."
+        + (f" A person is all records with one value of {inputs['persons']!r}." if inputs.get("persons") else "")
     )
 
 
@@ -206,17 +233,18 @@ def stop_words(mechanism: Mapping[str, Any]) -> list[str]:
     return {UNDECLARED: [_WHOLE_PLAN], DECLARED: [_DECLARED]}.get(mechanism.get("stop") or "", [])
 
 
-def prior_words(mechanism: Mapping[str, Any]) -> list[str]:
+def prior_words(mechanism: Mapping[str, Any], unit: str = "record") -> list[str]:
     """Return a sentence on the counts that the run released beside its steps; nothing for a run without them.
 
     Examples:
       >>> prior_words({}), prior_words({"prior": {"counts_of": "labels", "noise_multiplier": 28.9}})[0][:49]
-      ([], 'Counts of labels over all records may be released')
+      ([], 'Counts of labels over all records are released at')
     """
     if (prior := mechanism.get("prior")) is None:
         return []
+    over = "all records" if unit == "record" else "one record of each person"
     return [
-        f"Counts of {prior['counts_of']} over all records may be released once, with noise multiplier "
+        f"Counts of {prior['counts_of']} over {over} are released at most once, with noise multiplier "
         f"{prior['noise_multiplier']:.4g}; the ledger holds them, and the figures above contain what they cost."
     ]
 
@@ -263,7 +291,8 @@ def promise(statement: Mapping[str, Any]) -> str:
     if guarantee["epsilon"] is None and statement_warnings.tells_blocked(statement["warnings"]):
         return (
             "No privacy guarantee holds for this run: it was stopped because records influence each other, or state "
-            "was changed that no private step wrote. No epsilon is printed for that reason. Delete what it computed."
+            "was changed that no private step wrote, or an audit certified more than was promised. No epsilon is "
+            "printed for that reason. Delete what it computed."
         )
     if guarantee["epsilon"] is None:
         return (
@@ -271,11 +300,15 @@ def promise(statement: Mapping[str, Any]) -> str:
             "no proof. No epsilon is printed for that reason."
         )
     guess = rounded_up(100 * guarantee["guess_rate_at_1_percent"], 1)
+    person = unit_of(statement["public_inputs"]) == "person"
+    change = (
+        "one person is added or removed, with all of their records," if person else "one record is added or removed,"
+    )
     return (
-        f"If one record is added or removed, the chance of any outcome changes by at most a factor "
-        f"e^{rounded_up(guarantee['epsilon'])} (epsilon {rounded_up(guarantee['epsilon'])}, unit: one record, "
+        f"If {change} the chance of any outcome changes by at most a factor "
+        f"e^{rounded_up(guarantee['epsilon'])} (epsilon {rounded_up(guarantee['epsilon'])}, unit: {guarantee['unit']}, "
         f"adjacency: add/remove), except with probability delta {guarantee['delta']:g}. At 1 % false alarms a guess "
-        f"whether a record was in the data succeeds at most {guess} % of the time."
+        f"whether a {'person' if person else 'record'} was in the data succeeds at most {guess} % of the time."
     )
 
 
@@ -311,7 +344,7 @@ def _composed(composition: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def runs_words(accounting: Mapping[str, Any], delta: float) -> str:
+def runs_words(accounting: Mapping[str, Any], delta: float, unit: str = "record") -> str:
     """Return one or two sentences on what other runs on the same data add."""
     runs = accounting["runs_composed"]
     if runs is None:
@@ -320,14 +353,13 @@ def runs_words(accounting: Mapping[str, Any], delta: float) -> str:
     if runs == 1:
         return f"This is the first run on these data that the trainer's machine has counted.{chosen}"
     total = rounded_up(accounting["epsilon_all_runs"])
-    extra = (
-        f"; {accounting['uncounted_runs']} of them without a guarantee for whole records and in no total"
-        if accounting["uncounted_runs"]
-        else ""
-    )
+    records = "of them promise nothing about whole records and are"
+    persons = "of them promise something about records or other persons, or nothing, and are"
+    without = records if unit == "record" else persons
+    extra = f"; {accounting['uncounted_runs']} {without} in no total" if accounting["uncounted_runs"] else ""
     return (
         f"The trainer's machine counts {runs} runs on these data{extra}. If all their models are released, they spend "
-        f"at most epsilon {total} together on any one record at delta {delta:g} (add/remove).{chosen}"
+        f"at most epsilon {total} together on any one {unit} at delta {delta:g} (add/remove).{chosen}"
     )
 
 
@@ -344,6 +376,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "read_off_the_data": list(facts.derived),
         "expected_batch": plan.expected_batch,
         **network,
+        **({"persons": facts.told_apart} if facts.unit == "person" else {}),
     }
 
 
@@ -351,75 +384,3 @@ def _randomness(ledger: Reading) -> str:
     if statement_warnings.insecure(ledger):
         return "from a PUBLIC SEED (insecure_seed): whoever knows the seed can remove the noise"
     return "operating-system entropy, a new key for each start"
-
-
-LISTED = 1000
-"""Classes up to which each stands for itself, with the name of every figure."""
-_OWN = ("name", "records")
-_SHAPE: untrusted.Shape = {"names": [str], "records": [int], "kind": [int], "kinds": {str: list}}
-
-
-def packed(statement: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the statement in the form of its file: with many owner classes as columns, equal figures once.
-
-    With few classes, or already in that form, it is the statement itself.
-
-    Examples:
-      >>> row = {"records": 2, "epsilon": 1.0}
-      >>> rows = [{"name": str(place), **row} for place in range(LISTED + 1)]
-      >>> form = packed({"owners": rows})
-      >>> form["owners"]["kinds"], unpacked(form)["owners"] == rows, packed({"owners": rows[:3]})["owners"] == rows[:3]
-      ({'epsilon': [1.0]}, True, True)
-    """
-    rows = statement.get("owners")
-    if not isinstance(rows, list) or len(rows) <= LISTED:
-        return statement
-    figures = [key for key in rows[0] if key not in _OWN]
-    places: dict[str, int] = {}
-    kinds: list[Mapping[str, Any]] = []
-    kind = []
-    for row in rows:
-        text = json.dumps([row[key] for key in figures])
-        if text not in places:
-            places[text] = len(kinds)
-            kinds.append(row)
-        kind.append(places[text])
-    table = {
-        "names": [row["name"] for row in rows],
-        "records": [row["records"] for row in rows],
-        "kind": kind,
-        "kinds": {key: [row[key] for row in kinds] for key in figures},
-    }
-    return {**statement, "owners": table}
-
-
-def unpacked(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a statement with one row per class, whatever its form.
-
-    Raises:
-      VerificationError: the columns do not fit each other.
-    """
-    table = written["owners"]
-    if isinstance(table, list):
-        return dict(written)
-    if not untrusted.fits(table, _SHAPE):
-        raise VerificationError("statement.json cannot be read: it was damaged or edited.")
-    columns, count = table["kinds"], len(table["names"])
-    size = min((len(column) for column in columns.values()), default=0)
-    whole = all(len(column) == size for column in columns.values())
-    if not whole or not count == len(table["records"]) == len(table["kind"]) or count <= LISTED:
-        raise VerificationError("statement.json cannot be read: its columns of owners have different lengths.")
-    if not all(0 <= place < size for place in table["kind"]):
-        raise VerificationError("statement.json cannot be read: a class of owners has no figures.")
-    kinds = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    rows = [
-        {"name": name, "records": records, **kinds[place]}
-        for name, records, place in zip(table["names"], table["records"], table["kind"], strict=True)
-    ]
-    return {**written, "owners": rows}
-
-
-def lines(form: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file with thousands of classes: one line for each part of the statement."""
-    parts = (f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in form.items())
-    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()

@@ -1,4 +1,4 @@
-"""Statement parts about files: the JSON schema (draft 2020-12), what may be shared, the table of owners."""
+"""Statement parts about files: the JSON schema (draft 2020-12), what may be shared, tables and columns of owners."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from evenhand import untrusted
 from evenhand.accounting import owner_classes
+from evenhand.errors import VerificationError
 from evenhand.reporting.text import cell
 from evenhand.runs import statement_warnings
+from evenhand.runs.audits import record
 
 if TYPE_CHECKING:
     from evenhand.accounting.plan import Plan
@@ -27,8 +30,8 @@ def schema() -> dict[str, Any]:
     """Return the schema as data, for any validator.
 
     Examples:
-      >>> schema()["properties"]["guarantee"]["properties"]["unit"]["const"]
-      'one record'
+      >>> schema()["properties"]["guarantee"]["properties"]["unit"]["enum"]
+      ['one record', 'person']
     """
     document: dict[str, Any] = json.loads(text())
     return document
@@ -54,6 +57,7 @@ FROM_FACTS = (
     "composition.json",
     "preprocessing.json",
     "signature.json",
+    record.FILE,
 )
 """Made of public facts, planned numbers and hashes."""
 KEPT = ("private/", "config.toml", "env.json")
@@ -78,7 +82,13 @@ _LIKE = {
 
 
 def sharing(
-    *, certified: bool, insecure: bool = False, foreign: bool = False, withdrawn: bool = False, decided: bool = False
+    *,
+    certified: bool,
+    insecure: bool = False,
+    foreign: bool = False,
+    withdrawn: bool = False,
+    decided: bool = False,
+    audited: bool = False,
 ) -> dict[str, Any]:
     """Return which files may be shared and which must not, for a run with an established guarantee or without one.
 
@@ -88,6 +98,7 @@ def sharing(
       foreign: the weights were also changed outside of private steps.
       withdrawn: budgets were lowered, and another run goes on from an earlier checkpoint of this one.
       decided: the run has a decision of its own; one without it names no such file.
+      audited: likewise, an audit.
 
     Examples:
       >>> sharing(certified=True)["may_be_shared"][0]
@@ -98,10 +109,11 @@ def sharing(
       True
     """
     noisy = FROM_NOISE if decided else tuple(name for name in FROM_NOISE if name != DECISION)
+    facts = FROM_FACTS if audited else tuple(name for name in FROM_FACTS if name != record.FILE)
     protected = certified and not insecure and not withdrawn
     cost = _FREE + (_UNLESS if foreign else "") if protected else _DELETED if withdrawn else _LIKE[certified]
     return {
-        "may_be_shared": [*(noisy if protected else ()), *FROM_FACTS],
+        "may_be_shared": [*(noisy if protected else ()), *facts],
         "must_not_be_shared": [*(() if protected else noisy), *KEPT],
         "intermediate_checkpoints": f"{cost}; {_KEPT}",
     }
@@ -115,6 +127,7 @@ def of_run(plan: Plan, ledger: Reading, files: Collection[str] = ()) -> dict[str
         foreign=bool(ledger.foreign),
         withdrawn=ledger.withdrawn is not None,
         decided=DECISION in files,
+        audited=record.FILE in files,
     )
 
 
@@ -183,3 +196,79 @@ def as_csv(owners: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> str:
         values = [row["records"], row["budget"], row["epsilon"], row["rate"], *ends, recall_by_owner[row["name"]]]
         writer.writerow([cell(row["name"]), *("" if value is None else value for value in values)])
     return text.getvalue()
+
+
+COINS, COINS_BEFORE = "Poisson, 64-bit coins", "Poisson, 53-bit coins"
+"""How draws are described, and how they were in statements of earlier versions."""
+LISTED = 1000
+"""Classes up to which each stands for itself, with the name of every figure."""
+_OWN = ("name", "records")
+_SHAPE: untrusted.Shape = {"names": [str], "records": [int], "kind": [int], "kinds": {str: list}}
+
+
+def packed(statement: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the statement in the form of its file: with many owner classes as columns, equal figures once.
+
+    With few classes, or already in that form, it is the statement itself.
+
+    Examples:
+      >>> row = {"records": 2, "epsilon": 1.0}
+      >>> rows = [{"name": str(place), **row} for place in range(LISTED + 1)]
+      >>> form = packed({"owners": rows})
+      >>> form["owners"]["kinds"], unpacked(form)["owners"] == rows, packed({"owners": rows[:3]})["owners"] == rows[:3]
+      ({'epsilon': [1.0]}, True, True)
+    """
+    rows = statement.get("owners")
+    if not isinstance(rows, list) or len(rows) <= LISTED:
+        return statement
+    figures = [key for key in rows[0] if key not in _OWN]
+    places: dict[str, int] = {}
+    kinds: list[Mapping[str, Any]] = []
+    kind = []
+    for row in rows:
+        text = json.dumps([row[key] for key in figures])
+        if text not in places:
+            places[text] = len(kinds)
+            kinds.append(row)
+        kind.append(places[text])
+    table = {
+        "names": [row["name"] for row in rows],
+        "records": [row["records"] for row in rows],
+        "kind": kind,
+        "kinds": {key: [row[key] for row in kinds] for key in figures},
+    }
+    return {**statement, "owners": table}
+
+
+def unpacked(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a statement with one row per class, whatever its form, in the words of today.
+
+    Raises:
+      VerificationError: the columns do not fit each other.
+    """
+    written, table, mechanism = dict(written), written["owners"], written.get("mechanism")
+    if isinstance(mechanism, dict) and mechanism.get("sampling") == COINS_BEFORE:
+        written["mechanism"] = {**mechanism, "sampling": COINS}
+    if isinstance(table, list):
+        return written
+    if not untrusted.fits(table, _SHAPE):
+        raise VerificationError("statement.json cannot be read: it was damaged or edited.")
+    columns, count = table["kinds"], len(table["names"])
+    size = min((len(column) for column in columns.values()), default=0)
+    whole = all(len(column) == size for column in columns.values())
+    if not whole or not count == len(table["records"]) == len(table["kind"]) or count <= LISTED:
+        raise VerificationError("statement.json cannot be read: its columns of owners have different lengths.")
+    if not all(0 <= place < size for place in table["kind"]):
+        raise VerificationError("statement.json cannot be read: a class of owners has no figures.")
+    kinds = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    rows = [
+        {"name": name, "records": records, **kinds[place]}
+        for name, records, place in zip(table["names"], table["records"], table["kind"], strict=True)
+    ]
+    return {**written, "owners": rows}
+
+
+def lines(form: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file with thousands of classes: one line for each part of the statement."""
+    parts = (f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in form.items())
+    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()

@@ -12,7 +12,8 @@ from evenhand._numbers import delta, promised, rounded_up, setting
 from evenhand.accounting.owner_classes import OWNERS_SHOWN, further_owners, in_words, span, summary
 from evenhand.reporting.page import Block, Bullets, Facts, Section, Words, document
 from evenhand.reporting.text import clip
-from evenhand.runs.statement import promise, public_counts, runs_words, stop_words
+from evenhand.runs.audits import record
+from evenhand.runs.statement import promise, public_counts, runs_words, stop_words, unit_of
 
 NAMES_SHOWN, NAME_LENGTH = 12, 60
 STYLE = "statement.css"
@@ -32,6 +33,7 @@ def render_statement(statement: Mapping[str, Any]) -> str:
         script="",
         method=statement["mechanism"]["method"],
         records=statement["public_inputs"]["records"],
+        units=unit_of(statement["public_inputs"]) + "s",
         established=established,
         figures=_figures(statement["guarantee"]) if established else {},
         promise=" ".join([promise(statement), *(stop_words(statement["mechanism"]) if established else [])]),
@@ -89,8 +91,9 @@ def _made(statement: Mapping[str, Any]) -> list[Section]:
     facts = {
         "Rule": mechanism["rule"]["name"] + (f" ({settings})" if settings else ""),
         "Steps": f"{mechanism['steps_charged']} charged of {mechanism['steps_planned']} planned, "
-        f"about {mechanism['expected_batch']:g} records each",
+        f"about {mechanism['expected_batch']:g} {unit_of(inputs)}s each",
         "Sampling": mechanism["sampling"],
+        **({"Package": ", ".join(mechanism["packages"])} if mechanism.get("packages") else {}),
     }
     if established:
         facts |= {
@@ -101,12 +104,12 @@ def _made(statement: Mapping[str, Any]) -> list[Section]:
             "Accountant": statement["accounting"]["accountant"],
         }
     runs = (
-        runs_words(statement["accounting"], statement["guarantee"]["delta"])
+        runs_words(statement["accounting"], statement["guarantee"]["delta"], unit_of(inputs))
         if established
         else "This run has no established guarantee and is in no total."
     )
     public: list[Block] = [Facts(_inputs(inputs)), *([Words(public_counts(inputs))] if established else [])]
-    audit = "Not audited yet." if statement["audit"] is None else str(statement["audit"])
+    audit = record.words(statement["audit"])
     return [
         Section("How the model was made", [Facts(facts)]),
         Section("Other runs on the same data", [Words(runs)]),

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from evenhand.mechanism.make_plan import Plan
     from evenhand.runs.ledger import Reading
 
+STOPPED = (
+    "the trainer declares that the run ended early independently of the data: epsilon counts the charged steps alone "
+    "and holds only if that is true."
+)
 _NO_EPSILON = "no bound and no epsilon holds for this run"
 
 
@@ -82,6 +86,7 @@ def blocked(row: Mapping[str, Any]) -> str:
     causes = {
         "records": "records were found to influence each other's gradients",
         "state": "state of the model was found to have been changed by no private step",
+        "audit": "an audit certified more epsilon than was promised",
     }
     cause = causes.get(row["cause"], "the run was found to be unsound")
     return f"before step {row['position']} {cause}: {_NO_EPSILON}. Nothing that it computed may be released: delete it."

@@ -19,8 +19,9 @@ from evenhand._versions import software
 from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.runs import released_weights, signatures, statement, statement_files, statement_warnings
+from evenhand.runs import released_weights, signatures, statement_files, statement_warnings
 from evenhand.runs import statement as statements
+from evenhand.runs.audits import record
 from evenhand.runs.folder import Folder, as_json, as_written, head_in
 from evenhand.runs.ledger import Ledger, Reading
 from evenhand.runs.ledger_rows import read_until
@@ -62,7 +63,7 @@ def verify(path: str | Path, key: str | Path | None = None) -> dict[str, Any]:
       key: a public key file. The folder must be signed with its private key, as it is now.
 
     Returns:
-      ``{"ok", "epsilon", "charged", "delta", "steps", "planned", "owners", "problems", "notes", "signed_by"}``;
+      ``{"ok", "epsilon", "charged", "delta", "unit", "steps", "planned", "owners", "problems", "notes", "signed_by"}``;
       recomputed from the ledger: ``epsilon`` (and ``owners``, each owner's) is what a statement may promise, that of
       the whole plan unless the trainer declared an early stop independent of the data; ``charged`` is what the
       ``steps`` charged so far cost. Notes are what a reader must know even when all is well: a public seed, foreign
@@ -138,9 +139,10 @@ def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> dict[s
     for owner, (name, epsilon, budget) in enumerate(zip(plan.facts.owner_names, epsilons, plan.budgets, strict=True)):
         if epsilon is not None and budget is not None and not _holds(plan, owner, reading.counted, budget, epsilon):
             problems.append(f"owner {name!r} was promised epsilon {budget:g} but plan and ledger count {epsilon:.6g}.")
+    problems += [statement_warnings.blocked(row) for row in reading.blocked] + _checkpoint_problems(folder, reading)
     unshareable = _unshareable_files(plan, reading)
-    problems += [statement_warnings.blocked(row) for row in reading.blocked]
-    problems += _checkpoint_problems(folder, reading) + _file_problems(folder, reading, unshareable)
+    problems += _file_problems(folder, reading, unshareable)
+    problems += record.problems(folder.path, plan, blocked=bool(reading.blocked))
     problems += _statement_problems(folder, plan, reading, unshareable)
     about = released_weights.check_figures(folder, reading)
     problems += about.problems
@@ -149,6 +151,7 @@ def _compare_with_ledger(folder: Folder, plan: Plan, reading: Reading) -> dict[s
         "epsilon": None if reading.blocked else _largest(epsilons),
         "charged": _largest(charged),
         "delta": plan.delta,
+        "unit": plan.unit,
         "steps": reading.reserved,
         "planned": plan.steps,
         "owners": {} if reading.blocked else dict(zip(plan.facts.owner_names, epsilons, strict=True)),
@@ -180,8 +183,8 @@ def _largest(epsilons: Sequence[float | None]) -> float | None:
 
 
 def _unreadable(problem: str) -> dict[str, Any]:
-    figures: dict[str, Any] = {"epsilon": None, "charged": None, "delta": None, "steps": 0, "planned": 0, "owners": {}}
-    return {"ok": False, **figures, "problems": [problem], "notes": []}
+    figures: dict[str, Any] = dict.fromkeys(("epsilon", "charged", "delta", "unit"))
+    return {"ok": False, **figures, "steps": 0, "planned": 0, "owners": {}, "problems": [problem], "notes": []}
 
 
 def _plan_problems(folder: Folder, plan: Plan) -> list[str]:
@@ -314,7 +317,7 @@ def _statement_problems(folder: Folder, plan: Plan, reading: Reading, unshareabl
         written = untrusted.parse_json(text, name, _DECLARED)
         if text != as_written(written) or statements.digest(written) != written["digest"]:
             return ["statement.json was changed."]
-        written = statement.unpacked(written)
+        written = statement_files.unpacked(written)
         if not untrusted.fits(written, _OWNERS):
             return ["statement.json cannot be read: it was damaged or edited."]
         if written["ledger_head"] not in reading.hashes[1:]:
@@ -362,6 +365,7 @@ def _rebuilt(
         groups=written["groups"],
         composition=folder.composition(),
         files=recorded if reading.covering else folder.hashes() | recorded,
+        audit=record.read(folder.path, plan.digest) if record.FILE in recorded else None,
     )
     proved: dict[float, float] = {}
     for owner, (ours, theirs) in enumerate(zip(again["owners"], written["owners"], strict=False)):
@@ -420,10 +424,7 @@ def _notes(folder: Folder, reading: Reading) -> list[str]:
     if reading.withdrawn is not None:
         notes.append(statement_warnings.withdrawn(reading.withdrawn))
     if reading.stopped:
-        notes.append(
-            "the trainer declares that the run ended early independently of the data: epsilon counts the charged steps "
-            "alone and holds only if that is true."
-        )
+        notes.append(statement_warnings.STOPPED)
     if reading.committed < reading.reserved:
         notes.append(f"{reading.reserved - reading.committed} charged steps have no record of what they used.")
     if not folder.anchors():

@@ -6,7 +6,12 @@ Falsification is not proof: a mechanism that passes was not caught, and a batch 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evenhand.testing.conformance import CHECKS, Finding, Findings, assert_conforms, check
+    from evenhand.testing.reference_step import ReferenceStep
+    from evenhand.testing.subjects import Subject, registered
 
 _PUBLIC = {
     "check": "evenhand.testing.conformance",
@@ -18,11 +23,21 @@ _PUBLIC = {
     "registered": "evenhand.testing.subjects",
     "ReferenceStep": "evenhand.testing.reference_step",
 }
-__all__ = list(_PUBLIC)
+__all__ = [
+    "CHECKS",
+    "Finding",
+    "Findings",
+    "ReferenceStep",
+    "Subject",
+    "assert_conforms",
+    "check",
+    "registered",
+]
 
+if not TYPE_CHECKING:  # type checkers see the imports above
 
-def __getattr__(name: str) -> Any:
-    """Import on first use: pytest loads the plugin beside this file in every session, and that must cost nothing."""
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'evenhand.testing' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import on first use: pytest loads the plugin beside this file in every session, which must cost nothing."""
+        if name in _PUBLIC:
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        raise AttributeError(f"module 'evenhand.testing' has no attribute {name!r}")

@@ -19,9 +19,10 @@ from evenhand.mechanism.make_plan import Plan, plan
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.sampling import PoissonSampler
 from evenhand.mechanism.step import Mechanism, Released, private_gradient
-from evenhand.methods import registry
+from evenhand.methods import catalogue, registry
 from evenhand.methods.catalogue import RECIPES
 from evenhand.methods.composition import Method
+from evenhand.methods.plugins import adopt
 from evenhand.methods.queries import Query
 from evenhand.methods.rules import Clip, Rule
 from evenhand.methods.schedules import Phases
@@ -29,10 +30,15 @@ from evenhand.types import Batch, Event, Facts, Pass, Public, State, Stats
 
 
 def subjects_in(path: Path) -> tuple[Subject, ...]:
-    """Return every rule and query that the file registers, with default settings.
+    """Return every rule and query that the file registers, with default settings; or the one that the path names.
 
-    The file is executed: use your own only.
+    The file is executed, and so is the package that declares a name: use only those that you trust.
     """
+    if not path.suffix and not path.exists():
+        kinds = [kind for kind in ("rule", "query") if path.name in registry.names(kind)]
+        part = registry.part(kinds[0], path.name) if kinds else adopt(path.name)
+        if part is not None:
+            return (Subject.of(build_default(part) if isinstance(part, type) else catalogue.method(path.name).rule),)
     module = _user_code.executed(path, "rule")
     rules, queries = (_registered(kind, module.__name__) for kind in ("rule", "query"))
     if not rules and not queries:

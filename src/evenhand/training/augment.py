@@ -64,6 +64,8 @@ def random_shift(inputs: Tensor, pixels: int = PIXELS) -> Tensor:
 class Views:
     """``count`` random views of every record, made by ``augment``, in the second dimension (one view: none is added).
 
+    If rows are persons with ``slots`` records each, in their second dimension, these are viewed one by one.
+
     Examples:
       >>> Views(random_flip, 3)(torch.zeros(5, 1, 8, 8)).shape
       torch.Size([5, 3, 1, 8, 8])
@@ -71,6 +73,7 @@ class Views:
 
     augment: Augment
     count: int = 1
+    slots: int = 1
 
     def __post_init__(self) -> None:
         _validate.whole(self.count, "views")
@@ -79,26 +82,38 @@ class Views:
 
     def __call__(self, inputs: Any) -> Any:
         """Return the views of a batch; an empty batch is returned as it is."""
-        size = _size(inputs)
+        inputs, size = self._by_record(inputs), self.slots * _size(inputs)
         if not size:
             return inputs
         views = [self.augment(inputs) for _ in range(self.count)]
         if any(_size(view) != size for view in views):
             raise UsageError("augment must return one view per record: as many rows as it was given, in their order.")
         if self.count == 1:
-            return views[0]
+            return self._by_person(views[0])
         trees = [tree_flatten(view) for view in views]
         stacked = [
             torch.stack(leaves, 1) if isinstance(leaves[0], Tensor) else leaves[0]
             for leaves in zip(*(leaves for leaves, _ in trees), strict=True)
         ]
-        return tree_unflatten(stacked, trees[0][1])
+        return self._by_person(tree_unflatten(stacked, trees[0][1]), self.count)
+
+    def _by_record(self, inputs: Any) -> Any:
+        """Return the records of all persons as rows of their own."""
+        return inputs if self.slots == 1 else tree_map_only(Tensor, lambda leaf: leaf.flatten(0, 1), inputs)
+
+    def _by_person(self, viewed: Any, views: int = 1) -> Any:
+        """Return records as rows of persons, the views of a person's records next to each other."""
+        if self.slots == 1:
+            return viewed
+        inner = 2 if views > 1 else 1
+        return tree_map_only(Tensor, lambda leaf: leaf.reshape(-1, self.slots * views, *leaf.shape[inner:]), viewed)
 
     def check(self, inputs: Any) -> None:
         """Raise unless a record's view stays the same, for the same draws, when the others' values change.
 
         Mixing records (mixup, cutmix) would put one record into another's gradient, which is not bounded for it.
         """
+        inputs = self._by_record(inputs)
         for seed in range(4):
             with generators.drawing(seed):
                 before = self.augment(inputs)

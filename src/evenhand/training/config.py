@@ -60,7 +60,8 @@ class Config:
     nothing private depends on a setting. With ``training_records`` held-out data may hold training records, and figures
     stay private; ``allow_not_finite`` trains although many records are not finite. ``prior`` releases noisy counts of
     the labels, paid from the same promise; ``prior_counts`` declares public ones instead. ``goal`` and ``tau`` say whom
-    the run serves. Figures of groups with fewer held-out records than ``least_records`` stay private too.
+    the run serves. Figures of groups with fewer held-out records than ``least_records`` stay private too. ``audit``
+    (quick or thorough) attacks the plan's mechanism before the first step.
 
     Examples:
       >>> Config(epsilon=3.0).method
@@ -81,6 +82,8 @@ class Config:
     test_data: str | None = None
     test_share: float = 0.2
     keep_together: str | None = None
+    persons: str | None = None
+    records_per_person: int = 1
     model: str = "mlp"
     device: str = "cpu"
     method: str = "dpsgd"
@@ -109,6 +112,7 @@ class Config:
     allow_not_finite: bool = False
     prior: bool = True
     least_records: int = LEAST
+    audit: str | None = None
     prior_counts: Sequence[float] = ()
     goal: str = "overall"
     tau: float | str | None = None
@@ -125,6 +129,10 @@ class Config:
             _validate.whole(self.split_seed, "split_seed", low=0)
         _validate.number(self.test_share, "test_share", low=0, high=1)
         _validate.whole(self.least_records, "least_records", low=0)
+        if _validate.whole(self.records_per_person, "records_per_person") > 1 and self.persons is None:
+            raise UsageError("records_per_person is about persons: name the column that tells them apart, --persons.")
+        if self.persons is not None and self.keep_together is not None:
+            raise UsageError("Give persons or keep_together: a person's records are kept together by themselves.")
         if self.record_budgets is not None and (self.budgets or self.owners is not None):
             raise UsageError("Give record_budgets alone: each record's own epsilon says which class it belongs to.")
         if {"owners", "owner_shares"} & set(self.source) and (self.owners or self.record_budgets):
@@ -167,18 +175,28 @@ class Config:
             missing_tokens=self.missing_tokens,
             budgets=roles.budgets,
             ordered=self.ordered,
-            keep_together=self.keep_together,
+            keep_together=self.persons or self.keep_together,
         )
 
     def load_data(self) -> tuple[Data, Data | None]:
         """Return training and held-out data of the named source or file."""
         if self.data == PYTHON:
             raise UsageError(
-                "This run was started from Python with its own data: pass train= (and model=) to resume it."
+                "This run was started from Python with its own data, so it is resumed there: eh.resume(RUN, "
+                "model=model, train=data, test=held_out); PrivateTrainer: train(resume_from_checkpoint=True)."
             )
         train, test = self._records()
-        if self.features is None:
+        if self.features is not None:
+            train, test = self._with_features(train, test)
+        if self.persons is None:
             return train, test
+        from evenhand.data.persons import by_person
+
+        assert train.together is not None
+        return by_person(train, train.together, self.records_per_person), test
+
+    def _with_features(self, train: Data, test: Data | None) -> tuple[Data, Data | None]:
+        """Return the records with the features of a frozen network as inputs."""
         named = self.features_named
         from evenhand.data.feature_cache import featured
         from evenhand.models.features import extract, provenance
@@ -206,6 +224,12 @@ class Config:
             if self.keep_together is not None:
                 raise UsageError("keep_together names a column of a file of your own; named data have a fixed split.")
             train, test = load(self.data, data_dir=self.data_dir, options=self.source)
+            if self.persons is not None and (train.together is None or self.persons != train.together_by):
+                told = f"their records are told apart by {train.together_by!r} only" if train.together_by else "nothing"
+                raise UsageError(
+                    f"The data {self.data!r} do not say which records are of one {self.persons!r} (what they say: "
+                    f"{told}), so no promise can be made about that."
+                )
             return assigned(train, test, beside)
         if self.source:
             raise UsageError("[source] has options of built-in data; a file of your own has none: delete the table.")

@@ -13,6 +13,7 @@ from evenhand.data import Data
 from evenhand.data.fingerprint import survey
 from evenhand.data.record_checks import refuse_training_records
 from evenhand.errors import UsageError
+from evenhand.mechanism.processes.group import refuse_several
 from evenhand.runs import released_weights
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.training import evaluate, trusted_code
@@ -59,6 +60,7 @@ def train(
 
     Releases that are on disk in ``out`` already are used again and not charged twice.
     """
+    refuse_several("A density")
     plan = estimator(config, None).plan(data.facts, promise)
     research = config.training_records
     if held_out is not None and not research:
@@ -82,7 +84,7 @@ def train(
             spent = max((epsilon for epsilon in plan.epsilons if epsilon is not None), default=None)
             telling.log(plan.steps, collect_released(line, spent, spent))
 
-    with stopped_at_once(lambda: _advice(out)):
+    with stopped_at_once(lambda: _advice(out)), telling.training(plan):
         fitted = estimator(config, out).fit_data(
             data, promise, before=before, after=after, allow_not_finite=config.allow_not_finite
         )
@@ -91,6 +93,7 @@ def train(
         page = fitted.folder.private / "report-full.html" if research else finished.path / "report.html"
         finished.report(training_records=research).save(page)
     write_durably(finished.path / "model-card.md", finished.card().encode())
+    telling.finish(finished.folder)
     return finished
 
 

@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenhand.data.dataset import Data
+from evenhand.data.record_seeds import begun
 from evenhand.errors import UsageError
+from evenhand.gradients.batch_utils import as_plain, batch_size, call, logits, take
+from evenhand.model_io import on_device
 from evenhand.reporting.group_metrics import GroupFrame, Measures, estimate, measure_outcomes, natural
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
 from evenhand.reporting.outcomes import Outcomes, by_group, values
 from evenhand.reporting.small_cells import FEWEST_OF_CLASS
-from evenhand.training.losses import by_word
+from evenhand.training.losses import Binary, Loss, by_word
 from evenhand.types import Facts
 
 if TYPE_CHECKING:
@@ -65,14 +68,18 @@ def compute_scores(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
 
 def _passes(model: nn.Module, data: Data) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield outputs and targets of all rows, some at a time."""
-    device = next(model.parameters()).device
+    data = data.by_record.on(next(model.parameters()).device)
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            for rows in torch.split(torch.arange(len(data)), CHUNK):
-                inputs, targets = data.fetch(rows)
-                scores, targets = outputs(model, move_to_device(inputs, device)).cpu(), targets.cpu()
+            chunks = torch.split(torch.arange(len(data)), CHUNK)
+            reading = begun(data.fetch, chunks[0])
+            for later in (*chunks[1:], None):
+                inputs, targets = reading()
+                if later is not None:
+                    reading = begun(data.fetch, later)
+                scores, targets = outputs(model, inputs).cpu(), targets.cpu()
                 yield scores_of(scores, kind_of(data.facts, targets), model), targets
     finally:
         model.train(was_training)
@@ -166,6 +173,32 @@ def measure_model(model: nn.Module, data: Data, decision: Answering | None = Non
     return Outcomes(kind, true.numpy(), scores.argmax(-1).numpy(), likely, losses.numpy(), classes=scores.shape[1])
 
 
+def check_outputs(model: nn.Module, held_out: Data, loss: Loss, counted: Sequence[str]) -> None:
+    """Raise unless the model's outputs can be measured: one per class, label or number, or one for two classes.
+
+    ``counted`` are the labels of which the run releases counts, none if it releases nothing.
+    """
+    first = held_out.take(torch.arange(1))
+    outcomes = measure_model(model, first)
+    labels = len(held_out.facts.labels)
+    if outcomes.kind in (CLASSES, ORDINAL) and labels and outcomes.classes < labels:
+        raise UsageError(
+            f"The report needs one output per class, and this model has fewer than {labels}: give it {labels}, or a "
+            "single one where there are two classes."
+        )
+    if outcomes.kind in (CLASSES, ORDINAL) and counted and outcomes.classes > len(counted):
+        raise UsageError(
+            f"The model has {outcomes.classes} outputs and the training data {len(counted)} classes: give it "
+            f"{len(counted)}, or declare all classes, wrap(..., labels=[...]), or leave counts out, prior=False. "
+            "Nothing was spent."
+        )
+    if outcomes.kind == NUMBERS and isinstance(loss, Binary):
+        raise UsageError(
+            "The loss is binary, and the targets are real numbers, so they would be measured as such: pass whole "
+            "numbers or names as targets (one column), or labels= with a column of 0 and 1 for each."
+        )
+
+
 def _shaped(scores: Tensor, true: Tensor) -> Tensor:
     """Return outputs in the shape of the targets; raise if there are more or fewer."""
     if scores.numel() != true.numel():
@@ -197,20 +230,9 @@ def _tokens(model: nn.Module, data: Data) -> Outcomes:
     return Outcomes(TOKENS, np.empty(0), right, losses=losses, tokens=counts)
 
 
-def outputs(model: nn.Module, inputs: Any) -> Any:
-    """Return the outputs of a model for a tensor, a tuple of arguments or a dict of keyword arguments."""
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-
-
-def move_to_device(value: Any, device: torch.device) -> Any:
-    """Return tensors on another device, in the same structure of dicts and tuples."""
-    if isinstance(value, dict):
-        return {key: move_to_device(part, device) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(move_to_device(part, device) for part in value)
-    return value.to(device)
+def outputs(model: nn.Module, inputs: Any) -> Tensor:
+    """Return the logits of a model for a tensor, a tuple of arguments or a Mapping of keyword arguments."""
+    return logits(call(model, inputs))
 
 
 def evaluate(model: nn.Module, data: Data, decision: Answering | None = None) -> GroupFrame:
@@ -312,18 +334,15 @@ def predict_arrays(
     groups: Sequence[str] | None = None,
 ) -> Predictions:
     """Return the predictions of a model for inputs as it takes them; outputs are called 0, 1, ... without labels."""
-    rows = inputs if isinstance(inputs, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(_numeric(inputs)))
-    first = next(model.parameters())
-    rows = rows.to(first.dtype) if rows.is_floating_point() else rows
-    was_training = model.training
+    first, was_training = next(model.parameters()), model.training
     model.eval()
     try:
         with torch.no_grad():
-            parts = [model(part.to(first.device)).double().cpu() for part in torch.split(rows, 1024)]
+            parts = [outputs(model, on_device(part, first.device)).double().cpu() for part in _parts(inputs)]
     except RuntimeError as error:
         raise UsageError(
-            f"The model cannot take inputs of shape {tuple(rows.shape[1:])} a record ({type(error).__name__}): pass "
-            "the columns that it was trained on, in their order."
+            f"The model cannot take inputs {_described(inputs)} ({type(error).__name__}): pass the columns that it was "
+            "trained on, in their order."
         ) from None
     finally:
         model.train(was_training)
@@ -335,6 +354,24 @@ def predict_arrays(
     if scores.ndim != 2 or scores.shape[1] != len(names):
         raise UsageError("The model does not give one output per label: use run.model and your own threshold.")
     return Predictions(names, [names[place] for place in scores.argmax(1).tolist()], scores.tolist())
+
+
+def _parts(inputs: Any) -> Iterator[Any]:
+    """Yield inputs as the model takes them, some records at a time: a tensor, a tuple, a Mapping, data or an array."""
+    if isinstance(inputs, Data):
+        yield from (inputs.fetch(rows)[0] for rows in torch.split(torch.arange(len(inputs)), CHUNK))
+        return
+    if not isinstance(inputs, Tensor | tuple | Mapping):
+        inputs = torch.from_numpy(np.ascontiguousarray(_numeric(inputs)))
+    records = as_plain(inputs)
+    size = batch_size(records, None)
+    yield from (take(records, slice(start, start + CHUNK)) for start in range(0, max(size, 1), CHUNK))
+
+
+def _described(inputs: Any) -> str:
+    """Return the shape of a record's inputs in words."""
+    shape = getattr(inputs, "shape", None)
+    return "of these records" if shape is None else f"of shape {tuple(shape[1:])} a record"
 
 
 def _numeric(inputs: Any) -> Any:

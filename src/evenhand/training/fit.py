@@ -14,6 +14,7 @@ from evenhand import threads
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.fingerprint import survey
+from evenhand.data.large.workers import in_workers
 from evenhand.data.owners_and_groups import by_record
 from evenhand.data.record_checks import refuse_both_sides, refuse_other_shape, refuse_training_records
 from evenhand.density import METHODS
@@ -21,20 +22,21 @@ from evenhand.errors import BudgetExhausted, UsageError
 from evenhand.gradients.doctor.refusals import refuse_wrapped
 from evenhand.mechanism.make_plan import Plan
 from evenhand.mechanism.make_plan import plan as make_plan
+from evenhand.mechanism.processes.group import Group, refuse_several
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
 from evenhand.methods.priors import Prior
-from evenhand.reporting.metrics import CLASSES, NUMBERS, ORDINAL
 from evenhand.reporting.small_cells import LEAST
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.runs.os_errors import boundary
 from evenhand.training import density_runs, evaluate, losses, trusted_code, weight_average
-from evenhand.training.attach import start
+from evenhand.training.attach import create_together, start
 from evenhand.training.augment import Augment, views_of
 from evenhand.training.config import PYTHON, Config, descent_again, of_run, settings_of, to_toml, views_again
 from evenhand.training.goals import serve as goals
 from evenhand.training.goals.goal import Goal
 from evenhand.training.guards.model_guards import Compute, adapt_to_views
+from evenhand.training.guards.promise_audit import audit_before_release, refuse_unauditable
 from evenhand.training.loggers import Broadcast, Logger
 from evenhand.training.loop import Companions, run
 from evenhand.training.losses import Loss, default_loss
@@ -42,6 +44,7 @@ from evenhand.training.optimizers import Descent, OptimizerFactory, SchedulerFac
 from evenhand.training.progress import seconds as estimated_seconds
 from evenhand.training.rebudget import refuse_waiting
 from evenhand.training.run import Run
+from evenhand.training.steps.callbacks import Callback, Callbacks, Stop
 from evenhand.training.weight_average import EMA, Average
 from evenhand.types import PriorKind
 
@@ -71,11 +74,14 @@ def fit(
     scheduler: str | SchedulerFactory | None = None,
     average: float | EMA | None = None,
     compute: Compute | None = None,
+    workers: int = 0,
     augment: str | Augment | None = None,
     views: int = 1,
     test: Any = None,
     groups: Iterable[Any] | None = None,
     owners: Iterable[Any] | None = None,
+    persons: Iterable[Any] | None = None,
+    records_per_person: int = 1,
     out: str | Path | None = None,
     progress: bool | None = None,
     insecure_seed: int | None = None,
@@ -87,9 +93,12 @@ def fit(
     goal: str | Goal = "overall",
     tau: float | str | None = None,
     least_records: int = LEAST,
+    audit: str | None = None,
     config: Config | None = None,
     on_start: OnStart | None = None,
     loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
+    stop: Stop | None = None,
 ) -> Run:
     """Train a model privately, from data to statement and report.
 
@@ -117,12 +126,16 @@ def fit(
       average: decay of an average of the weights, 0.999 for example, or ``weight_average.EMA``; the average is
         evaluated and released, with the last weights beside it.
       compute: micro-batches, memory and precision, see ``Compute``; nothing private depends on it.
+      workers: processes that read the records of a map-style Dataset, ahead of their step; nothing private depends on
+        it, and what is drawn at random while a record is read has the same secret seed with any number.
       augment: "shift", "shift:2", "flip" or "flip+shift" for pictures; or a function that gives a random view of every
         record of a batch of inputs, see ``augmenting``.
       views: how many views of a record are averaged before its gradient is bounded.
       test: held-out data for the report; not covered by the statement.
       groups: one name per training record, when ``train`` is not wrapped yet.
       owners: the budget class of each training record, likewise.
+      persons: whose record each training record is, likewise: the promise is then about a person.
+      records_per_person: how many records of a drawn person a step uses at most; their losses are averaged.
       out: the run folder; default a new one in runs/.
       progress: show progress; default only in a terminal or a notebook.
       insecure_seed: bit-reproducible noise and sampling, for research only.
@@ -140,10 +153,14 @@ def fit(
         outputs become answers; the promise does not depend on it.
       tau: strength of the offset in place of the goal's own; "held-out" chooses it on held-out records.
       least_records: figures of groups with fewer held-out records than this stay in the run's ``private`` folder.
+      audit: "quick" or "thorough": attack the promise before the first step, see ``guards.promise_audit``.
       config: what the command line was asked, kept in the folder for ``resume``.
       on_start: called with the plan and the estimated seconds before anything is spent; raise in it to stop here.
       loggers: given released values (held-out accuracy, epsilon of the plan and so far) at each evaluation, see
         ``training.loggers``. For a stop that they decide, the epsilon of the plan holds.
+      callbacks: objects of classes made from ``evenhand.Callback``, which are given released values too and may stop.
+      stop: ``evenhand.EarlyStopping(...)`` or a function ``stop(step, values)`` of the held-out metrics. The statement
+        says the epsilon of the whole plan, since such a stop depends on the data.
 
     Examples:
       >>> import tempfile, torch, evenhand as eh
@@ -154,16 +171,18 @@ def fit(
       True
     """
     refuse_wrapped(model)
-    data = wrap(train) if groups is None and owners is None else _wrapped(train, groups, owners)
+    group = Group.of_this_process()
+    data = _wrapped(train, groups, owners, persons, records_per_person)
     if isinstance(privacy, Budgets) and privacy.owners is not None:
         data = by_record(data, privacy.owners, owners)
-    held_out = None if test is None else wrap(test)
+    held_out = None if test is None else wrap(test).by_record
     if held_out is not None:
         refuse_other_shape(data, held_out)
         refuse_both_sides(data, held_out)
     if held_out is not None and not training_records:
         refuse_training_records(survey(data), held_out)
     telling = Broadcast(loggers, evaluates=test is not None and not training_records)
+    hooks = Callbacks(callbacks, stop, evaluates=test is not None and not training_records)
     known = None if isinstance(prior, bool | str) else prior
     chosen = find_method(method, settings)
     promise = choose_promise(epsilon, delta, noise, privacy)
@@ -175,6 +194,7 @@ def fit(
         allow_unproven=allow_unproven,
         prior=countable(data, prior if isinstance(prior, bool | str) else False),
     )
+    refuse_unauditable(plan, audit)
     wanted = goals.ask(
         *(goal, tau, known),
         data=data,
@@ -185,12 +205,16 @@ def fit(
     )
     descent = _descent(optimizer, lr, momentum, weight_decay, scheduler)
     several, ema, computing = views_of(augment, views), weight_average.named(average), compute or Compute()
-    with threads.suited(model, data.facts.inputs, plan.expected_batch):
+    with (
+        threads.suited(model, data.facts.inputs, plan.expected_batch),
+        in_workers(workers, data, held_out) as (data, held_out),
+    ):
         used = default_loss(data, model) if loss is None else losses.named(loss)
         if held_out is not None:
-            _check_outputs(model, held_out, used)
+            evaluate.check_outputs(model, held_out, used, data.facts.labels if plan.prior is not None else ())
         torch_optimizer, schedule = descent.build(model, plan.steps)
-        folder = Folder.create(Path(out) if out is not None else new_folder(plan), plan)
+        path = Path(group.first(lambda: str(out if out is not None else new_folder(plan))))
+        folder = create_together(group, path, plan, model, torch_optimizer, insecure_seed)
         run_config = config or Config(
             data=PYTHON, model=PYTHON, method=plan.method, epochs=epochs, insecure_seed=insecure_seed
         )
@@ -200,14 +224,20 @@ def fit(
             allow_not_finite=allow_not_finite,
             prior=plan.prior is not None,
             least_records=least_records,
+            audit=audit,
             **goals.recorded(wanted),
         )
         run_config = dataclasses.replace(run_config, **settings_of(descent, loss, ema, computing, augment, views))
-        write_durably(folder.path / "config.toml", to_toml(run_config).encode())
-        trusted_code.write(folder, data.declared, {"model": run_config.model, "features": run_config.features})
+
+        def write_config() -> None:
+            """Write what a resume needs to know."""
+            write_durably(folder.path / "config.toml", to_toml(run_config).encode())
+            trusted_code.write(folder, data.declared, {"model": run_config.model, "features": run_config.features})
+
+        group.first(write_config)
         companions = Companions(schedule, None if ema is None else Average(model, ema))
         private = start(
-            *(model, torch_optimizer, used, plan, folder),
+            *(model, torch_optimizer, used, plan, folder, group),
             insecure_seed=insecure_seed,
             compose=compose,
             compute=computing,
@@ -218,16 +248,26 @@ def fit(
 
         def before() -> goals.Serving:
             """Say what is about to happen, then release the counts and take the loss that the goal needs."""
-            if on_start is not None:
-                fetched = data.on(next(model.parameters()).device)
+
+            def announce() -> None:
+                """Say what is about to be spent, and how long it takes."""
+                assert on_start is not None
+                fetched, slots = data.on(next(model.parameters()).device).as_drawn, data.facts.records_per_person
                 if several is not None:
-                    fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(several, *data.fetch(rows)))
+                    seen = dataclasses.replace(several, slots=slots)
+                    fetched = dataclasses.replace(fetched, fetch=lambda rows: _viewed(seen, *data.as_drawn.fetch(rows)))
                 with computing.casting(model):
-                    on_start(plan, estimated_seconds(*adapt_to_views(model, used, several), plan, fetched, computing))
+                    adapted = adapt_to_views(model, used, several, slots)
+                    on_start(plan, estimated_seconds(*adapted, plan, fetched, computing))
+
+            if on_start is not None:
+                group.first(announce)
+            audit_before_release(group, folder, plan, audit)
             return goals.begin(private, data, wanted, used)
 
         with boundary(folder.path):
-            return run(private, data, held_out, companions, telling, progress, before, training_records, least_records)
+            least = least_records
+            return run(private, data, held_out, companions, telling, progress, before, training_records, least, hooks)
 
 
 @boundary()
@@ -243,10 +283,13 @@ def resume(
     scheduler: SchedulerFactory | None = None,
     average: EMA | None = None,
     compute: Compute | None = None,
+    workers: int = 0,
     augment: str | Augment | None = None,
     views: int = 1,
     progress: bool | None = None,
     loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
+    stop: Stop | None = None,
     training_records: bool = False,
     release_untrained: bool = False,
 ) -> Run:
@@ -259,7 +302,7 @@ def resume(
     as ``file.py:factory``) is executed if it is named here, or if `evenhand train` was given this very file on this
     machine.
     """
-    folder = Folder.existing(path)
+    folder, group = Folder.existing(path), Group.of_this_process()
     plan = folder.plan()
     if folder.finished():
         density_runs.forget_sums(folder)
@@ -270,6 +313,9 @@ def resume(
     refuse_waiting(folder)
     config = of_run(folder.path, code={"model": model, "features": features}, remembered=True)
     if plan.method in METHODS:
+        refuse_several("A density")
+        if callbacks or stop is not None:
+            raise UsageError("A density is released at once and has no steps: leave out callbacks and stop.")
         return _resumed_density(folder, config, train, test, loggers)
     for name, given in (("loss", loss), ("optimizer", optimizer)):
         if given is None and getattr(config, name) == PYTHON:
@@ -278,7 +324,8 @@ def resume(
         train, test = config.load_data()
     research = training_records or config.training_records
     telling = Broadcast(loggers, evaluates=test is not None and not research)
-    data, held_out = wrap(train), None if test is None else wrap(test)
+    hooks = Callbacks(callbacks, stop, evaluates=test is not None and not research)
+    data, held_out = wrap(train), None if test is None else wrap(test).by_record
     if held_out is not None and not research:
         refuse_training_records(survey(data), held_out)
     model = config.build_model(data.facts) if model is None or isinstance(model, str) else model
@@ -287,7 +334,10 @@ def resume(
     ema = weight_average.named(average if average is not None else config.average)
     torch_optimizer, schedule = descent_again(config, optimizer, scheduler).build(model, plan.steps)
     companions = Companions(schedule, None if ema is None else Average(model, ema))
-    with threads.suited(model, data.facts.inputs, plan.expected_batch):
+    with (
+        threads.suited(model, data.facts.inputs, plan.expected_batch),
+        in_workers(workers, data, held_out) as (data, held_out),
+    ):
         used = default_loss(data, model) if chosen_loss is None else losses.named(chosen_loss)
         wanted = goals.ask(
             *(config.goal, config.tau, config.prior_counts or None),
@@ -298,7 +348,7 @@ def resume(
             least=config.least_records,
         )
         private = start(
-            *(model, torch_optimizer, used, plan, folder),
+            *(model, torch_optimizer, used, plan, folder, group),
             insecure_seed=config.insecure_seed,
             compute=compute or Compute(config.micro_batch, config.lean, config.precision),
             views=views_again(config, augment, views),
@@ -308,11 +358,12 @@ def resume(
         )
 
         def before() -> goals.Serving:
+            audit_before_release(group, folder, plan, config.audit)
             return goals.begin(private, data, wanted, used)
 
         with boundary(folder.path):
             least = config.least_records
-            return run(private, data, held_out, companions, telling, progress, before, research, least=least)
+            return run(private, data, held_out, companions, telling, progress, before, research, least, hooks)
 
 
 def countable(data: Data, asked: bool | PriorKind) -> PriorKind | None:
@@ -344,7 +395,7 @@ def _resumed_density(folder: Folder, config: Config, train: Any, test: Any, logg
     data = wrap(train)
     budgets = density_runs.read_budgets(config, data)
     promise = choose_promise(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
-    held_out = None if test is None else wrap(test)
+    held_out = None if test is None else wrap(test).by_record
     return density_runs.train(config, data, held_out, promise, folder.path, loggers=loggers)
 
 
@@ -358,23 +409,6 @@ def _descent(
     """Return the descent; a user's own optimizer keeps its rate unless a schedule is asked for."""
     usual = "linear" if optimizer is None or isinstance(optimizer, str) else "constant"
     return Descent(optimizer or "sgd", lr, momentum, weight_decay, scheduler or usual)
-
-
-def _check_outputs(model: nn.Module, held_out: Data, loss: Loss) -> None:
-    """Raise unless the model's outputs can be measured: one per class, label or number, or one for two classes."""
-    first = held_out.take(torch.arange(1))
-    outcomes = evaluate.measure_model(model, first)
-    labels = len(held_out.facts.labels)
-    if outcomes.kind in (CLASSES, ORDINAL) and labels and outcomes.classes < labels:
-        raise UsageError(
-            f"The report needs one output per class, and this model has fewer than {labels}: give it {labels}, or a "
-            "single one where there are two classes."
-        )
-    if outcomes.kind == NUMBERS and isinstance(loss, losses.Binary):
-        raise UsageError(
-            "The loss is binary, and the targets are real numbers, so they would be measured as such: pass whole "
-            "numbers or names as targets (one column), or labels= with a column of 0 and 1 for each."
-        )
 
 
 def _viewed(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -395,10 +429,18 @@ def choose_promise(
     return privacy if epsilon is None else Privacy(epsilon, delta)
 
 
-def _wrapped(train: Any, groups: Iterable[Any] | None, owners: Iterable[Any] | None) -> Data:
-    if isinstance(train, tuple) and len(train) == 2:
-        return wrap(train[0], train[1], groups=groups, owners=owners)
-    return wrap(train, groups=groups, owners=owners)
+def _wrapped(
+    train: Any,
+    groups: Iterable[Any] | None,
+    owners: Iterable[Any] | None,
+    persons: Iterable[Any] | None,
+    records_per_person: int,
+) -> Data:
+    if groups is None and owners is None and persons is None and records_per_person == 1:
+        return wrap(train)
+    inputs, targets = train if isinstance(train, tuple) and len(train) == 2 else (train, None)
+    named: dict[str, Any] = {"groups": groups, "owners": owners, "persons": persons}
+    return wrap(inputs, targets, **named, records_per_person=records_per_person)
 
 
 def new_folder(plan: Plan) -> Path:

@@ -18,9 +18,9 @@ from evenhand.training.density_runs import read_budgets
 from evenhand.training.fit import choose_promise, fit, new_folder
 from evenhand.training.guards.model_guards import Compute
 from evenhand.training.run import Run
-from evenhand.types import Facts
+from evenhand.types import Facts, PriorKind
 
-__all__ = ["planned", "read_budgets", "train"]
+__all__ = ["fit_options", "planned", "read_budgets", "train"]
 
 
 def train(config: Config, data: Data, held_out: Data | None, out: Path | None, **options: Any) -> Run:
@@ -35,45 +35,53 @@ def train(config: Config, data: Data, held_out: Data | None, out: Path | None, *
     trusted_code.remember((config.model, config.features))
     if config.method in density.METHODS:
         return _density(config, data, held_out, out, **options)
+    return fit(config.build_model(data.facts), data, test=held_out, out=out, **{**fit_options(config, data), **options})
+
+
+def fit_options(config: Config, data: Data) -> dict[str, Any]:
+    """Return what ``fit`` is told besides model, data and folder: promise, method, descent and so on.
+
+    Examples:
+      >>> fit_options(Config(epsilon=3.0), Config().load_data()[0])["method"]
+      'dpsgd'
+    """
     privacy = read_budgets(config, data)
-    return fit(
-        config.build_model(data.facts),
-        data,
-        epsilon=config.epsilon,
-        delta=config.delta if privacy is None else None,
-        noise=config.noise,
-        privacy=privacy,
-        method=config.method,
-        settings=config.settings,
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-        loss=config.loss,
-        lr=config.lr,
-        optimizer=config.optimizer,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        scheduler=config.lr_schedule,
-        average=config.average,
-        augment=config.augment,
-        views=config.views,
-        compute=Compute(config.micro_batch, config.lean, config.precision),
-        test=held_out,
-        out=out,
-        insecure_seed=config.insecure_seed,
-        compose=config.compose,
-        training_records=config.training_records,
-        allow_not_finite=config.allow_not_finite,
-        prior=tuple(config.prior_counts) or config.prior,
-        goal=config.goal,
-        tau=config.tau,
-        least_records=config.least_records,
-        config=config,
-        **options,
-    )
+    return {
+        "epsilon": config.epsilon,
+        "delta": config.delta if privacy is None else None,
+        "noise": config.noise,
+        "privacy": privacy,
+        "method": config.method,
+        "settings": config.settings,
+        "epochs": config.epochs,
+        "batch_size": config.batch_size,
+        "loss": config.loss,
+        "lr": config.lr,
+        "optimizer": config.optimizer,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "scheduler": config.lr_schedule,
+        "average": config.average,
+        "augment": config.augment,
+        "views": config.views,
+        "compute": Compute(config.micro_batch, config.lean, config.precision),
+        "insecure_seed": config.insecure_seed,
+        "compose": config.compose,
+        "training_records": config.training_records,
+        "allow_not_finite": config.allow_not_finite,
+        "prior": tuple(config.prior_counts) or config.prior,
+        "goal": config.goal,
+        "tau": config.tau,
+        "least_records": config.least_records,
+        "audit": config.audit,
+        "config": config,
+    }
 
 
-def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
+def planned(config: Config, facts: Facts, promise: Promise | None, counts: PriorKind | None = None) -> Plan:
     """Return the plan that ``train`` would follow under this promise, for gradient methods and for densities.
+
+    ``counts`` names the counts of labels that are released before the first step, see ``fit.countable``.
 
     Examples:
       >>> from evenhand import Privacy
@@ -84,7 +92,7 @@ def planned(config: Config, facts: Facts, promise: Promise | None) -> Plan:
     if config.method in density.METHODS:
         return density_runs.estimator(config, None).plan(facts, promise)
     chosen = method(config.method, config.settings)
-    return plan(chosen, promise, data=facts, epochs=config.epochs, batch_size=config.batch_size)
+    return plan(chosen, promise, data=facts, epochs=config.epochs, batch_size=config.batch_size, prior=counts)
 
 
 def _density(
@@ -96,6 +104,8 @@ def _density(
             f"{config.method} releases densities of classes, which have no offsets to train with: goal, tau and "
             "declared counts are for gradient methods. Nothing was spent."
         )
+    if config.audit is not None:
+        raise UsageError(f"{config.method} takes no gradient steps, and no audit knows its release. Nothing was spent.")
     budgets = read_budgets(config, data)
     promise = choose_promise(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     folder = out if out is not None else new_folder(planned(config, data.facts, promise))

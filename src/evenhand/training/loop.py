@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,9 +25,12 @@ from evenhand.training import evaluate
 from evenhand.training.goals.serve import Serving, Settled, settle
 from evenhand.training.loggers import Broadcast, collect_released
 from evenhand.training.optimizers import Schedule
-from evenhand.training.private import Private, Stateful
+from evenhand.training.private import Private
 from evenhand.training.progress import Progress
 from evenhand.training.run import Run
+from evenhand.training.steps.callbacks import Callbacks
+from evenhand.training.steps.spent import largest
+from evenhand.training.steps.stateful import Stateful
 from evenhand.training.weight_average import Average
 
 CHECKPOINT_SECONDS = 5.0
@@ -78,19 +81,27 @@ def run(
     before: Callable[[], Serving] = Serving,
     training_records: bool = False,
     least: int = LEAST,
+    callbacks: Callbacks | None = None,
 ) -> Run:
     """Run all remaining steps with evaluation and checkpoints, release the model, and return the run.
 
     ``before`` is called before a step is charged, and returns the goal that decisions serve. With ``training_records``
     everything that is measured on ``test`` stays in the folder's ``private`` part; so do figures of groups with fewer
-    records in it than ``least``.
+    records in it than ``least``. When one of the ``callbacks`` asks to stop, the charged steps are finished first.
     """
-    folder = private.folder
+    hooks, group, folder = callbacks or Callbacks((), None, evaluates=False), private.group, private.folder
+    output = partial(_tell, private, telling, hooks)
     data = data.on(next(private.model.parameters()).device)
-    with private, Progress(private.plan, private.position, enabled=progress) as shown, signals() as received:
+    with (
+        private,
+        Progress(private.plan, private.position, enabled=progress if group.leads else False) as shown,
+        signals() as received,
+        telling.training(private.plan) if group.leads else nullcontext(),
+    ):
+        group.first(lambda: hooks.start(private.plan))
         serving = replace(before(), least=least)
         record = partial(folder.add_metrics, least=least, training_records=training_records)
-        folder.drop_metrics(private.restored_position)
+        group.first(lambda: folder.drop_metrics(private.restored_position))
         saving = Saving(private)
         shown.started(lost=private.position - private.restored_position)
         companions.catch_up(private.position)
@@ -99,31 +110,47 @@ def run(
             losses = private.step(batch)
             companions.after()
             shown.step(private.position, losses)
-            if _epoch_ends(private):
-                _log(private, losses, len(batch))
+            if group.leads and _epoch_ends(private):
+                _log(private, losses)
                 if test is not None and private.remaining:
-                    _evaluate(private, test, companions, telling, record, serving)
-            if received and private.at_block_end:
+                    _evaluate(private, test, companions, output, record, serving)
+            if not private.at_block_end:
+                continue
+            number, stopped = group.largest(private.position, received[0] if received else 0, int(hooks.stopped))
+            if number:
                 private.checkpoint()
                 raise Interrupted(
-                    received[0],
+                    number,
                     f"Stopped after step {private.position} of {private.plan.steps}; nothing is lost. "
                     "Until it ends, every promise counts the whole plan. "
                     f"Continue with: evenhand resume {private.folder.path}",
                 )
-            if private.at_block_end:
-                saving.save_if_due()
+            if stopped:
+                break
+            saving.save_if_due()
         private.checkpoint()
-        if test is None and (decision := serving.decision) is not None:
-            decision.write(folder)
-        if test is not None and not _measured(private, companions, training_records):
-            _evaluate(private, test, companions, telling, record, serving, last=True)
+
+        def conclude() -> None:
+            """Settle the decision, and measure what is released."""
+            if test is None and (decision := serving.decision) is not None:
+                decision.write(folder)
+            if test is not None and not _measured(private, companions, training_records):
+                _evaluate(private, test, companions, output, record, serving, last=True)
+
+        group.first(conclude)
         private.release(companions.average)
     finished = Run(private.folder, private.model)
-    page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
-    if test is not None or page.exists():
-        finished.report(training_records=training_records).save(page)
-    write_durably(private.folder.path / "model-card.md", finished.card().encode())
+
+    def write_pages() -> None:
+        """Write report and model card, and tell loggers and callbacks that the run is over."""
+        page = folder.private / "report-full.html" if training_records else folder.path / "report.html"
+        if test is not None or page.exists():
+            finished.report(training_records=training_records).save(page)
+        write_durably(folder.path / "model-card.md", finished.card().encode())
+        hooks.end(finished)
+        telling.finish(finished.folder)
+
+    group.first(write_pages)
     return finished
 
 
@@ -175,12 +202,12 @@ def _evaluate(
     private: Private,
     test: Data,
     companions: Companions,
-    telling: Broadcast,
+    output: Callable[[dict[str, Any]], None],
     record: Callable[[dict[str, Any]], dict[str, Any]],
     serving: Serving,
     last: bool = False,
 ) -> None:
-    """Measure the weights that would be released, write a line of metrics, and give the values to the loggers.
+    """Measure the weights that would be released, write a line of metrics, and give what may be shared to ``output``.
 
     ``record`` writes the line and returns what of it may be shared. The ``last`` evaluation settles the decision,
     writes it, and measures every other strength of the offset too.
@@ -190,23 +217,29 @@ def _evaluate(
         line = evaluate.row(private.model, test, private.position, _epoch(private), settled.answering) | settled.line
         line |= {"segment": private.segment, "weights": released_weights.digest(private.model)}
         line |= {"followed": private.followed()}
-    line = record(line)
-    if telling:
+    output(record(line))
+
+
+def _tell(private: Private, telling: Broadcast, hooks: Callbacks, line: dict[str, Any]) -> None:
+    """Give the released values of an evaluation to loggers and callbacks, once the ledger says so."""
+    if telling or hooks:
         private.told()
-        charged = private.plan.spent_by_owner(private.folder.ledger().reserved)
-        telling.log(private.position, collect_released(line, _largest(private.plan.epsilons), _largest(charged)))
+        values = collect_released(line, largest(private.planned.values()), private.epsilon)
+        telling.log(private.position, values)
+        if hooks:
+            measured = {name: value for name, value in line["metrics"].items() if value is not None}
+            hooks.evaluated(private.position, {**measured, **values})
 
 
-def _largest(epsilons: Iterable[float | None]) -> float | None:
-    return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
+def _log(private: Private, losses: Tensor) -> None:
+    """Write raw training values to the private log. No epsilon holds for a stop or a choice that depends on them.
 
-
-def _log(private: Private, losses: Tensor, records: int) -> None:
-    """Write raw training values to the private log. No epsilon holds for a stop or a choice that depends on them."""
+    Of several processes the loss is that of the first one's records.
+    """
     line = {
         "step": private.position,
-        "loss": losses.mean().item() if records else None,
-        "records": records,
+        "loss": losses.mean().item() if len(losses) else None,
+        "records": private.drawn,
         "left_out": private.left_out,
     }
     durable.append(private.folder.private / "training.jsonl", json.dumps(line).encode() + b"\n", durable.PRIVATE)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._pytree import tree_map_only
 
 from evenhand import _validate
 from evenhand.errors import UsageError
+from evenhand.gradients.batch_utils import call, logits
 from evenhand.methods.priors import Prior
 
 if TYPE_CHECKING:
@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 
+class LogitLoss:
+    """A loss of logits: of what a model returns it is given the scores, see ``batch_utils.logits``."""
+
+    reads_logits = True
+
+
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(LogitLoss):
     """``-log p`` of the true class; ``smoothing`` mixes that with the mean over all classes (label smoothing).
 
     Examples:
@@ -55,7 +61,7 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
-class Focal:
+class Focal(LogitLoss):
     """``-alpha (1 - p)^gamma log p`` of the true class: records that fit well count less (Lin et al. 2017).
 
     With ``gamma`` 0 this is cross-entropy times ``alpha``.
@@ -81,7 +87,7 @@ class Focal:
 
 
 @dataclass(frozen=True)
-class Binary:
+class Binary(LogitLoss):
     """Binary cross-entropy of logits, averaged over a record's outputs.
 
     Targets are 0 or 1 for every output (one or several labels), or class numbers: then every class against the rest.
@@ -101,7 +107,7 @@ class Binary:
 
 
 @dataclass(frozen=True)
-class MeanSquared:
+class MeanSquared(LogitLoss):
     """Squared error, averaged over a record's outputs.
 
     Examples:
@@ -115,7 +121,7 @@ class MeanSquared:
 
 
 @dataclass(frozen=True)
-class ClassWeighted:
+class ClassWeighted(LogitLoss):
     """Another loss times a fixed weight of the record's class.
 
     Weights are public numbers that you choose; taken from the private labels they would leak. A weighted MEAN, which
@@ -147,7 +153,7 @@ class ClassWeighted:
 
 
 @dataclass(frozen=True)
-class LogitAdjusted:
+class LogitAdjusted(LogitLoss):
     """Cross-entropy of ``outputs + tau * log prior``: rare labels must be told with a margin (Menon et al. 2021).
 
     The offsets are constants, so a record's loss depends on that record alone. ``prior`` is a ``Prior`` (noisy counts
@@ -262,7 +268,8 @@ def default_loss(data: Data, model: nn.Module | None = None) -> Loss:
       >>> default_loss(eh.data.digits()[0])
       CrossEntropy(smoothing=0.0)
     """
-    inputs, targets = data.fetch(torch.arange(1))
+    parameters = () if model is None else model.parameters()
+    inputs, targets = data.on(next((p.device for p in parameters), torch.device("cpu"))).fetch(torch.arange(1))
     if targets.is_floating_point():
         return Binary() if targets.dim() == 2 and data.facts.labels else MeanSquared()
     if model is not None and targets.dim() == 1 and _single(model, inputs):
@@ -274,19 +281,11 @@ def default_loss(data: Data, model: nn.Module | None = None) -> Loss:
 
 def _single(model: nn.Module, inputs: Any) -> bool:
     """Return whether the model has one output per record; False if it cannot take the inputs, which others tell."""
-    device, was_training = next((p.device for p in model.parameters()), torch.device("cpu")), model.training
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            given = tree_map_only(Tensor, lambda part: part.to(device), inputs)
-            outputs = (
-                model(**given)
-                if isinstance(given, dict)
-                else model(*given)
-                if isinstance(given, tuple)
-                else model(given)
-            )
-        return isinstance(outputs, Tensor) and outputs.numel() == 1
+            return logits(call(model, inputs)).numel() == 1
     except Exception:  # whatever a user's model raises: the probe names it with its own words
         return False
     finally:

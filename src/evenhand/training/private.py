@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Protocol
+from dataclasses import astuple
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evenhand import generators
 from evenhand.data.dataset import Data, wrap
 from evenhand.data.fingerprint import survey
 from evenhand.data.record_checks import LeftOut, check_finite
-from evenhand.errors import BatchReuseError, CoupledError, LedgerError, PlanMismatchError
-from evenhand.gradients import pass_context
-from evenhand.gradients.microbatches import Early
-from evenhand.gradients.pass_context import seeded
+from evenhand.errors import BatchReuseError, CoupledError, EvenhandError, LedgerError, PlanMismatchError, UsageError
 from evenhand.gradients.record_blocks import Blocks
+from evenhand.mechanism.processes.group import Group
+from evenhand.mechanism.processes.joint_step import Outcome, follow, hand_out, lead
 from evenhand.mechanism.release_counts import release_counts
-from evenhand.mechanism.sampling import PoissonSampler, draw
+from evenhand.mechanism.sampling import PoissonSampler
 from evenhand.mechanism.step import Mechanism, early_weights, private_gradient
 from evenhand.methods.priors import Prior
 from evenhand.runs import checkpoints
@@ -32,48 +31,29 @@ from evenhand.runs.folder import Folder, publish
 from evenhand.runs.ledger import Ledger
 from evenhand.runs.os_errors import boundary
 from evenhand.runs.recorder import Recorder
+from evenhand.terminal import say
 from evenhand.training.guards import model_guards
-from evenhand.training.guards.coupling_guard import Coupling, Handed
+from evenhand.training.guards.coupling_guard import Coupling
+from evenhand.training.guards.model_guards import SecretDraws
 from evenhand.training.losses import Loss
 from evenhand.training.optimizers import AdamBC
+from evenhand.training.steps.draws import Alone, Draws, Epoch, Source
+from evenhand.training.steps.raw_losses import RawLosses
+from evenhand.training.steps.spent import Spent, how_to_go_on, largest
+from evenhand.training.steps.stateful import Stateful
+from evenhand.training.steps.together import facts_of_data
 from evenhand.training.weight_average import Average
 from evenhand.types import Batch, Pass, State
 
 _tokens = itertools.count(int.from_bytes(os.urandom(6), "big"))
 
 
-class Stateful(Protocol):
-    """An object that is saved and restored with model and optimizer: a learning-rate schedule, an average."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, of tensors and plain values only."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
-
-
-class _Alone:
-    """A lock that admits one thread of the process that made it: a fork or a race could use noise twice."""
-
-    def __init__(self, run: Private) -> None:
-        self._run, self._lock = run, threading.RLock()
-
-    def __enter__(self) -> None:
-        if os.getpid() != self._run._process:
-            raise BatchReuseError(
-                "This run belongs to another process: a fork would draw the same noise again. Resume it."
-            )
-        self._lock.acquire()
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
-
-
 class Private:
     """A model in private training: draws batches, steps, records. Made by ``attach``; close it, or use ``with``.
 
     Model and optimizer stay the caller's. It belongs to one process and cannot be copied: a copy would draw the same
-    noise again. ``restored_position`` is the position of the checkpoint that it began with.
+    noise again. ``restored_position`` is the position of the checkpoint that it began with, ``drawn`` how many records
+    all processes together drew for the last step (secret), ``group`` these processes.
     """
 
     def __init__(
@@ -89,6 +69,7 @@ class Private:
         memory: Mapping[str, Any],
         compose: bool,
         extras: Mapping[str, Stateful],
+        group: Group,
         restored_position: int = 0,
         allow_not_finite: bool = False,
     ) -> None:
@@ -101,12 +82,13 @@ class Private:
         self._looked: Data | None = None
         self._checked: tuple[Data, model_guards.Watch] | None = None
         self._seen: State | None = None
-        self.restored_position, self._position = restored_position, ledger.reserved
-        self._drawn: Batch | None = None
-        self._started = False
-        self._handed, self._draws = Handed(), torch.cuda.is_available()
+        self.restored_position, self.drawn = restored_position, 0
+        self._secret = SecretDraws(model, mechanism.stream, group.rank)
         self._counting, self._extras = Counting(folder, mechanism.plan, compose), extras
-        self._token, self._process, self._alone = next(_tokens), os.getpid(), _Alone(self)
+        self._process, self._alone = os.getpid(), Alone(self)
+        self.group = group
+        group.advice = partial(how_to_go_on, self.plan, ledger, folder)
+        self._draws = Draws(self.plan, self._recorder, folder, next(_tokens), self._alone, group)
 
     @property
     def segment(self) -> int:
@@ -134,40 +116,67 @@ class Private:
     @property
     def position(self) -> int:
         """Return the number of the next step of the plan."""
-        return self._position
+        return self._draws.position
 
     @property
     def remaining(self) -> int:
         """Return how many steps of the plan have neither run nor been lost."""
-        return self.plan.steps - self._position
+        return self.plan.steps - self._draws.position
 
     @property
     def at_block_end(self) -> bool:
         """Return whether every charged step has run, so that stopping here loses nothing."""
-        return self._position >= self._ledger.reserved
+        return self._draws.position >= self._ledger.reserved
 
-    def batches(self, data: Any) -> Iterator[Batch]:
+    @cached_property
+    def _spent(self) -> Spent:
+        return Spent(self.plan, self._ledger)
+
+    @property
+    def epsilon(self) -> float | None:
+        """Return the epsilon that the steps charged so far have spent for the dearest owner; see ``epsilons``."""
+        return largest(self.epsilons.values())
+
+    @property
+    def epsilons(self) -> dict[str, float | None]:
+        """Return the epsilon that the steps charged so far have spent, by owner; None where no epsilon holds.
+
+        It contains the prior that the plan names, and steps that were charged and lost. It is computed once for every
+        charge, so that a loop may ask in every step. It is NOT the promise: whoever stops by looking at this run has
+        what ``planned`` says, and so says the statement. Other runs on the same data come on top.
+        """
+        return self._spent.by_owner()
+
+    @property
+    def planned(self) -> dict[str, float | None]:
+        """Return the epsilon of the whole plan by owner: what the statement says, wherever the run is stopped."""
+        return self._spent.planned()
+
+    def batches(self, data: Any, *, ahead: int = 0) -> Iterator[Batch]:
         """Yield the rows of every remaining step, drawn by the plan's own sampler; give each to ``step`` exactly once.
 
-        A step is charged, on disk, before its rows are drawn.
+        One pass is the whole plan, not one epoch: for those see ``epochs``. A step is charged, on disk, before its rows
+        are drawn. If the loop is left, the next pass goes on where it was, with the batches that were drawn already.
+
+        Args:
+          data: that the plan was made for.
+          ahead: how many batches may be drawn before the one to be stepped next is; their order stays. Those that are
+            never stepped are lost, and stay charged.
         """
-        wrapped = wrap(data)
-        self._check(wrapped)
-        scales = None if self._mechanism.whole else self.plan.scales
-        sampler = PoissonSampler(wrapped.owner, self.plan.rates, self._mechanism.stream, scales)
-        while self.remaining:
-            with self._alone:
-                if self._drawn is not None:
-                    raise BatchReuseError(
-                        f"The batch of step {self._position} was drawn but not stepped. Skipping batches changes the "
-                        "sampling that is accounted: call step(batch) for every batch, also empty ones."
-                    )
-                if self.at_block_end:
-                    with boundary(self.folder.path):
-                        self._recorder.charge(self.remaining)
-                self._drawn, self._started = draw(wrapped, sampler, self._position, self._token), True
-                self._handed = Handed(self._drawn.inputs, self._drawn.targets)
-            yield self._drawn
+        source = self._source(data)
+        if self._draws.stepped and not self.remaining:
+            say(
+                f"All {self.plan.steps} steps of the plan have been taken, so this pass has no batches: one pass over "
+                "private.batches(data) runs the whole plan. For one epoch at a time: for epoch in private.epochs(data)."
+            )
+        yield from self._draws.deliver(source, self.plan.steps, ahead)
+
+    def epochs(self, data: Any, *, ahead: int = 0) -> Iterator[Epoch]:
+        """Yield the epochs of the plan that remain, each an iterator of batches, until all steps are taken.
+
+        An epoch that is left early goes on as the next one: no step is skipped. Arguments are those of ``batches``.
+        """
+        return self._draws.epochs(self._source(data), ahead)
 
     def release_prior(self, data: Any) -> Prior | None:
         """Release the noisy counts of labels that the plan names, once in a run, and return them as a prior.
@@ -177,15 +186,17 @@ class Private:
 
         Guarantee: the plan's epsilon contains them; they are on disk before they are returned.
         """
-        with self._alone:
-            if self.plan.prior is not None and self._ledger.counts is None and not self._ledger.counts_lost:
+        with self._alone, boundary(self.folder.path):
+            if self.plan.prior is None:
+                return None
+            if self.group.first(lambda: self._ledger.counts is None and not self._ledger.counts_lost):
                 wrapped = wrap(data)
                 self._check(wrapped)
                 self._checked = wrapped, self._watch
-                row = release_counts(self.plan, self._mechanism.stream, wrapped)
-                with boundary(self.folder.path):
-                    self._ledger.prior(row)
-            return self.folder.prior()
+                release = partial(release_counts, self.plan, self._mechanism.stream, wrapped)
+                self.group.first(lambda: self._ledger.prior(release()))
+            fields = self.group.first(lambda: [astuple(prior) for prior in [self.folder.prior()] if prior])
+            return Prior(*fields[0]) if fields else None
 
     def use_loss(self, loss: Loss) -> None:
         """Take another loss than ``attach`` was given, such as one that the prior is in; before the first batch only.
@@ -193,14 +204,14 @@ class Private:
         Raises:
           BatchReuseError: a batch was drawn already: one run has one loss.
         """
-        if self._started:
+        if self._draws.started:
             raise BatchReuseError("Steps were made with the loss so far: give another one before the first batch.")
         self._check_state()
         self._watch.close()
         self._watch, self._coupling = self._guards(loss)
 
-    def step(self, batch: Batch) -> Tensor:
-        """Compute the gradient, add noise, update the weights, and return the losses, which are NOT private.
+    def step(self, batch: Batch) -> RawLosses:
+        """Compute the gradient, add noise, update the weights, and return the raw losses, which are NOT private.
 
         The step was charged when its batch was drawn. No epsilon holds for a stop, a checkpoint or a setting that is
         chosen by looking at these losses: choose by released values, for which the epsilon of the whole plan holds, or
@@ -210,60 +221,66 @@ class Private:
         taken from the draw.
         """
         with self._alone:
-            drawn = self._expected(batch)
-            started = time.perf_counter()
-            self._handed.check(batch.inputs, batch.targets)
+            pending = self._draws.next_drawn(batch)
+            drawn, started = pending.batch, time.perf_counter()
+            pending.handed.check(batch.inputs, batch.targets)
             if batch is not drawn:
                 model_guards.check_rows(batch.inputs, batch.targets, len(drawn))
-            early = early_weights(self._mechanism, drawn, self.memory)
-            blocks = Blocks(len(drawn), drawn.keys, self._mechanism.summation, self._mechanism.whole)
             self._ledger.refuse_blocked()
-            with self._blocking():
-                looked = self._coupling.due(self._position)
-                if looked:
-                    self._coupling.look(self._position, batch.inputs, batch.targets)
-                result = self._pass(batch, early, blocks)
-                if looked:
-                    self._coupling.agree(result.loss)
+            passes: list[Pass] = []
+
+            def run() -> Pass:
+                passes.append(self._passed(batch, drawn))
+                return passes[0]
+
+            if self.group.leads:
+                outcome = self._lead(pending.whole, run, started)
+            else:
+                outcome = follow(self.group, pending.whole, run, self._watch.trainable)
+                self._draws.advance()
+            self.memory, block_over = outcome.memory, self._draws.block_over
+            if isinstance(self.optimizer, AdamBC):
+                self.optimizer.see_noise(outcome.std / self.plan.expected_batch)
+            self._update(outcome.gradient)
+            self._watch.updated(thorough=block_over or self._coupling.due(self._draws.position))
+            return passes[0].loss.as_subclass(RawLosses)
+
+    def _passed(self, batch: Batch, drawn: Batch) -> Pass:
+        """Return the pass over the rows of this process, which are looked at before it where that is due."""
+        early = early_weights(self._mechanism, drawn, self.memory)
+        summation, part = self._mechanism.summation, self.group.size > 1
+        blocks = Blocks(len(drawn), drawn.record_keys, summation, self._mechanism.whole, part)
+        looked = self._coupling.due(self._draws.position)
+        if looked:
+            self._coupling.look(self._draws.position, batch.inputs, batch.targets)
+        run = partial(self._watch.run, batch.inputs, batch.targets, early, blocks)
+        result = self._secret.run(self._draws.position, run)
+        if looked:
+            self._coupling.agree(result.loss)
+        return result
+
+    def _lead(self, whole: Batch, run: Callable[[], Pass], started: float) -> Outcome:
+        """Return what is released of a step, by the process that weighs, adds noise and records."""
+        with self._blocking():
+            joint = self.group, whole, run, self._mechanism, self._watch.trainable
+            result = run() if self.group.size == 1 else lead(*joint)
+        with nullcontext() if self.group.size == 1 else self.group.answering(whole.position):
             self._note_foreign()
-            released = private_gradient(self._mechanism, result, drawn, self.memory)
-            self._position += 1  # from here on the noise of this position is out: it must never serve a second gradient
-            self._drawn = None
-            self.memory, self._seen = released.memory, released.state
+            released = private_gradient(self._mechanism, result, whole, self.memory)
+            self._draws.advance()  # its noise is out from here on: it must never serve a second gradient
+            self._seen = released.state
             self._recorder.add(released.commit, time.perf_counter() - started)
-            if self.at_block_end:
+            if self._draws.block_over:
                 with boundary(self.folder.path):
                     self._recorder.flush()
-            if isinstance(self.optimizer, AdamBC):
-                self.optimizer.see_noise(released.commit.std / self.plan.expected_batch)
-            self._update(released.gradient)
-            self._watch.updated(thorough=self.at_block_end or self._coupling.due(self._position))
-            self._rows += len(drawn)
+            self.drawn = len(whole)
+            self._rows += len(whole)
             if released.left_out:
                 self._left_out.add(released.left_out, self._rows)
-            return result.loss
-
-    def _pass(self, batch: Batch, early: Early | None, blocks: Blocks) -> Pass:
-        """Run one pass with all random draws from the step's secret seed, and return it.
-
-        A pass that drew from public generators is dropped and run again. As long as no pass draws anything, no
-        generator is seeded.
-        """
-        if not self._draws:
-            before = torch.default_generator.get_state(), generators.mark()
-            result = self._watch.run(batch.inputs, batch.targets, early, blocks)
-            if generators.mark() == before[1] and torch.equal(torch.default_generator.get_state(), before[0]):
-                return result
-            torch.default_generator.set_state(before[0])
-            self._draws = True
-        secret = self._mechanism.stream.seed(self._position)
-        with seeded(self.model, secret) as draws:
-            result = self._watch.run(batch.inputs, batch.targets, early, blocks)
-        if not draws.elsewhere():
-            return result
-        pass_context.every()
-        with seeded(self.model, secret):
-            return self._watch.run(batch.inputs, batch.targets, early, blocks)
+        outcome = Outcome(released.gradient, released.memory, released.commit.std)
+        if self.group.size > 1:
+            hand_out(self.group, whole.position, outcome)
+        return outcome
 
     def checkpoint(self, *, keep: bool = True) -> None:
         """Save what a resume needs: weights, optimizer, memory, and the ledger's head. Only safe types.
@@ -271,6 +288,8 @@ class Private:
         With ``keep`` the checkpoint stays, so that the run can go back to it when budgets are lowered.
         """
         self._check_state()
+        if not self.group.leads:
+            return
         self._recorder.flush()
         self._ledger.sync()
         state = {
@@ -278,7 +297,7 @@ class Private:
             "optimizer": self.optimizer.state_dict(),
             "memory": dict(self.memory),
             "kept": {name: extra.state_dict() for name, extra in self._extras.items()},
-            "position": self._position,
+            "position": self._draws.position,
             "plan": self.plan.digest,
             "ledger_head": self._ledger.head,
         }
@@ -289,7 +308,7 @@ class Private:
     def told(self) -> None:
         """Record in the ledger that figures of the present weights leave the process; call it before they do."""
         self._counting.follow()
-        self._ledger.told(self._position)
+        self._ledger.told(self._draws.position)
 
     def release(self, average: Average | None = None, *, stopped_independently: bool = False) -> None:
         """Write the model and its statement. The ledger records the file's hash.
@@ -302,6 +321,16 @@ class Private:
           stopped_independently: declare that stopping here did not depend on the data in any way (a time limit that was
             fixed before, a power cut). The statement then counts the charged steps alone and names your declaration.
         """
+        if self._ledger.closed:
+            raise UsageError(
+                "The run is closed, so nothing can be released any more: call release() inside the with block. To do "
+                f"it now: with eh.attach(..., resume={str(self.folder.path)!r}) as private: private.release()."
+            )
+        if not self.group.leads:
+            self._check_state()
+            if average is not None:
+                average.apply()
+            return
         with boundary(self.folder.path):
             self._check_state()
             self._recorder.flush()
@@ -330,13 +359,13 @@ class Private:
         try:
             yield
         except CoupledError as error:
-            self._ledger.blocked(self._position, error.cause)
+            self._ledger.blocked(self._draws.position, error.cause)
             raise
 
     def _note_foreign(self) -> None:
         """Record in the ledger if other code wrote weights, or settings of model or loss, since the last step."""
         if self._watch.changed_elsewhere():
-            self._ledger.foreign(self._position)
+            self._ledger.foreign(self._draws.position)
 
     def close(self) -> None:
         """Write the last commits, unlock the ledger and free the memory of the passes. Safe to call twice."""
@@ -350,7 +379,21 @@ class Private:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Close. If an error is on its way already, one from closing does not replace it."""
+        """Close. If an error is on its way already, one from closing does not replace it.
+
+        What was paid for is not lost where nothing was released after the last step: the weights are checkpointed.
+        """
+        if isinstance(error, BaseException):
+            self.group.fail(error)
+        all_taken = error is None and self._draws.started and not self.remaining
+        if all_taken and self.group.leads and not self.folder.finished():
+            with suppress(EvenhandError):  # weights that something else changed are not kept; who changed them was told
+                self.checkpoint()
+                say(
+                    "All steps are taken, and nothing was released: call private.release() inside the with block. "
+                    f"Nothing is lost: open the run with eh.attach(..., resume={str(self.folder.path)!r}) and call "
+                    "release()."
+                )
         with nullcontext() if error is None else suppress(OSError, LedgerError), boundary(self.folder.path):
             self.close()
 
@@ -363,18 +406,12 @@ class Private:
     def __reduce__(self) -> str:
         raise BatchReuseError("A private run cannot be pickled: the copy would draw the same noise again.")
 
-    def _expected(self, batch: Batch) -> Batch:
-        """Return the batch as it was drawn; raise unless this one is the next to be stepped."""
-        if not isinstance(batch, Batch) or batch.token != self._token:
-            raise BatchReuseError(
-                "This batch was not drawn by this run: iterate over private.batches(data), since only those "
-                "rows are sampled as the accountant counts them."
-            )
-        if self._drawn is None or batch.position != self._position:
-            raise BatchReuseError(
-                f"The batch of step {batch.position} was used already: every batch is stepped exactly once."
-            )
-        return self._drawn
+    def _source(self, data: Any) -> Source:
+        """Return the data with their sampler; raise unless they are those of the plan."""
+        wrapped = wrap(data)
+        self._check(wrapped)
+        scales = None if self._mechanism.whole else self.plan.scales
+        return Source(wrapped, PoissonSampler(wrapped.owner, self.plan.rates, self._mechanism.stream, scales))
 
     def _check(self, data: Data) -> None:
         """Raise unless data and model fit the plan, then enter the run into the dataset ledger."""
@@ -383,17 +420,22 @@ class Private:
                 "The plan was made for data with other public facts (records, owners, groups, labels or "
                 "input shape): make the plan from these data's .facts, nothing was spent."
             )
+        self.group.agree(lambda: self._check_here(data))
+        with boundary(self.folder.path):
+            self._ledger.sync()
+            self.group.first(lambda: self._counting.begin(data))
+
+    def _check_here(self, data: Data) -> dict[str, str]:
+        """Check data and model in this process; return what tells whether all processes have these data."""
         if self._looked is not data:
             check_finite(survey(data), self._allow_not_finite)
             self._looked = data
         checked, self._checked = self._checked, None
         if checked is None or checked[0] is not data or checked[1] is not self._watch or not self._watch.probed:
-            self._watch.probe(data.fetch(torch.arange(min(4, len(data)))))
+            self._watch.probe(data.as_drawn.fetch(torch.arange(min(4, len(data)))))
             if self.plan.guarantee != "not private":
-                self._coupling.prepare(data)
-        with boundary(self.folder.path):
-            self._ledger.sync()
-            self._counting.begin(data)
+                self._coupling.prepare(data.as_drawn)
+        return {} if self.group.size == 1 else facts_of_data(data)
 
     def _update(self, gradient: Mapping[str, Tensor]) -> None:
         """Let the optimizer take one step along the private gradient."""

@@ -13,6 +13,7 @@ from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import UsageError, VerificationError
 from evenhand.reporting import group_metrics, metrics, model_card, run_findings, run_page, small_cells
+from evenhand.reporting.audits.section import section as audit_section
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
@@ -181,7 +182,7 @@ class Run:
         frame, plan = run_findings.recorded(last), self.plan
         return model_card.card(
             model_card.CardData(
-                title=f"{plan.method}, {plan.facts.records} training records",
+                title=f"{plan.method}, {plan.facts.records} training {plan.facts.units}",
                 facts=_facts(plan, statement),
                 statement=statements.paragraphs(statement),
                 warnings=statement["warnings"],
@@ -219,7 +220,7 @@ class Run:
             from evenhand.data.dataset import wrap
             from evenhand.training.evaluate import evaluate
 
-            data = wrap(test, groups=groups) if groups is not None else wrap(test)
+            data = (wrap(test, groups=groups) if groups is not None else wrap(test)).by_record
             if not training_records:
                 self.refuse_training_records(data)
             frame = evaluate(self.model, data, self.decision)
@@ -257,7 +258,7 @@ def _report(
     metrics = [run_findings.row_with_column(row, column) for row in metrics]
     by_metric = {name: run_findings.with_column(of, column) for name, of in last.get("group_metrics", {}).items()}
     return run_page.ReportData(
-        title=f"{plan.method} on {plan.facts.records} records",
+        title=f"{plan.method} on {plan.facts.records} {plan.facts.units}",
         headline=run_page.opening(last, frame),
         overall=frame.overall,
         groups=frame.by_group,
@@ -276,15 +277,17 @@ def _report(
         owners=run_findings.owners(last),
         delta=plan.delta,
         research=research,
+        unit=plan.facts.unit,
         majority=last.get("majority"),
         metrics=by_metric,
         together=last.get("metrics", {}),
+        audit=audit_section(statement["audit"], f"per {plan.facts.unit}, add/remove, delta {plan.delta:g}"),
         further=[part for part in [changes_section(last), frontier_section(metrics)] if part is not None],
     )
 
 
 _WHICH = ("segment", "weights", small_cells.FEWEST_OF_CLASS)
-"""What of an evaluation is no metric: it says which weights were measured, and on how many records of a class."""
+"""Keys of an evaluation that are no metrics: which weights were measured, and how many records a class has."""
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,8 +341,8 @@ def _facts(plan: Plan, statement: Mapping[str, Any]) -> dict[str, str]:
     )
     return {
         "Method": f"{plan.method} ({plan.guarantee})",
-        "Records": f"{plan.facts.records} in {len(plan.facts.owners)} owner class(es)",
-        "Steps": f"{charged} charged of {plan.steps} planned, about {plan.expected_batch:g} records each",
+        plan.facts.units.capitalize(): f"{plan.facts.records} in {len(plan.facts.owners)} owner class(es)",
+        "Steps": f"{charged} charged of {plan.steps} planned, about {plan.expected_batch:g} {plan.facts.units} each",
         "Noise multiplier": noise if plan.certified else "none",
         "Clip bound": bound if plan.certified else "none",
         "Plan": plan.digest[:16],
@@ -378,7 +381,8 @@ def load(path: str | Path, *, model: nn.Module | str | None = None) -> Run:
     folder = Folder.existing(path)
     if not folder.model_file.exists():
         raise UsageError(
-            f"{path} has no model yet: the run was not finished. Continue it with `evenhand resume {path}`."
+            f"{path} has no model yet: the run was not finished. Continue it with `evenhand resume {path}`, in Python "
+            f"with eh.resume({str(path)!r}, model=..., train=...), a loop of your own with eh.attach(..., resume=...)."
         )
     if not folder.model_file.is_file():  # reading a pipe would never end
         raise UsageError(f"{folder.model_file} is not a file: it was not loaded.")

@@ -139,6 +139,52 @@ def test_a_class_with_few_records_is_not_named_on_the_frontier() -> None:
     assert every["worst_class"]["too_few_to_tell"]
 
 
+def records_of(cells: dict[tuple[str, int], int]) -> Held:
+    """So many held-out records of each group and class, of which every answer is class 0."""
+    rows = [cell for cell, count in cells.items() for _ in range(count)]
+    scores = torch.tensor([[1.0, 0.0]] * len(rows))
+    return Held(scores, torch.tensor([truth for _, truth in rows]), "classes", groups=[group for group, _ in rows])
+
+
+def test_every_strength_has_the_figure_of_each_class_and_group_that_may_be_shared() -> None:
+    records = records_of({("a", 0): 30, ("a", 1): 10, ("b", 0): 20, ("b", 1): 20, ("c", 1): 10})
+    rows = frontier(records, Prior.declared([5, 4]), trained_tau=0.0, least=10)
+    assert rows[0]["groups"] == {
+        "a": {"accuracy": 0.75, "n": 40},
+        "b": {"accuracy": 0.5, "n": 40},
+        "c": {"accuracy": 0.0, "n": 10},
+    }
+    assert rows[0]["classes"] == {"0": {"accuracy": 1.0, "n": 50}, "1": {"accuracy": 0.0, "n": 40}}
+    assert all(row.keys() == rows[0].keys() for row in rows)
+
+
+def test_a_small_group_is_in_no_row_of_the_frontier_nor_the_next_that_would_tell_it() -> None:
+    records = records_of({("a", 0): 40, ("a", 1): 30, ("b", 0): 15, ("b", 1): 11, ("c", 0): 4})
+    for row in frontier(records, Prior.declared([5, 4]), trained_tau=0.0, least=10):
+        assert set(row["groups"]) == {"a"}
+        assert "classes" not in row, "of class 0 group c has 4 records"
+
+
+def test_classes_beside_groups_tell_of_no_few_records() -> None:
+    """Group a is class 0 and three others: accuracy of a and recall of class 0 would give the three away."""
+    prior = Prior.declared([5, 4])
+    mixed = records_of({("a", 0): 40, ("a", 1): 3, ("b", 1): 40})
+    assert "classes" not in frontier(mixed, prior, trained_tau=0.0, least=10)[0]
+    refined = records_of({("a", 0): 40, ("b", 0): 4, ("c", 1): 40})
+    assert "classes" not in frontier(refined, prior, trained_tau=0.0, least=10)[0]
+    alike = records_of({("a", 0): 40, ("b", 1): 12})
+    assert set(frontier(alike, prior, trained_tau=0.0, least=10)[0]["classes"]) == {"0", "1"}
+    few = records_of({("a", 0): 40, ("b", 1): 4})
+    assert "classes" not in frontier(few, prior, trained_tau=0.0, least=10)[0]
+
+
+def test_of_very_many_groups_only_the_worst_is_recorded() -> None:
+    records = records_of({(f"group {number}", number % 2): 10 for number in range(101)} | {("group 0", 1): 10})
+    row = frontier(records, Prior.declared([5, 4]), trained_tau=0.0, least=10)[0]
+    assert "groups" not in row
+    assert row["worst_group"]["n"] == 10
+
+
 def test_halves_share_no_record_and_have_each_class_alike() -> None:
     _, test = eh.data.digits()
     records = held(torch.nn.Linear(64, 10), test)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -23,6 +24,7 @@ from evenhand.training import loop
 from evenhand.training.attach import Private, start
 from evenhand.training.goals.serve import Serving
 from evenhand.training.loggers import Broadcast
+from evenhand.training.steps.callbacks import Callbacks
 
 pytestmark = pytest.mark.usefixtures("slow_steps")
 
@@ -54,10 +56,14 @@ def told(out: Path, *places: int, steps: int = 25) -> Folder:
     return Folder.existing(out)
 
 
+def output(private: Private, telling: Broadcast) -> Callable[[dict[str, Any]], None]:
+    return partial(loop._tell, private, telling, Callbacks((), None, evaluates=False))
+
+
 def tell(private: Private) -> None:
     telling = Broadcast([Keeper(private.folder.ledger_file)], evaluates=True)
     record = partial(private.folder.add_metrics, least=1)
-    loop._evaluate(private, held_out(), loop.Companions(), telling, record, Serving())
+    loop._evaluate(private, held_out(), loop.Companions(), output(private, telling), record, Serving())
 
 
 def test_a_run_whose_loggers_got_later_figures_cannot_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +87,7 @@ def test_without_loggers_nothing_is_noted_and_figures_in_the_folder_do_not_bind(
         further(private, 25)
         silent = Broadcast([], evaluates=True)
         record = partial(private.folder.add_metrics, least=1)
-        loop._evaluate(private, held_out(), loop.Companions(), silent, record, Serving())
+        loop._evaluate(private, held_out(), loop.Companions(), output(private, silent), record, Serving())
     old = Folder(tmp_path / "old")
     assert (old.ledger().told, len(old.metrics())) == ((), 1)
     eh.rebudget(old.path, LOWER, train=data(), out=tmp_path / "new")
@@ -137,7 +143,7 @@ def test_a_withdrawn_run_says_that_nothing_it_computed_may_be_shared(tmp_path: P
     eh.rebudget(old.path, LOWER, train=data(), out=tmp_path / "new")
     written = json.loads(old.statement_file.read_bytes())
     jsonschema.Draft202012Validator(schema()).validate(written)
-    assert written["sharing"]["may_be_shared"] == list(FROM_FACTS)
+    assert written["sharing"]["may_be_shared"] == [name for name in FROM_FACTS if name != "audit.json"]
     assert {*FROM_NOISE} - {DECISION} <= set(written["sharing"]["must_not_be_shared"])
     assert written["sharing"]["intermediate_checkpoints"].startswith("must be deleted")
     assert written["covers"] == []

@@ -113,7 +113,7 @@ def _divided(
     data = _scaled(classified(torch.from_numpy(np.ascontiguousarray(images)), labels, DIAGNOSES))
     if choice(groups, ("diagnosis", "sex"), "groups") == "sex":
         data = grouped(data, sexes, SEXES)
-    data = replace(data, together=kept_together(lesions, len(data)))
+    data = replace(data, together=kept_together(lesions, len(data)), together_by="lesion")
     return divided(data, held_out(lesions, HELD_OUT, _validate.whole(split_seed, "split_seed", low=0)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class Shape:
       owner_shares: instead of ``owners``, a table of names with the share of records that each is given at random.
       owner_overlap: share of records that are given to one of the other owners, at random.
       owner_seed: public seed of all that is random about owners.
+      owner_drop: a table of owners with the share of their training records dropped at random (paper 001, table 3).
       label_noise: the share of training labels changed to another class; a number, or a table by owner.
 
     Examples:
@@ -55,6 +56,7 @@ class Shape:
     owner_shares: Mapping[str, Any] | None = None
     owner_overlap: float = 0.0
     owner_seed: int = 0
+    owner_drop: Mapping[str, Any] = field(default_factory=dict)
     label_noise: float | Mapping[str, Any] = 0.0
 
     def __post_init__(self) -> None:
@@ -75,6 +77,9 @@ class Shape:
             test = test if test is None else owned(test, self._owners(test, 2))
         if self.label_noise:
             train = _noisy(train, self.label_noise)
+        if self.owner_drop:
+            stay = _undropped(train, self.owner_drop, self.owner_seed)
+            remaining = stay if remaining is None else remaining[torch.isin(remaining, stay)]
         if remaining is not None:
             train = train.take(remaining)
         if self.records is not None:  # last: what a record is given follows from its number among all of them
@@ -168,6 +173,17 @@ def _remaining(data: Data, name: str, share: float) -> Tensor:
     _validate.known(name, data.facts.labels, "class of these data")
     rare = torch.tensor([label == name for label in labels(data)])
     return cut(rare, count_for_share(rare, share))
+
+
+def _undropped(data: Data, dropped: Mapping[str, Any], seed: int) -> Tensor:
+    """Return the rows that stay when each record of an owner is dropped with that owner's share, by a public coin."""
+    if not isinstance(dropped, Mapping):
+        raise UsageError("owner_drop takes a table of owners with a share each, such as {open = 0.5}.")
+    for name, share in dropped.items():
+        _validate.known(name, data.facts.owner_names, "owner")
+        _validate.number(share, "owner_drop", low=0, high=1, open_low=False)
+    share = np.array([float(dropped.get(name, 0.0)) for name in data.facts.owner_names])[data.owner.numpy()]
+    return torch.from_numpy(np.flatnonzero(_coins(len(data), 1, [seed, 35])[:, 0] >= share))
 
 
 def _drawn(count: int, records: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 from evenhand.errors import UnsupportedModelError
-from evenhand.gradients.batch_utils import LossFn, batch_size, buffers_restored, call
+from evenhand.gradients.batch_utils import LossFn, as_plain, batch_size, buffers_restored, call
 from evenhand.gradients.doctor import timing
 from evenhand.gradients.doctor.fixes import Change, changes
 from evenhand.gradients.doctor.independence_probe import RECORDS, probe
@@ -170,6 +170,7 @@ def examine(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, *, tim
     >>> found.trainable, found.refused[0][:26], found.fixable[0].after
     (False, "'1' (BatchNorm1d) normalis", 'GroupNorm(1, 8)')
     """
+    inputs = as_plain(inputs)
     modules, size = modules_of(model), batch_size(inputs, targets)
     reasons = {name: reason for name, module in modules if (reason := _refusal(name, module))}
     fixable = changes(model)
@@ -186,14 +187,25 @@ def examine(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, *, tim
     with preserved(model), buffers_restored(model):
         engine.run(inputs, targets)
         slowdown = timing.measure(model, loss_fn, inputs, targets, rounds=3)[1].ratio if timed else None
-    way = engine.way()
-    if way == "kernels":
-        parts = tuple(replace(part, kernel=part.kernel or DIRECT, problem="") for part in parts)
+    way, apart = engine.way(), engine.apart()
+    if way.startswith("kernels"):
+        parts = tuple(_working(part, apart, engine.unlike()) for part in parts)
     return Diagnosis(parts, (), "", way, slowdown, size, fixable)
 
 
 DIRECT = "followed directly"
 """Says what serves parameters that meet the batch without a layer, see ``raw_parameters.py``."""
+
+
+def _working(part: Part, apart: Mapping[str, str], unlike: Sequence[str]) -> Part:
+    """Return the part as a model of kernels runs it: what is in the way of a kernel matters only if it costs time."""
+    if part.name in unlike:
+        part = replace(part, kernel="", problem="resembles a known layer but computes something else")
+    inside = [name for name in apart if part.name == name or part.name.startswith(name + ".")]
+    if part.problem and inside:
+        where = "" if inside[0] == part.name else f" of {inside[0]}"
+        return replace(part, kernel=f"run again{where} ({apart[inside[0]]})")
+    return replace(part, kernel=part.kernel or DIRECT, problem="")
 
 
 def _refusal(name: str, module: nn.Module) -> str:
@@ -266,7 +278,10 @@ def _verdict(diagnosis: Diagnosis) -> list[str]:
         return ["NOT trainable privately:", *why, *advice]
     culprits = [part for part in diagnosis.parts if part.problem]
     lines = ["Trainable privately, by kernels: one forward and one backward."]
-    if diagnosis.way != "kernels":
+    if diagnosis.way == "kernels, some modules record by record":
+        names = [f"  - {part.name or 'the model'} ({part.kind}): {part.problem}" for part in culprits]
+        lines = ["Trainable privately, by kernels but for these modules, which are run again for each record:", *names]
+    elif diagnosis.way != "kernels":
         names = [f"  - {part.name or 'the model'} ({part.kind}): {part.problem}" for part in culprits]
         hidden = ["  - the kernels disagree with plain autograd: records are reordered, or time comes first"]
         lines = [f"Trainable privately, {diagnosis.way}: as exact, but slow. Because:", *(names or hidden)]

@@ -36,9 +36,10 @@ def fix(model: nn.Module) -> nn.Module:
     """Return a copy of the model whose layers can be trained privately; `changes` says what that replaces.
 
     BatchNorm becomes GroupNorm with the same channels, weight and bias; its running statistics are dropped, so a
-    pretrained model needs training again. InstanceNorm loses its running statistics, Embedding and EmbeddingBag lose
-    ``max_norm``, ``scale_grad_by_freq`` and ``sparse``, and a module wrapped by ``torch.compile`` is unwrapped. A
-    BatchNorm that is in eval mode inside a model in training mode was frozen on purpose and stays.
+    pretrained model needs training again. A subclass keeps the modules that it applies afterwards. InstanceNorm loses
+    its running statistics, Embedding and EmbeddingBag lose ``max_norm``, ``scale_grad_by_freq`` and ``sparse``, and a
+    module wrapped by ``torch.compile`` is unwrapped. A BatchNorm that is in eval mode inside a model in training mode
+    was frozen on purpose and stays.
 
     The given model is left alone. Shared modules stay shared, modes, devices and precisions stay as they were.
 
@@ -102,7 +103,7 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
 def _repair(name: str, module: nn.Module, training: bool) -> Repair | None:
     """Return the replacement in words and the function that makes it, or None if the module may stay."""
     kind = type(module).__name__
-    if type(module) in _BATCH_NORMS and (module.training or not training or module.running_mean is None):
+    if isinstance(module, _BATCH_NORMS) and (module.training or not training or module.running_mean is None):
         return _group_norm(name, module)
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         words = f"{kind}(track_running_stats=True)", f"{kind}(track_running_stats=False)"
@@ -125,15 +126,50 @@ def _group_norm(name: str, module: Any) -> Repair | None:
         return None
     number = groups(channels, VALUES if vectors else 1)
 
+    after = _after(module)
+    if after is None:
+        return None
+
     def make() -> nn.Module:
         tensor = next((t for t in (module.weight, module.running_mean) if t is not None), None)
         placed = {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
         norm = nn.GroupNorm(number, channels, module.eps, module.affine, **placed).train(module.training)
         norm.weight, norm.bias = module.weight, module.bias
-        return norm
+        return nn.Sequential(norm, *after).train(module.training) if after else norm
 
     note = "running statistics are dropped; weight and bias are kept"
-    return Change(name, f"{type(module).__name__}({channels})", f"GroupNorm({number}, {channels})", note), make
+    words = ", then ".join([f"GroupNorm({number}, {channels})", *[type(each).__name__ for each in after]])
+    return Change(name, f"{type(module).__name__}({channels})", words, note), make
+
+
+def _after(module: Any) -> list[nn.Module] | None:
+    """Return what a subclass of BatchNorm applies to what it normalised; None if it computes something else.
+
+    A layer such as timm's ``BatchNormAct2d`` holds the modules that it applies afterwards. Whether it does no more than
+    that is seen on numbers of our own, with fixed statistics.
+    """
+    if type(module) in _BATCH_NORMS:
+        return []
+    after = [each for each in module._modules.values() if each is not None]
+    pixels = () if isinstance(module, nn.BatchNorm1d) else (2, 2, 2) if isinstance(module, nn.BatchNorm3d) else (4, 4)
+    alone = copy.deepcopy(module).eval()
+    alone.running_mean = alone.running_var = alone.num_batches_tracked = None
+    draw, dtype = torch.Generator().manual_seed(0), torch.float32
+    alone = alone.to("cpu", dtype)
+    alone.running_mean = torch.randn(module.num_features, generator=draw)
+    alone.running_var = 0.5 + torch.rand(module.num_features, generator=draw)
+    x = torch.randn(3, module.num_features, *pixels, generator=draw)
+    with torch.no_grad():
+        expected = torch.batch_norm(
+            x, alone.weight, alone.bias, alone.running_mean, alone.running_var, False, 0.0, alone.eps, False
+        )
+        for each in alone._modules.values():
+            expected = expected if each is None else each(expected)
+        try:
+            same = torch.allclose(alone(x), expected, rtol=1e-4, atol=1e-5)
+        except (RuntimeError, TypeError, ValueError, AttributeError):
+            return None
+    return [each for each in after if not isinstance(each, nn.Identity)] if same else None
 
 
 def _without_statistics(module: _InstanceNorm) -> nn.Module:

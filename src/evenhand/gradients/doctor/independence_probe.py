@@ -20,12 +20,14 @@ from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients.batch_utils import (
     LossFn,
     WithLoss,
+    as_plain,
     batch_size,
     buffers_restored,
     call,
     call_with,
     cast,
     finite_rows,
+    join,
     losses,
     take,
 )
@@ -129,6 +131,7 @@ def probe(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> None:
     ...
     evenhand.errors.UnsupportedModelError: the loss of a record depends on the other records of the batch...
     """
+    inputs = as_plain(inputs)
     rows = finite_rows(inputs, targets)[:RECORDS]
     size = len(rows)
     if size == 0:
@@ -165,11 +168,30 @@ def _try(model: nn.Module, record: Any) -> None:
     except (torch.OutOfMemoryError, EvenhandError):
         raise
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        shapes = ", ".join(str(tuple(leaf.shape[1:])) for leaf in tree_leaves(record) if isinstance(leaf, Tensor))
-        raise UnsupportedModelError(
-            f"the model cannot take inputs of shape {shapes} a record ({type(error).__name__}): give its first layer "
-            "that many inputs, or reshape the inputs; made-up rows of this shape show what torch says"
-        ) from None
+        raise UnsupportedModelError(_not_taken(model, record, error)) from None
+
+
+def _not_taken(model: nn.Module, record: Any, error: Exception) -> str:
+    """Return why a model did not take a record, as far as shapes and kinds of numbers tell."""
+    tensors = [leaf for leaf in tree_leaves(record) if isinstance(leaf, Tensor)]
+    kinds = {leaf.dtype for leaf in tensors if leaf.is_floating_point()}
+    own = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    shapes = ", ".join(str(tuple(leaf.shape[1:])) for leaf in tensors)
+    if kinds and own and not kinds & own:
+        (first, *_), (wanted, *_) = sorted(map(str, kinds)), sorted(map(str, own))
+        return (
+            f"the model's parameters are {wanted} and its inputs {first}: pass inputs of that kind, for example "
+            "X.astype('float32') or inputs.float(), or a model of the other kind, model.double()"
+        )
+    if isinstance(error, IndexError):
+        return (
+            f"a number among the inputs (of shape {shapes} a record) is beyond a table of the model, such as a token "
+            "that an Embedding has no row for: give it more rows (num_embeddings, vocab_size), or mend the tokens"
+        )
+    return (
+        f"the model cannot take inputs of shape {shapes} a record ({type(error).__name__}): give its first layer that "
+        "many inputs, or reshape the inputs; made-up rows of this shape show what torch says"
+    )
 
 
 def _check_state(model: nn.Module, inputs: Any, size: int) -> None:
@@ -205,7 +227,7 @@ def _company(tree: Any, i: int, size: int) -> Any:
     changed, record = _altered(take(tree, others)), take(tree, slice(i, i + 1))
     flat, spec = tree_flatten(record)
     pairs = zip(tree_flatten(changed)[0], flat, strict=True)
-    return tree_unflatten([torch.cat([a, b]) if isinstance(a, Tensor) else b for a, b in pairs], spec)
+    return tree_unflatten([join([a, b]) if isinstance(a, Tensor) else b for a, b in pairs], spec)
 
 
 class _Precise:

@@ -128,7 +128,9 @@ def _children(path: str, node: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(node, partial):
         return [(f"{path}()", node.func), (f"{path}(args)", node.args), (f"{path}(keywords)", node.keywords)]
     if isinstance(node, nn.Module):
-        attributes = [(f"{path}.{key}", value) for key, value in node.__dict__.items() if _looked_into(key, value)]
+        again = "_flat_weights" if isinstance(node, nn.RNNBase) else ""  # its parameters, listed anew by each forward
+        reached = [(key, value) for key, value in node.__dict__.items() if key != again and _looked_into(key, value)]
+        attributes = [(f"{path}.{key}", value) for key, value in reached]
         return [*attributes, *((path, table) for key in _TABLES if (table := node.__dict__.get(key)))]
     if type(node).__module__.partition(".")[0] in _FOREIGN or type(node).__module__.startswith(_FOREIGN):
         return ()

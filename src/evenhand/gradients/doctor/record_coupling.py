@@ -29,6 +29,7 @@ from evenhand.gradients.memory import out_of_memory
 from evenhand.gradients.model_layout import modules_of
 from evenhand.gradients.pass_context import exclusive, means
 from evenhand.gradients.record_by_record import folded
+from evenhand.model_io import concatenated, picked
 
 NOTICED = 1e-4
 """Relative difference in the model's own precision that asks for a second look."""
@@ -60,6 +61,11 @@ class Rows:
         flat, spec = tree_flatten(batch)
 
         def put(leaf: Any, other: Any) -> Any:
+            if isinstance(leaf, Tensor) and leaf.is_nested:
+                order = torch.arange(len(places) + len(indices)).index_copy(
+                    0, places, len(leaf) + torch.arange(len(places))
+                )
+                return picked(concatenated([leaf, other]), order)
             return leaf.index_copy(0, places.to(leaf.device), other) if isinstance(leaf, Tensor) else leaf
 
         return cls(batch, tree_unflatten([*map(put, flat, tree_leaves(others))], spec), indices)

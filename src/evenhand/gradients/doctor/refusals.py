@@ -1,6 +1,6 @@
 """Refuse models that cannot be trained privately, by name and with what to use instead.
 
-There are two kinds: models that are wrapped, compiled or spread over processes, since the step does not sum over ranks;
+There are two kinds: models that are wrapped, compiled or spread over processes by something else than the private step;
 and modules for which a record's own gradient does not exist.
 """
 
@@ -23,7 +23,7 @@ _RANKS = (
     "each process would draw its own sample and add its own noise, and their weights would drift apart: no promise "
     "covers that"
 )
-_ONE = "Train in one process, without torchrun; with several devices in one, on one of them."
+_ONE = "In several processes every step divides its batch over them by itself; with several devices in one, use one."
 
 
 def wrapping(module: nn.Module) -> str | None:
@@ -53,10 +53,9 @@ def wrapping(module: nn.Module) -> str | None:
 
 
 def refuse_wrapped(model: nn.Module) -> None:
-    """Raise `UnsupportedModelError` for a wrapped or sharded model, or where several processes train together.
+    """Raise `UnsupportedModelError` for a wrapped or sharded model.
 
-    It looks at the module and all inside it, and at torch.distributed: a process group with more than one rank is
-    refused whatever the model is. It touches no data and spends nothing.
+    It looks at the module and all inside it. It touches no data and spends nothing.
 
     >>> refuse_wrapped(nn.Linear(2, 2))
     >>> refuse_wrapped(nn.DataParallel(nn.Linear(2, 2)))  # doctest: +ELLIPSIS
@@ -72,19 +71,6 @@ def refuse_wrapped(model: nn.Module) -> None:
         reason = wrapping(module)
         if reason:
             raise UnsupportedModelError(f"{repr(name) if name else 'The model'} ({type(module).__name__}) {reason}")
-    ranks = _ranks()
-    if ranks > 1:
-        raise UnsupportedModelError(
-            f"This process is one of {ranks} in a torch.distributed process group: {_RANKS}. {_ONE} If the group "
-            "serves something else, call torch.distributed.destroy_process_group() first."
-        )
-
-
-def _ranks() -> int:
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 1
-    return distributed.get_world_size()
 
 
 def _sharded(parameter: nn.Parameter | None) -> bool:

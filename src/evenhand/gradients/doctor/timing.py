@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from evenhand.gradients.batch_utils import LossFn, batch_size, call
+from evenhand.gradients.batch_utils import LossFn, apply_loss, batch_size, call
 from evenhand.gradients.engine import Engine
 
 Step: TypeAlias = Callable[[], None]
@@ -40,7 +40,7 @@ def plain_step(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> 
 
     def step() -> None:
         optimizer.zero_grad()
-        loss_fn(call(model, inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
+        apply_loss(loss_fn, call(model, inputs), targets).mean().backward()
         optimizer.step()
 
     return step
@@ -53,8 +53,9 @@ def private_step(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -
     size = batch_size(inputs, targets)
 
     def step() -> None:
+        optimizer.zero_grad()
         result = engine.run(inputs, targets)
-        sums = result.weighted_sum((BOUND / result.norm).clamp(max=1.0))
+        sums = result.last_sum((BOUND / result.norm).clamp(max=1.0))
         for name, value in sums.items():
             noisy = value.add_(torch.randn_like(value), alpha=BOUND).div_(size)
             parameters[name].grad = noisy.to(parameters[name].dtype)
@@ -72,7 +73,7 @@ def opacus_hooks(model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -
 
     def step() -> None:
         optimizer.zero_grad()
-        loss_fn(call(wrapped, inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
+        apply_loss(loss_fn, call(wrapped, inputs), targets).mean().backward()
         optimizer.step()
 
     return step
@@ -104,7 +105,7 @@ class _Criterion:
         self._loss_fn, self.reduction = loss_fn, "mean"
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        values = self._loss_fn(outputs, targets)
+        values: Tensor = apply_loss(self._loss_fn, outputs, targets)
         return values if self.reduction == "none" else values.mean()
 
 

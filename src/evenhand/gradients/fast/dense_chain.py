@@ -31,9 +31,8 @@ from evenhand.gradients.layers.base import touched
 from evenhand.gradients.layers.linear import LinearKernel, linear, times
 from evenhand.gradients.memory import out_of_memory
 from evenhand.gradients.model_layout import Call, Layout, ServedLayer
-from evenhand.gradients.norms_and_sums import drain
 from evenhand.gradients.pass_context import lowered, plain, watched
-from evenhand.gradients.record_blocks import Blocks, add_up
+from evenhand.gradients.record_blocks import Blocks, add_up, drain
 
 _BOTH = ("weight", "bias")
 

@@ -8,7 +8,7 @@ differentiated record by record instead (``record_by_record.py``), which is exac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,18 @@ class Share(Protocol):
         """Return each record's gradient, shape (B, *parameter), by the layer's own parameter names."""
 
 
+@runtime_checkable
+class MeasuredShare(Share, Protocol):
+    """A share whose gradients come from more than sums of what was recorded: from means, or from a second run.
+
+    In another precision they may be other gradients, such as beyond the kink of a ReLU. So no sum may have any but
+    those whose lengths were measured.
+    """
+
+    def measured(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of some records, in the precision in which they were measured."""
+
+
 M = TypeVar("M", bound=nn.Module, contravariant=True)
 
 
@@ -58,8 +70,8 @@ class Kernel(Protocol[M]):
     """Serves one layer type with one input and one output.
 
     All methods run without autograd; the first dimension of every tensor is the batch. A kernel may also have
-    ``join`` (see ``LinearKernel``), and ``backward``, which gives the input gradient and tensors for ``share`` at once
-    (see ``GroupNormKernel``).
+    ``inner`` if it does the same at every place, ``join`` (for both see ``LinearKernel``), and ``backward``, which
+    gives the input gradient and tensors for ``share`` at once (see ``GroupNormKernel``).
     """
 
     def serves(self, module: M) -> bool:
@@ -251,6 +263,10 @@ class Instantiated:
         """Return the held gradients."""
         return self._rows
 
+    def measured(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the held gradients of these records."""
+        return {name: gradients[rows] for name, gradients in self._rows.items()}
+
 
 class WeightAndBias:
     """Sums and gradients of a share with two parameters, of which those named in ``trainable`` are wanted.
@@ -328,6 +344,11 @@ class Shares:
             box: Tensor = torch.stack([reach.double() for reach in reaches]).norm(dim=0)
             return box
         return reaches[0] if reaches else None
+
+    @property
+    def by_gram(self) -> bool:
+        """Return whether all are measured by inner products in float64."""
+        return all(getattr(share, "by_gram", False) for share in self._shares)
 
     @property
     def joint(self) -> int:

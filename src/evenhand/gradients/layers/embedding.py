@@ -49,7 +49,7 @@ class _TableRows:
         raise NotImplementedError
 
 
-class _Lookup(_TableRows):
+class Lookup(_TableRows):
     """Indices (B, T) and output gradients (B, T, d); places of the padding index carry a zero gradient."""
 
     joint = 1
@@ -99,13 +99,27 @@ class _Lookup(_TableRows):
         return {"weight": table.scatter_add_(1, place, self.grad)}
 
 
+def lookup(index: Tensor, grad: Tensor, entries: int, padding: int | None, room: ScratchBuffers) -> Lookup:
+    """Return the share of a table, given indices (B, ...) and the gradients of what was looked up (B, ..., d)."""
+    index, grad = index.reshape(len(index), -1), grad.reshape(len(index), -1, grad.shape[-1])
+    if padding is not None:
+        grad = grad.masked_fill((index == padding).unsqueeze(2), 0.0)
+    return Lookup(index.long(), grad, entries, room)
+
+
 @register_kernel(nn.Embedding)
 class EmbeddingKernel:
     """``nn.Embedding`` with indices (B, ...), also with ``padding_idx``."""
 
+    streams = True
+
     def serves(self, module: nn.Embedding) -> bool:
         """Return whether the layer does not rescale its rows."""
         return set(module._parameters) == {"weight"} and module.max_norm is None
+
+    def inner(self, module: nn.Embedding) -> int:
+        """Return 0: a place is an index."""
+        return 0
 
     def accepts(self, module: nn.Embedding, x: Tensor) -> bool:
         """Accept one or more indices per record."""
@@ -127,12 +141,9 @@ class EmbeddingKernel:
         grad: Tensor,
         trainable: frozenset[str],
         room: ScratchBuffers,
-    ) -> _Lookup:
+    ) -> Lookup:
         """Return sums over all places of an index."""
-        index, grad = x.reshape(len(x), -1), grad.reshape(len(x), -1, grad.shape[-1])
-        if module.padding_idx is not None:
-            grad = grad.masked_fill((index == module.padding_idx).unsqueeze(2), 0.0)
-        return _Lookup(index.long(), grad, module.num_embeddings, room)
+        return lookup(x, grad, module.num_embeddings, module.padding_idx, room)
 
 
 class _Bag(_TableRows):

@@ -70,12 +70,13 @@ class Outer(WeightAndBias):
 
     def lengths(self, gauge: RowNorms) -> list[Tensor]:
         """Measure by the chosen form."""
+        if self.by_gram:
+            return [gauge(self._by_gram().unsqueeze(1))]
         lengths = [gauge(self._bias())] if "bias" in self.trainable else []
-        if "weight" in self.trainable:
-            lengths.append(gauge(self._by_gram().unsqueeze(1)) if self._ghost else self._by_product(gauge))
-        return lengths
+        return [*lengths, self._by_product(gauge)] if "weight" in self.trainable else lengths
 
     def _by_gram(self) -> Tensor:
+        """Return the length of weight and bias together, from what every two times have in common."""
         squares = torch.empty(len(self.x), dtype=torch.float64, device=self.x.device)
         reach = torch.empty_like(squares)
         width = self.terms * (self.x.shape[2] + self.grad.shape[2] + 2 * self.terms)
@@ -83,6 +84,8 @@ class Outer(WeightAndBias):
             x, grad = self.x[rows].double(), self.grad[rows].double()
             grams = torch.bmm(x, x.mT), torch.bmm(grad, grad.mT)
             squares[rows] = torch.linalg.vecdot(grams[0].flatten(1), grams[1].flatten(1))
+            if "bias" in self.trainable:
+                squares[rows] += grams[1].sum((1, 2))
             energies = [gram.diagonal(dim1=1, dim2=2).sum(1) for gram in grams]
             reach[rows] = (energies[0] + self.terms) * energies[1]
         self._reach = reach.sqrt_()
@@ -112,6 +115,11 @@ class Outer(WeightAndBias):
         return reach
 
     @property
+    def by_gram(self) -> bool:
+        """Return whether weight and bias are measured by inner products in float64."""
+        return self._ghost and "weight" in self.trainable
+
+    @property
     def joint(self) -> int:
         """Return 1 where the products are kept, else the number of times."""
         return 1 if self._kept is not None or "weight" not in self.trainable else self.terms
@@ -133,9 +141,16 @@ class Outer(WeightAndBias):
 class LinearKernel:
     """``nn.Linear`` with input (B, ..., in)."""
 
+    streams = True
+    """A weighted sum is one product over all records: no record's gradient is held."""
+
     def serves(self, module: nn.Linear) -> bool:
         """Return whether the layer has its own two parameters."""
         return module._parameters.keys() == {"weight", "bias"}
+
+    def inner(self, module: nn.Linear) -> int:
+        """Return 1: a place is a vector."""
+        return 1
 
     def accepts(self, module: nn.Linear, x: Tensor) -> bool:
         """Accept a batch of vectors or of sequences of them."""

@@ -71,6 +71,10 @@ class LayerNormKernel:
         """Return whether the layer is affine, with its own parameters."""
         return set(module._parameters) == {"weight", "bias"}
 
+    def inner(self, module: nn.LayerNorm) -> int:
+        """Return the dimensions that are normalised together."""
+        return len(module.normalized_shape)
+
     def accepts(self, module: nn.LayerNorm, x: Tensor) -> bool:
         """Accept at least one dimension before those that are normalised."""
         return x.dim() > len(module.normalized_shape)
@@ -117,6 +121,10 @@ class RMSNormKernel:
     def serves(self, module: nn.RMSNorm) -> bool:
         """Return whether the layer is affine, with its own parameters."""
         return set(module._parameters) == {"weight"}
+
+    def inner(self, module: nn.RMSNorm) -> int:
+        """Return the dimensions that are normalised together."""
+        return len(module.normalized_shape)
 
     def accepts(self, module: nn.RMSNorm, x: Tensor) -> bool:
         """Accept at least one dimension before those that are normalised."""
@@ -186,11 +194,12 @@ class GroupNormKernel:
         """Return the input's gradient, and sums over places for `share`, which torch computes on the way."""
         mean, rstd = saved
         full = x.dtype == grad.dtype == module.weight.dtype == torch.float32
-        if not full or not x.is_contiguous() or _far(x, mean, rstd):
+        if not full or not x.is_contiguous() or math.prod(x.shape[2:]) == 1:
             return self.input_gradient(module, x, saved, grad), ()
         grad = grad.contiguous()
-        dx, weight, bias = _apart(x, mean, rstd, grad, module.weight.repeat(len(x)), [True, True, True])
-        lengths = [torch.linalg.vector_norm(t.flatten(2), dim=2) for t in (grad, x)]
+        inputs, mean = _centred(x, mean, rstd)
+        dx, weight, bias = _apart(inputs, mean, rstd, grad, module.weight.repeat(len(x)), [True, True, True])
+        lengths = [torch.linalg.vector_norm(t.flatten(2), dim=2) for t in (grad, inputs)]
         return dx.view_as(x), (weight, bias, *lengths)
 
     def share(
@@ -233,8 +242,22 @@ class InstanceNormKernel(GroupNormKernel):
         return module.num_features
 
 
-def _far(x: Tensor, mean: Tensor, rstd: Tensor) -> bool:
-    return math.prod(x.shape[2:]) == 1 or not bool((mean * rstd).abs_().max() <= FAR)
+def _centred(x: Tensor, mean: Tensor, rstd: Tensor, room: ScratchBuffers | None = None) -> tuple[Tensor, Tensor]:
+    """Return inputs and means, the means of records that lie far from zero subtracted from both.
+
+    That is decided for each record alone, and the others stay as they are to the last digit.
+
+    >>> x, mean = torch.tensor([[[9.0, 11.0]], [[1.0, 3.0]]]), torch.tensor([[10.0], [2.0]])
+    >>> [part.tolist() for part in _centred(x, mean, torch.ones(2, 1))]
+    [[[[-1.0, 1.0]], [[1.0, 3.0]]], [[0.0], [2.0]]]
+    """
+    far = ~((mean * rstd).abs_().amax(1, keepdim=True) <= (FAR if math.prod(x.shape[2:]) > 1 else -1.0))
+    if not bool(far.any()):
+        return x, mean
+    grouped = x.view(*mean.shape, -1)
+    out = None if room is None else room.empty("centred", grouped.shape, x)
+    centred = torch.sub(grouped, mean.masked_fill(~far, 0.0).unsqueeze(2), out=out)
+    return centred.view_as(x), mean.masked_fill(far, 0.0)
 
 
 def _apart(
@@ -264,23 +287,20 @@ def _by_channel(
     """Sum over the places of each channel; ``known`` is what `GroupNormKernel.backward` left, or empty."""
     (size, channels, places), groups = _sizes(x), mean.shape[1]
     original_mean = mean
+    x, mean = _centred(x, mean, rstd, room)
     if known:
         weight, bias = known[:2]
     else:
-        if _far(x, mean, rstd):
-            out = room.empty("centred", (size, groups, x[0].numel() // groups), x)
-            x = torch.sub(x.view(out.shape), mean.unsqueeze(2), out=out).view_as(x)
-            mean = torch.zeros_like(mean)
         like = x.new_empty(size * channels)  # only the shape of the weight is looked at
         _, weight, bias = _apart(x, mean, rstd, grad, like, [False, True, True])
     sums = {"weight": weight, "bias": bias}
 
     def reach(gauge: RowNorms) -> Tensor:
         apart, root = (size, groups, -1), places**0.5
-        lengths = (_carried(known[2], grad) if known else gauge(grad.view(-1, places))).view(apart)
+        lengths = (_carried(known[2], grad) if known else gauge(grad.view(-1, places)).double()).view(apart)
         extents = [lengths * root] if "bias" in trainable else []
         if "weight" in trainable:
-            inputs = (_carried(known[3], x) if known else gauge(x.view(-1, places))).view(apart)
+            inputs = (_carried(known[3], x) if known else gauge(x.view(-1, places)).double()).view(apart)
             inputs = inputs + mean.abs().mul_(root).unsqueeze(2)
             rounded = original_mean.abs().unsqueeze(2) * bias.view(apart).abs()  # the mean was rounded too
             extents.append((lengths * inputs + rounded) * rstd.unsqueeze(2))
@@ -291,10 +311,10 @@ def _by_channel(
 
 
 def _carried(lengths: Tensor, rows: Tensor) -> Tensor:
-    """Return lengths of the channels of all records, in float64 where float32 cannot carry them."""
+    """Return lengths of the channels of all records in float64, measured again where float32 cannot carry them."""
     odd = ~((lengths >= 1 / ROW_LIMIT) & (lengths <= ROW_LIMIT))
     if not bool(odd.any()):
-        return lengths
+        return lengths.double()
     again = torch.linalg.vector_norm(rows.flatten(2)[odd], dim=1, dtype=torch.float64)
     return lengths.double().masked_scatter_(odd, again)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from evenhand.data.dataset import Data, wrap
 from evenhand.errors import UsageError
+from evenhand.gradients.batch_utils import logits
 from evenhand.methods.priors import Prior
 from evenhand.runs import released_weights
 from evenhand.runs.folder import Folder, as_json, write_durably
@@ -118,7 +119,7 @@ def _held_out(finished: Run, test: Any) -> Data:
         raise UsageError(
             "What the new decision gives is measured on held-out records: pass test=. Nothing was changed."
         )
-    data = wrap(test)
+    data = wrap(test).by_record
     finished.refuse_training_records(data)
     return data
 
@@ -137,7 +138,7 @@ class Adjusted(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the wrapped model's outputs plus the offset."""
-        outputs: Tensor = self.model(*args, **kwargs)
+        outputs = logits(self.model(*args, **kwargs))
         offset: Tensor = self.get_buffer("offset").to(outputs.dtype)
         if outputs.shape[-1] == len(offset):
             return outputs + offset

@@ -7,7 +7,8 @@ describes held-out records, which the statement does not cover.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ from evenhand.training.goals.goal import PATH, Goal
 
 FEW = 30
 """Held-out records below which a class or group says little."""
+LISTED = 100
+"""Classes, and groups, up to which each is recorded at every strength; of more only the worst one is."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ def frontier(
 ) -> list[dict[str, Any]]:
     """Return a row per strength of the offset, from the outputs of one trained model; none for other targets.
 
+    A row has the accuracy of each class (of several labels: balanced) and of each group, ``classes`` and ``groups``,
+    with its records. Small ones are left out as everywhere. Classes are left out beside groups of which one has few
+    records of a class: from the figures of classes and of groups together those records' figure could follow.
+
     Args:
       held: held-out records with plain outputs.
       prior: counts of the training labels.
@@ -81,15 +88,24 @@ def frontier(
     if held.kind not in (CLASSES, ORDINAL, LABELS) or not len(held):
         return []
     path = sorted({*PATH, *(() if chosen is None else (chosen,))})
+    both = _may_stand_together(held, least)
     return [
-        {"tau": tau, **_figures(held, decision, prior, least)}
+        {"tau": tau, **_figures(held, decision, prior, least, both)}
         for tau in path
         for decision in [Decision.of(Goal(), prior, tau=tau, trained_tau=trained_tau, groups=groups)]
     ]
 
 
-def _figures(held: Held, decision: Decision, prior: Prior, least: int) -> dict[str, Any]:
-    """Return what one decision gives: overall, weighted to the training prior, balanced, worst class, worst group."""
+def _figures(held: Held, decision: Decision, prior: Prior, least: int, both: bool) -> dict[str, Any]:
+    """Return what one decision gives: overall, weighted to the training prior, balanced, classes, groups, the worst.
+
+    Args:
+      held: held-out records with plain outputs.
+      decision: how outputs become answers.
+      prior: counts of the training labels.
+      least: held-out records that a class or group needs.
+      both: see ``_may_stand_together``.
+    """
     adjusted = decision.adjust(held.scores, held.kind, held.groups if decision.by_group else None)
     truth = held.truth.numpy()
     if held.kind == LABELS:
@@ -118,16 +134,28 @@ def _figures(held: Held, decision: Decision, prior: Prior, least: int) -> dict[s
         "classes_not_shown": int((present & few).sum()),
         "worst": None if place is None else float(recalls[place]),
     }
+    names = [held.labels[number] if number < len(held.labels) else str(number) for number in range(len(counts))]
+    classes = {
+        name: (float(recall), int(records))
+        for name, recall, records in zip(names, shown, counts, strict=True)
+        if not math.isnan(recall)
+    }
+    groups = _groups(held, right, least)
     if place is not None:
-        name = held.labels[place] if place < len(held.labels) else str(place)
-        row |= _cell("worst_class", name, float(recalls[place]), int(counts[place]))
-    served = _groups(held, right, least)
-    if served is not None:
-        row |= _cell("worst_group", *served)
-    return row
+        row |= _worst("worst_class", names[place], *classes[names[place]])
+    if groups:
+        lowest = min(groups, key=lambda name: groups[name][0])
+        row |= _worst("worst_group", lowest, *groups[lowest])
+    return row | _listed("groups", groups) | _listed("classes", classes if both else {})
 
 
-def _cell(key: str, name: str, share: float, records: int) -> dict[str, Any]:
+def _listed(key: str, shares: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
+    """Return accuracy and records of each class or group; nothing of none or of very many."""
+    cells = {name: {"accuracy": share, "n": records} for name, (share, records) in shares.items()}
+    return {key: cells} if 0 < len(cells) <= LISTED else {}
+
+
+def _worst(key: str, name: str, share: float, records: int) -> dict[str, Any]:
     """Return name, share, records, interval, and whether the records are enough to tell."""
     low, high = wilson(share, records)
     return {
@@ -141,6 +169,19 @@ def _cell(key: str, name: str, share: float, records: int) -> dict[str, Any]:
     }
 
 
+def _may_stand_together(held: Held, least: int) -> bool:
+    """Return whether figures of classes may be listed where those of groups are known.
+
+    They may where groups are the classes, and where every group has ``least`` records, or none, of every class: every
+    sum and difference of both is then about so many records.
+    """
+    if held.kind == LABELS or len(set(held.groups)) < 2:
+        return True
+    cells = Counter(zip(held.groups, held.truth.tolist(), strict=True))
+    alike = len(cells) == len({group for group, _ in cells}) == len({truth for _, truth in cells})
+    return alike or min(cells.values()) >= least
+
+
 def _by_label(guess: NDArray[Any], truth: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return balanced accuracy of each label, and how many records have it; NaN where all or none do."""
     present, absent = truth.sum(0), (~truth).sum(0)
@@ -150,19 +191,15 @@ def _by_label(guess: NDArray[Any], truth: NDArray[Any]) -> tuple[NDArray[Any], N
     return np.where(both, value, math.nan), np.minimum(present, absent)
 
 
-def _groups(held: Held, right: NDArray[Any], least: int) -> tuple[str, float, int] | None:
-    """Return the group with the lowest accuracy and its records; None without groups, or if groups are the classes."""
+def _groups(held: Held, right: NDArray[Any], least: int) -> dict[str, tuple[float, int]]:
+    """Return accuracy and records of each group that is shown; none of one group, or if groups are the classes."""
     names = np.array([str(name) for name in held.groups], dtype=object)
     distinct = sorted(set(names.tolist()))
     if len(distinct) < 2 or held.kind == LABELS or _are_classes(names, held.truth.numpy()):
-        return None
+        return {}
     shares = {name: (float(right[names == name].mean()), int((names == name).sum())) for name in distinct}
     hidden = small_cells.left_out({name: records for name, (_, records) in shares.items()}, least)
-    shares = {name: cell for name, cell in shares.items() if name not in hidden}
-    if not shares:
-        return None
-    lowest = min(shares, key=lambda name: shares[name][0])
-    return lowest, *shares[lowest]
+    return {name: cell for name, cell in shares.items() if name not in hidden}
 
 
 def _are_classes(names: NDArray[Any], truth: NDArray[Any]) -> bool:

@@ -59,7 +59,7 @@ def predict(
     from evenhand.data import Table, from_frame
     from evenhand.data.columns import text
     from evenhand.models.features import extract
-    from evenhand.training.evaluate import name_scores
+    from evenhand.training.evaluate import name_scores, outputs
     from evenhand.training.goals.decision import read
     from evenhand.training.run import load
 
@@ -74,5 +74,5 @@ def predict(
     trained = load(path, model=model).model.eval()
     device = next(trained.parameters()).device
     with torch.no_grad():
-        parts = [trained(rows.to(device)).double().cpu() for rows in torch.split(inputs, 1024)]
+        parts = [outputs(trained, rows.to(device)).double().cpu() for rows in torch.split(inputs, 1024)]
     return name_scores(torch.cat(parts), known, trained, decision, groups)

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from evenhand import generators
 from evenhand.data.dataset import Data
 from evenhand.errors import CoupledError, EvenhandError, UnsupportedModelError, UsageError
-from evenhand.gradients.batch_utils import batch_size, finite_rows, take, without_values
+from evenhand.gradients.batch_utils import batch_size, finite_rows, join, take, without_values
 from evenhand.gradients.doctor.record_coupling import Company, Finding, Rows
 from evenhand.gradients.memory import out_of_memory
 from evenhand.mechanism.random_streams import Stream
@@ -192,7 +192,7 @@ class Coupling:
     def _fetched(self, data: Data, draw: np.random.Generator, started: float) -> tuple[Any, Any]:
         """Return records for three batches, or as many as half of the time and the memory allow."""
         wanted = min(len(data), 3 * self._largest() + LEAST)
-        rows = torch.from_numpy(draw.permutation(len(data))[:wanted])
+        rows = torch.from_numpy(draw.choice(len(data), wanted, replace=False))
         with self._company.drawing(int(draw.integers(1 << 32))):
             parts = [data.fetch(rows[:LEAST])]
             room = BYTES // max(1, _bytes(parts[0]) // min(LEAST, wanted))
@@ -284,7 +284,7 @@ def _joined(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return several batches as one; those of another shape than the first are left out."""
     flat = [tree_flatten(part) for part in parts if _alike(part, parts[0])]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    joined = [torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
+    joined = [join(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
     inputs, targets = tree_unflatten(joined, flat[0][1])
     return inputs, targets
 
@@ -296,4 +296,10 @@ def _bytes(tree: Any) -> int:
 def _alike(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
     """Return whether rows of both fit into one batch."""
     first, second = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (one, other))
-    return [(t.shape[1:], t.dtype, t.device) for t in first] == [(t.shape[1:], t.dtype, t.device) for t in second]
+    return [_kind(leaf) for leaf in first] == [_kind(leaf) for leaf in second]
+
+
+def _kind(leaf: Tensor) -> tuple[Any, ...]:
+    """Return what rows must have in common to be in one batch; those of nested tensors may differ in length."""
+    shape = leaf.shape[2:] if leaf.is_nested else leaf.shape[1:]
+    return shape, leaf.is_nested, leaf.dtype, leaf.device

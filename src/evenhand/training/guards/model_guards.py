@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenhand import _validate
+from evenhand import _validate, generators
 from evenhand.errors import (
     BatchReuseError,
     CoupledError,
@@ -23,15 +23,16 @@ from evenhand.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from evenhand.gradients import Layout, MicroBatches, probe
+from evenhand.gradients import Layout, MicroBatches, pass_context, probe
 from evenhand.gradients.batch_utils import batch_size, take, without_values
 from evenhand.gradients.doctor.python_state import Picture, Snapshot, changes
 from evenhand.gradients.doctor.record_coupling import Company
 from evenhand.gradients.memory import KeepFreedMemory
 from evenhand.gradients.microbatches import Early
-from evenhand.gradients.pass_context import full
+from evenhand.gradients.pass_context import full, seeded
 from evenhand.gradients.record_blocks import Blocks
-from evenhand.gradients.views import Viewed, mean_loss
+from evenhand.gradients.views import Viewed, mean_loss, mean_of_persons
+from evenhand.mechanism.random_streams import Stream
 from evenhand.training.augment import Views
 from evenhand.training.guards.state_guard import StateGuard
 from evenhand.types import Pass
@@ -69,11 +70,40 @@ class Compute:
         return torch.autocast(next(model.parameters()).device.type, torch.bfloat16)
 
 
+class SecretDraws:
+    """Secret seeds for the passes of one process; ``part`` is its number where several divide a batch.
+
+    As long as no pass draws anything, no generator is seeded.
+    """
+
+    def __init__(self, model: nn.Module, stream: Stream, part: int) -> None:
+        self._model, self._stream, self._part = model, stream, part
+        self._draws_randomly = torch.cuda.is_available()
+
+    def run(self, step: int, one_pass: Callable[[], Pass]) -> Pass:
+        """Run a pass and return it. One that drew from public generators is dropped and run again."""
+        if not self._draws_randomly:
+            before = torch.default_generator.get_state(), generators.mark()
+            result = one_pass()
+            if generators.mark() == before[1] and torch.equal(torch.default_generator.get_state(), before[0]):
+                return result
+            torch.default_generator.set_state(before[0])
+            self._draws_randomly = True
+        secret = self._stream.seed(step, self._part)
+        with seeded(self._model, secret) as draws:
+            result = one_pass()
+        if not draws.elsewhere():
+            return result
+        pass_context.every()
+        with seeded(self._model, secret):
+            return one_pass()
+
+
 class Watch:
     """A guard around a model and its gradient engine: checks before, during and after every pass.
 
     ``company`` runs records among different other records. If ``thorough``, the next step compares the contents of
-    large state, not only its address and version.
+    large state, not only its address and version. Rows with several ``slots`` are persons with that many records.
     """
 
     def __init__(
@@ -84,9 +114,11 @@ class Watch:
         *,
         compute: Compute | None = None,
         views: Views | None = None,
+        slots: int = 1,
     ) -> None:
-        self._compute, self._views, self._labels = compute or Compute(), views, labels
-        self._model, self._loss = adapt_to_views(model, loss, views)
+        views = views if views is None else replace(views, slots=slots)
+        self._compute, self._views, self._labels, self._slots = compute or Compute(), views, labels, slots
+        self._model, self._loss = adapt_to_views(model, loss, views, slots)
         self._batches = MicroBatches(self._model, self._loss, lean=self._compute.lean, limit=self._compute.micro_batch)
         self._engine = self._batches.engine
         self._engine.watcher = self._look
@@ -109,8 +141,10 @@ class Watch:
             self._views.check(inputs)
             inputs = self._views(inputs)
         probe(self._model, self._loss, inputs, targets)
-        if self._labels and not targets.is_floating_point():
-            probe(self._model, self._loss, inputs, torch.full_like(targets, self._labels - 1))
+        classes = targets if self._slots == 1 else targets[0]
+        if self._labels and not classes.is_floating_point():
+            last = torch.full_like(classes, self._labels - 1)
+            probe(self._model, self._loss, inputs, last if self._slots == 1 else (last, targets[1]))
         self._probed = self._engine.layout()
 
     @property
@@ -227,9 +261,15 @@ class Watch:
 
 
 def adapt_to_views(
-    model: nn.Module, loss: Callable[[Any, Any], Tensor], views: Views | None
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], views: Views | None, slots: int = 1
 ) -> tuple[nn.Module, Callable[[Any, Any], Tensor]]:
-    """Return model and loss for a batch with several views of each record; unchanged if there is one view."""
+    """Return model and loss for a batch with several views of each record; unchanged if there is one view.
+
+    So it is with persons who have several records each, in ``slots`` places.
+    """
+    if slots > 1:
+        count = 1 if views is None else views.count
+        return Viewed(model, slots * count), mean_of_persons(loss, slots, count)
     if views is None or views.count == 1:
         return model, loss
     return Viewed(model, views.count), mean_loss(loss, views.count)

@@ -1,0 +1,1 @@
+"""Smooth clipping for evenhand."""

@@ -1,0 +1,1 @@
+"""Attacks on a plan's own step: the audit that needs no data."""

@@ -1,0 +1,214 @@
+"""Pipelines whose steps learn nothing from private records before the private estimator trains on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+import sklearn
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.frozen import FrozenEstimator
+from sklearn.kernel_approximation import PolynomialCountSketch, RBFSampler, SkewedChi2Sampler
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
+from sklearn.preprocessing import OneHotEncoder, PolynomialFeatures
+from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
+from sklearn.utils import _safe_indexing, get_tags
+
+from evenhand.density.base_estimator import PrivateDensity
+from evenhand.errors import UsageError
+from evenhand.sklearn.declared import DeclaredEncoder, DeclaredScaler
+from evenhand.sklearn.private_estimator import PrivateEstimator
+from evenhand.sklearn.rows import origin
+from evenhand.sklearn.total_privacy import TotalPrivacy
+
+_SHAPES_ONLY = (
+    DeclaredScaler,
+    DeclaredEncoder,
+    PolynomialFeatures,
+    PolynomialCountSketch,
+    RBFSampler,
+    SkewedChi2Sampler,
+)
+"""Transformers whose ``fit`` looks at the number of columns only."""
+_PROJECTIONS = (GaussianRandomProjection, SparseRandomProjection)
+_LOOKED_AT, _ALONE = 64, 4
+"""Records of which some are transformed alone and in company."""
+
+
+class PrivatePipeline(Pipeline):  # type: ignore[misc]
+    """A ``sklearn.pipeline.Pipeline`` whose last step is a private estimator and whose other steps learn nothing.
+
+    A scaler, an imputer, a PCA or a feature selection is fitted on private records, and nothing pays for what it
+    learns: the promise of the last step would not hold for the pipeline. ``fit`` refuses such steps by name, before
+    anything is spent. Accepted are steps that scikit-learn knows as stateless, those that only look at the number of
+    columns, encoders with declared categories, ``DeclaredScaler`` and ``DeclaredEncoder``, and ``FrozenEstimator``
+    where you declare in ``public`` that it was fitted on public data. Some records are also transformed alone and in
+    company: a step that mixes records (a function that subtracts the mean, say) is refused. That can refute that
+    records are independent; it cannot prove it.
+
+    Runs are counted on the records that were passed in, whatever the steps make of them.
+
+    Args:
+      steps: (name, estimator) pairs, as for ``Pipeline``.
+      public: names of frozen steps that were fitted on public data.
+      transform_input: see ``Pipeline``.
+      memory: see ``Pipeline``.
+      verbose: see ``Pipeline``.
+
+    Examples:
+      >>> from sklearn.preprocessing import StandardScaler
+      >>> from evenhand.sklearn import PrivateClassifier
+      >>> make_private_pipeline(StandardScaler(), PrivateClassifier(epsilon=3.0))
+      Traceback (most recent call last):
+      ...
+      evenhand.errors.UsageError: These steps learn from private records, which no promise pays for: ...
+    """
+
+    def __init__(
+        self,
+        steps: list[tuple[str, Any]],
+        *,
+        public: Sequence[str] = (),
+        transform_input: Any = None,
+        memory: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(steps, transform_input=transform_input, memory=memory, verbose=verbose)
+        self.public = public
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        groups: Iterable[Any] | None = None,
+        owners: Iterable[Any] | None = None,
+        test: Sequence[Any] | None = None,
+        **params: Any,
+    ) -> Self:
+        """Check the steps, then transform the records and train the last step; see ``PrivateClassifier.fit``.
+
+        ``test`` holds records as they are passed in, before any step.
+        """
+        refuse_learned(self)
+        before = self._before(X)
+        name, last = self.steps[-1]
+        if test is not None and before is not None:
+            test = (before.transform(test[0]), *test[1:])
+        given = {"groups": groups, "owners": owners, "test": test}
+        prefix = "" if sklearn.get_config()["enable_metadata_routing"] else f"{name}__"
+        passed = {f"{prefix}{key}": value for key, value in given.items() if value is not None}
+        if isinstance(last, PrivateEstimator):
+            counted_as = self._counted_as
+            last._counted_as = (lambda: origin(X)) if counted_as is None else counted_as
+        try:
+            super().fit(X, y, **params, **passed)
+        finally:
+            vars(last).pop("_counted_as", None)
+        return self
+
+    _counted_as: str | None = None
+    """Name under which runs on these records add up, where a search that saw them all has set it."""
+
+    @property
+    def privacy_(self) -> TotalPrivacy:
+        """Return what the records have spent in total, see ``TotalPrivacy``."""
+        privacy: TotalPrivacy = self.steps[-1][1].privacy_
+        return privacy
+
+    def _before(self, X: Any) -> Pipeline | None:
+        """Return the steps before the last, fitted for new records; refuse them if they mix records."""
+        if len(self.steps) == 1:
+            return None
+        before, some = clone(Pipeline(self.steps[:-1])), _safe_indexing(X, list(range(min(len(X), _LOOKED_AT))))
+        together = _dense(before.fit(some).transform(some))
+        for row in range(min(len(together), _ALONE)):
+            alone = _dense(before.transform(_safe_indexing(some, [row])))[0]
+            if alone.shape != together[row].shape or not np.allclose(alone, together[row], 1e-4, 1e-6, equal_nan=True):
+                raise UsageError(
+                    "A step before the private estimator makes other numbers of a record alone than in company: one "
+                    "record would change what is learned from others. Let every step look at one record at a time. "
+                    "Nothing was spent."
+                )
+        return before
+
+
+def make_private_pipeline(
+    *steps: Any, public: Sequence[str] = (), memory: Any = None, verbose: bool = False
+) -> PrivatePipeline:
+    """Return a ``PrivatePipeline`` with steps named after their classes; refuse steps that learn from records.
+
+    Examples:
+      >>> from evenhand.sklearn import DeclaredScaler, PrivateClassifier
+      >>> pipe = make_private_pipeline(DeclaredScaler((0, 16)), PrivateClassifier("linear", epsilon=3.0))
+      >>> [name for name, _ in pipe.steps]
+      ['declaredscaler', 'privateclassifier']
+    """
+    pipeline = PrivatePipeline(make_pipeline(*steps).steps, public=public, memory=memory, verbose=verbose)
+    refuse_learned(pipeline)
+    return pipeline
+
+
+def refuse_learned(pipeline: Pipeline) -> None:
+    """Raise UsageError unless a private estimator comes last and no step before it learns from records.
+
+    Examples:
+      >>> from sklearn.decomposition import PCA
+      >>> from evenhand.sklearn import PrivateClassifier
+      >>> refuse_learned(Pipeline([("pca", PCA()), ("model", PrivateClassifier())]))
+      Traceback (most recent call last):
+      ...
+      evenhand.errors.UsageError: These steps learn from private records, which no promise pays for: 'pca' (PCA). ...
+    """
+    last = pipeline.steps[-1][1]
+    if not isinstance(last, PrivateEstimator | PrivateDensity):
+        raise UsageError(
+            f"The last step is {type(last).__name__}, which is not private: end with PrivateClassifier, "
+            "PrivateRegressor or a density of evenhand."
+        )
+    public = getattr(pipeline, "public", ())
+    learned = [pair for name, step in pipeline.steps[:-1] for pair in _learned(name, step, public)]
+    if learned:
+        named = ", ".join(f"{name!r} ({type(step).__name__})" for name, step in learned)
+        raise UsageError(
+            f"These steps learn from private records, which no promise pays for: {named}. Use DeclaredScaler(bounds) "
+            "or DeclaredEncoder(categories) with public parameters; or fit the step on public data, wrap it in "
+            "sklearn.frozen.FrozenEstimator and declare that by public=[name]. Nothing was spent."
+        )
+
+
+def _learned(name: str, step: Any, public: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the steps, also inside others, whose ``fit`` may learn from values."""
+    if isinstance(step, Pipeline):
+        inner = [(part, estimator) for part, estimator in step.steps]
+    elif isinstance(step, ColumnTransformer):
+        inner = [(part, estimator) for part, estimator, _ in step.transformers] + [("remainder", step.remainder)]
+    elif isinstance(step, FeatureUnion):
+        inner = list(step.transformer_list)
+    else:
+        if not _learns_nothing(step) and not (isinstance(step, FrozenEstimator) and name in public):
+            yield name, step
+        return
+    for part, estimator in inner:
+        yield from _learned(part, estimator, public)
+
+
+def _learns_nothing(step: Any) -> bool:
+    if step is None or isinstance(step, str):  # passthrough, drop
+        return True
+    if isinstance(step, FrozenEstimator):
+        return False
+    if isinstance(step, OneHotEncoder):
+        counts = step.min_frequency is not None or step.max_categories is not None or step.drop is not None
+        return not isinstance(step.categories, str) and not counts
+    if isinstance(step, _PROJECTIONS):
+        return bool(step.n_components != "auto")
+    stateless: bool = not get_tags(step).requires_fit
+    return stateless or isinstance(step, _SHAPES_ONLY)
+
+
+def _dense(rows: Any) -> Any:
+    """Return rows of numbers as an array, also those of a sparse matrix or a DataFrame."""
+    return np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows, dtype=np.float64)

@@ -1,0 +1,60 @@
+"""Attack a plan's own mechanism before a run releases anything, and keep the outcome in the run folder."""
+
+from __future__ import annotations
+
+from evenhand.accounting.plan import Plan
+from evenhand.errors import AuditError
+from evenhand.mechanism.audit.attack import audit_mechanism, prepare
+from evenhand.mechanism.audit.forecast_words import announce
+from evenhand.mechanism.audit.result import Audit
+from evenhand.mechanism.processes.group import Group
+from evenhand.runs.audits import record
+from evenhand.runs.folder import Folder
+from evenhand.runs.ledger import Ledger
+from evenhand.runs.run_files import write_json
+
+
+def refuse_unauditable(plan: Plan, effort: str | None) -> None:
+    """Raise UsageError if an audit is asked for that this plan does not allow; without an effort none is."""
+    if effort is not None:
+        prepare(plan, effort=effort)
+
+
+def audit_before_release(group: Group, folder: Folder, plan: Plan, effort: str | None) -> None:
+    """Attack the plan of a run that has spent nothing yet, and write the outcome into its folder.
+
+    Worst-case gradients go through the plan's own sampler, step and noise; no data are read. What is certified becomes
+    a part of the statement. Without an effort nothing is done; a run that is resumed, and has an audit of this plan, is
+    not attacked again. Of several processes the first one attacks.
+
+    Raises:
+      AuditError: a lower bound exceeds the promise. The ledger blocks the run, for good.
+    """
+    if effort is not None:
+        group.first(lambda: _audit(folder, plan, effort))
+
+
+def _audit(folder: Folder, plan: Plan, effort: str) -> None:
+    if record.read(folder.path, plan.digest) is not None:
+        return
+    outcome = audit_mechanism(plan, effort=effort, announce=announce)
+    write_audit(folder, outcome)
+    if not outcome.ok:
+        raise AuditError(
+            f"The audit certified an epsilon of {outcome.lower_bound:.3g}, above what was promised: the noise, the "
+            f"sampler or the accounting of this plan is wrong. The run in {folder.path} is blocked: nothing more is "
+            "trained or released. Please report this with audit.json and plan.json, which hold no data."
+        )
+
+
+def write_audit(folder: Folder, outcome: Audit) -> None:
+    """Write an audit without data into a run folder, and the statement anew if there is one; durable on return.
+
+    If a lower bound exceeds its claim, the ledger blocks the run first.
+    """
+    if not outcome.ok and not folder.ledger().blocked:
+        with Ledger.writing(folder.ledger_file) as ledger:
+            ledger.blocked(ledger.reserved, "audit")
+    write_json(folder.path / record.FILE, outcome.to_json())
+    if folder.statement_file.exists():
+        folder.write_statement()

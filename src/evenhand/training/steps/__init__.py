@@ -1,0 +1,1 @@
+"""Single private steps and what surrounds them: draws, epochs, epsilon so far, raw losses, callbacks."""

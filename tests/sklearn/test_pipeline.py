@@ -1,0 +1,139 @@
+"""Preprocessing: what learns from private records is refused by name, what is declared is applied record by record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import PCA
+from sklearn.feature_selection import SelectKBest
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.kernel_approximation import RBFSampler
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MinMaxScaler,
+    Normalizer,
+    OneHotEncoder,
+    PolynomialFeatures,
+    StandardScaler,
+)
+from sklearn.random_projection import GaussianRandomProjection
+
+import evenhand as eh
+from evenhand.density import MomentDensity
+from evenhand.errors import DataError, UsageError
+from evenhand.sklearn import DeclaredEncoder, DeclaredScaler, PrivateClassifier, PrivatePipeline, make_private_pipeline
+from evenhand.sklearn.pipeline import refuse_learned
+
+pytestmark = pytest.mark.usefixtures("looked_at")
+MODEL = PrivateClassifier("linear", epsilon=3.0, epochs=0.5)
+SCALED = StandardScaler().fit([[0.0] * 4, [1.0] * 4])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *(StandardScaler(), MinMaxScaler(), SimpleImputer(), PCA(), SelectKBest(), OneHotEncoder()),
+        OneHotEncoder(categories=[["a", "b"]], min_frequency=2),
+        GaussianRandomProjection(),
+        FrozenEstimator(SCALED),
+        make_pipeline(Normalizer(), StandardScaler()),
+        FeatureUnion([("part", PCA())]),
+        ColumnTransformer([("part", DeclaredScaler(), [0])], remainder=StandardScaler()),
+    ],
+    ids=lambda step: type(step).__name__,
+)
+def test_a_step_that_learns_is_refused_by_name_before_anything_is_spent(step: Any, people: Any) -> None:
+    with pytest.raises(UsageError, match=r"learn from private records, which no promise pays for: '\w+' \(\w+\)"):
+        make_private_pipeline(step, MODEL)
+    with pytest.raises(UsageError, match="learn from private records"):
+        PrivatePipeline([("step", step), ("model", MODEL)]).fit(*people)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *("passthrough", DeclaredScaler((-3, 3)), Normalizer(), FunctionTransformer(np.tanh), PolynomialFeatures(2)),
+        *(RBFSampler(random_state=0), GaussianRandomProjection(2, random_state=0)),
+        OneHotEncoder(categories=[["a", "b"]]),
+        make_pipeline(Normalizer(), DeclaredScaler((-1, 1))),
+        ColumnTransformer([("part", DeclaredScaler((0, 1)), [0])], remainder="passthrough"),
+    ],
+    ids=lambda step: type(step).__name__,
+)
+def test_steps_that_learn_nothing_are_taken(step: Any) -> None:
+    refuse_learned(Pipeline([("step", step), ("model", MODEL)]))
+    refuse_learned(Pipeline([("step", step), ("model", MomentDensity(epsilon=1.0))]))
+
+
+def test_a_frozen_step_is_taken_where_it_is_declared_to_be_of_public_data(people: Any) -> None:
+    pipeline = PrivatePipeline([("scale", FrozenEstimator(SCALED)), ("model", MODEL)], public=["scale"])
+    inputs, labels = people
+    fitted = pipeline.fit(inputs[:200], labels[:200], test=(inputs[200:], labels[200:]))
+    measured = fitted[-1].run_.evaluations[-1]["accuracy"]
+    assert measured == pytest.approx(fitted.score(inputs[200:], labels[200:]))
+
+
+def test_a_function_that_mixes_records_is_refused(people: Any) -> None:
+    mixing = FunctionTransformer(lambda rows: rows - rows.mean(0))
+    with pytest.raises(UsageError, match="alone than in company"):
+        make_private_pipeline(mixing, MODEL).fit(*people)
+    assert not Path("runs").exists()
+
+
+def test_the_last_step_must_be_private() -> None:
+    with pytest.raises(UsageError, match="LogisticRegression, which is not private"):
+        make_private_pipeline(DeclaredScaler(), LogisticRegression())
+
+
+def test_a_frame_goes_through_declared_columns_with_groups_and_held_out_records() -> None:
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"age": generator.integers(18, 90, 400), "sex": generator.choice(["f", "m"], 400), "note": "free text"}
+    )
+    labels = np.where(frame["age"] > 50, "ill", "well")
+    columns = ColumnTransformer(
+        [
+            ("age", DeclaredScaler({"age": (0, 100)}), ["age"]),
+            ("sex", DeclaredEncoder({"sex": ["f", "m"]}), ["sex"]),
+        ]
+    )
+    pipeline = make_private_pipeline(columns, MODEL)
+    test = (frame[300:], labels[300:], frame["sex"][300:].tolist())
+    fitted = pipeline.fit(frame[:300], labels[:300], groups=frame["sex"][:300], test=test)
+    assert fitted[-1].plan_.facts.groups == ("f", "m")
+    assert fitted[-1].n_features_in_ == 3
+    assert set(fitted.predict(frame)) <= {"ill", "well"}
+    assert eh.verify(fitted[-1].run_.path)["ok"]
+    assert fitted.privacy_.runs == 1
+    narrower = make_private_pipeline(columns, MODEL).set_params(columntransformer__age__bounds={"age": (0, 120)})
+    assert narrower.fit(frame[100:], labels[100:]).privacy_.runs == 2, "the people are told by what was passed in"
+
+
+def test_declared_steps_clip_fill_and_name_what_they_make() -> None:
+    scaler = DeclaredScaler([(0, 10), (0, 1)], missing="middle").fit([[1, 1]])
+    assert scaler.transform([[np.nan, 2.0], [5.0, -1.0]]).tolist() == [[0.0, 1.0], [0.0, -1.0]]
+    with pytest.raises(ValueError, match="NaN"):
+        DeclaredScaler((0, 1)).fit_transform([[np.nan]])
+    frame = pd.DataFrame({"sex": ["f", "m", "x"], "smoker": ["no", "no", "yes"]})
+    encoder = DeclaredEncoder({"sex": ["f", "m"], "smoker": ["no", "yes"]}, other="other")
+    assert encoder.fit_transform(frame).sum(1).tolist() == [2.0, 2.0, 2.0]
+    assert encoder.get_feature_names_out().tolist() == [
+        *("sex=f", "sex=m", "sex=other", "smoker=no", "smoker=yes", "smoker=other"),
+    ]
+    strict = DeclaredEncoder([["f", "m"], ["no", "yes"]]).fit(frame)
+    with pytest.raises(DataError) as raised:
+        strict.transform(frame)
+    assert "'x'" not in str(raised.value)
+    with pytest.raises(UsageError, match="exactly these columns"):
+        DeclaredEncoder({"sex": ["f"]}).fit(frame)
+    with pytest.raises(UsageError, match="each of the 2 columns"):
+        DeclaredEncoder([["f"]]).fit(frame)
