@@ -65,11 +65,14 @@ def joined(device: Callable[[], str]) -> Iterator[None]:
     """Join the process group that torchrun describes, for the time inside; alone do nothing.
 
     On GPUs each process takes its own, and they talk over nccl; else over gloo. ``device`` is asked only then.
+    ``torch.distributed.nn`` is imported before they join: its functions hold the group that is there when they are
+    imported, as optimizers do, so that the threads of gloo would outlive the group and abort the process at its end.
     """
     if not several():
         yield
         return
     import torch
+    import torch.distributed.nn
     from torch import distributed
 
     cuda = device().startswith("cuda")

@@ -49,6 +49,8 @@ class Group:
     """The processes of one run, seen from one of them. A group of one talks to nobody.
 
     ``advice`` gives the end of every message about a process that is gone: what is charged, and how to go on.
+    ``_exchange`` holds the latest exchange, so that its tensors are freed in this thread. A thread of gloo that was the
+    last to hold them would ask for the interpreter, and abort the process if Python has begun to end.
 
     Examples:
       >>> alone = Group()
@@ -64,6 +66,7 @@ class Group:
     _run: int = 0
     _meetings: int = 0
     _over: bool = False
+    _exchange: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.leads = self.rank == 0
@@ -169,16 +172,14 @@ class Group:
         """Return the whole numbers that every process gives, as many from each, in the order of the processes."""
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         heard = [torch.empty_like(mine) for _ in range(self.size)]
-        with self._line():
-            distributed.all_gather(heard, mine)
+        self._finish(lambda: distributed.all_gather(heard, mine, async_op=True))
         return [part.tolist() for part in heard]
 
     def broadcast(self, numbers: Tensor, source: int = 0) -> Tensor:
         """Return the numbers of one process in all of them; the others give room of the same size and type."""
         room = numbers.detach().to(self.device).contiguous()
         if room.numel():
-            with self._line():
-                distributed.broadcast(room, source)
+            self._finish(lambda: distributed.broadcast(room, source, async_op=True))
         return room.cpu()
 
     def gather(self, numbers: Tensor) -> list[Tensor]:
@@ -186,8 +187,7 @@ class Group:
         mine = numbers.detach().to(self.device).contiguous()
         heard = [torch.empty_like(mine) for _ in range(self.size)] if self.leads else None
         if mine.numel():
-            with self._line():
-                distributed.gather(mine, heard, 0)
+            self._finish(lambda: distributed.gather(mine, heard, 0, async_op=True))
         return [part.cpu() for part in heard or ()]
 
     def fail(self, error: BaseException) -> None:
@@ -217,13 +217,14 @@ class Group:
             error.reported = not self.leads
         return error
 
-    @contextmanager
-    def _line(self) -> Iterator[None]:
-        """Turn an error of the connection into one that says what it means."""
+    def _finish(self, begin: Callable[[], Any]) -> None:
+        """Begin an exchange of numbers and wait until it is done; an error of the connection says what it means."""
         if self._over:
             raise ProcessError(f"The processes of this run have stopped. {self.advice()}".rstrip())
         try:
-            yield
+            exchange = begin()
+            exchange.wait()
+            self._exchange = exchange
         except (RuntimeError, ValueError) as error:
             self._over = True
             raise ProcessError(
