@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +11,14 @@ import judging
 from page_text import COMMAND, lined_up, listed, seconds
 
 from evenhand.reporting.text import unmarked
+
+VERDICTS = ("holds", "does not hold", "too small to matter", "not decided")
+CLAIMS = (
+    "How many declared claims of each study hold. Its page has each of them with its interval; "
+    "[the five papers](papers.md) has all claims of a paper together, also those of later studies, and says what "
+    "holds, what does not and under which conditions."
+)
+"""Before the table of claims."""
 
 
 def index(
@@ -33,8 +43,7 @@ def index(
         "95 % intervals, so take the simplest of them. `evenhand recommend` reads the same figures.\n\n"
         f"{lined_up(head, rows)}\n\n"
         f"{_others(others)}"
-        "## What the papers claim\n\n"
-        f"{listed(_claims(tables)) or 'No claim was judged yet.'}\n\n"
+        f"## What the papers claim\n\n{_claims(tables)}\n\n"
         "## All of it again\n\n"
         f"```text\n{COMMAND} --all --data-dir FOLDER\n```\n\n"
         f"The comparisons in the table took {minutes:.0f} processor minutes with their tuning, the other pages, which "
@@ -56,10 +65,31 @@ def _unrun(missing: Sequence[str], besides: Sequence[str]) -> str:
     return " ".join(said) or "Nothing else is run by it."
 
 
-def _claims(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        f"[{table['study']['title']}]({table['experiment']}.md): {c}" for table in tables for c in judging.claims(table)
+def _claims(tables: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many claims of each study have which verdict, studies of one paper together."""
+    counted = [(table, Counter(verdict(claim) for claim in table["claims"])) for table in tables if table["claims"]]
+    if not counted:
+        return "No claim was judged yet."
+    named = [kind for kind in VERDICTS if any(counts[kind] for _, counts in counted)]
+    rows = [
+        [
+            unmarked(_paper(table)),
+            f"[{table['study']['title']}]({table['experiment']}.md)",
+            *(str(counts[kind] or "") for kind in named),
+        ]
+        for table, counts in sorted(counted, key=lambda pair: _paper(pair[0]))
     ]
+    return f"{CLAIMS}\n\n{lined_up(['paper', 'study', *named], rows)}"
+
+
+def _paper(table: Mapping[str, Any]) -> str:
+    """Return who wrote the paper of a study, without what of it was rerun; "none" is a study of ours."""
+    return re.split(r"[,:(]", str(table["study"]["paper"]))[0].strip()
+
+
+def verdict(claim: Mapping[str, Any]) -> str:
+    """Return the verdict on a claim without its reason."""
+    return next(kind for kind in VERDICTS if claim["verdict"].startswith(kind))
 
 
 def _like(table: Mapping[str, Any], at: str) -> list[str]:

@@ -135,7 +135,7 @@ def conclusions(table: Mapping[str, Any]) -> list[str]:
 def claims(table: Mapping[str, Any]) -> list[str]:
     """The declared claims with their verdicts."""
     return [
-        f"{claim['text']} ({claim['promise']}): **{claim['verdict']}**; difference {_points(claim['difference'])} "
+        f"{claim['text']} ({claim['promise']}): **{claim['verdict']}**; difference {points(claim['difference'])} "
         f"points, {claim['seeds']} {'pairs of trainings' if claim.get('pooled') else 'seeds'}."
         for claim in table["claims"]
     ]
@@ -147,7 +147,7 @@ def judged(table: Mapping[str, Any]) -> list[str]:
     for words, claim in zip(claims(table), table["claims"], strict=True):
         alone = claim.get("alone") or {}
         more = (
-            [f"Over trainings and splits of these records alone: {_points(alone)}."]
+            [f"Over trainings and splits of these records alone: {points(alone)}."]
             if alone.get("value") is not None
             else []
         )
@@ -156,7 +156,8 @@ def judged(table: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _points(found: Mapping[str, Any]) -> str:
+def points(found: Mapping[str, Any]) -> str:
+    """A difference in points with its interval."""
     if found["value"] is None:
         return "not measured"
     ends = f" ({found['low']:+.1f} to {found['high']:+.1f})" if found["low"] is not None else ""

@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,21 +135,38 @@ def printed(estimate: Estimate, signed: bool = False) -> str:
     return f"{estimate.value:{sign}.1f} ({estimate.low:{sign}.1f} to {estimate.high:{sign}.1f})"
 
 
-def judged(figures: Figures, claim: Claim, level: float) -> str:
-    """Return a claim with its verdict and the paired difference."""
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict and the paired difference that it rests on, which holds together with all others."""
+
+    claim: Claim
+    verdict: str
+    difference: Estimate
+
+
+def judged(figures: Figures) -> list[Judged]:
+    """Return all claims of a study with their verdicts, at intervals that hold for them together."""
+    level = 1 - (1 - LEVEL) / max(1, len(figures.study.claims))
+    return [_judged(figures, claim, level) for claim in figures.study.claims]
+
+
+def _judged(figures: Figures, claim: Claim, level: float) -> Judged:
     rates = [
         figures.rate(name, claim.promise) if claim.rate is None else claim.rate for name in (claim.left, claim.right)
     ]
     found = figures.apart(claim.measure, (claim.left, rates[0]), (claim.right, rates[1]), claim.promise, level)
     verdict = "holds" if found.low > claim.least else "does not hold" if found.high < claim.least else "not decided"
-    above = "" if claim.least == 0 else f", to be above {claim.least:+g}"
-    return f"{claim.text} ({claim.promise}): **{verdict}**; {printed(found, signed=True)} points{above}."
+    return Judged(claim, verdict, found)
 
 
 def verdicts(figures: Figures) -> list[str]:
-    """Return all claims of a study with intervals that hold for them together."""
-    level = 1 - (1 - LEVEL) / max(1, len(figures.study.claims))
-    return [judged(figures, claim, level) for claim in figures.study.claims]
+    """Return all claims of a study in words."""
+    lines = []
+    for each in judged(figures):
+        above = "" if each.claim.least == 0 else f", to be above {each.claim.least:+g}"
+        found = f"{printed(each.difference, signed=True)} points{above}"
+        lines.append(f"{each.claim.text} ({each.claim.promise}): **{each.verdict}**; {found}.")
+    return lines
 
 
 def _tuned(figures: Figures, promise: str) -> str:

@@ -1,13 +1,14 @@
-"""What holds of the five papers, from the figures of all pages: one paragraph each, and where each table and figure is.
+"""What holds of the five papers, from the figures of all pages: a paragraph each, its claims, its tables and figures.
 
     python experiments/papers.py        # seconds; writes docs/results/papers.md from docs/results/*.json
 
-Every clause is a claim that was declared with its study; its interval is that of the study's page.
+Every claim was declared with its study; its interval is that of the study's page.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,76 +17,135 @@ from typing import Any
 import judging
 import matched_page
 import results
+from index_text import VERDICTS, verdict
 from matched_studies import STUDIES
 from page_text import lined_up, listed
 from papers_tables import ITEMS, PAPERS, Paper
 
+from evenhand.comparison import declared_claims
+
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
-ORDER = (
-    ("Holds", "holds"),
-    ("Does not hold", "does not hold"),
-    ("Too small to matter", "too small to matter"),
-    ("Not decided", "not decided"),
+COUNTED = dict(zip(VERDICTS, ("hold", "do not hold", "are too small to matter", "are not decided"), strict=True))
+MANY = 20
+"""Replicas from which a study's claims stand before those of others."""
+DENSITIES = "densities"
+_LINE = re.compile(
+    r"^- (?P<data>.+), epsilon (?P<epsilon>[\d.]+): (?P<measure>[\w ]+) of `(?P<form>.+)` less the linear model's: "
+    r"(?P<difference>.+) points(?:; (?P<goal>.+): (?P<met>yes|no))?\.$",
+    re.MULTILINE,
 )
 
 
 @dataclass(frozen=True)
 class Clause:
-    """A claim with its verdict and interval, and the page that it is from."""
+    """A claim with its verdict, and the paired difference in points that it rests on.
 
-    text: str
+    ``needed`` says where the interval must lie for the claim to hold.
+    """
+
+    claim: str
+    verdict: str
+    difference: str
+    needed: str
     page: str
     replicas: int
 
     @property
-    def verdict(self) -> str:
-        """Return the verdict as the page has it."""
-        return next(verdict for _, verdict in reversed(ORDER) if f"**{verdict}" in self.text)
-
-    @property
-    def said(self) -> str:
-        """Return the clause without its verdict, with a link."""
-        before, after = self.text.split("**", 2)[0], self.text.split("**", 2)[2].lstrip("; ").rstrip(".")
-        return f"{before.rstrip(': ')}: {after} ([{self.page}]({self.page}.md))"
+    def row(self) -> list[str]:
+        """Return the clause as a row of its paper's table."""
+        words = f"**{self.verdict}**" if self.verdict in VERDICTS[:2] else self.verdict
+        study = f"[{self.page}]({self.page}.md)"
+        return [words, self.claim, study, self.difference, self.needed, str(self.replicas)]
 
 
 def clauses(paper: Paper, out: Path) -> list[Clause]:
     """Return all claims of a paper's studies whose figures are there."""
-    found = []
-    tables = results.written(out)
+    found, tables = [], results.written(out)
     for name in paper.studies:
         file = out / f"{name}.json"
-        if not file.exists():
-            continue
-        table: Mapping[str, Any] = json.loads(file.read_text())
-        if name in STUDIES:
-            figures = matched_page.Figures(STUDIES[name], table)
-            found += [
-                Clause(f"{line.removesuffix('.')}, {table['replicas']} replicas", name, table["replicas"])
-                for line in matched_page.verdicts(figures)
-            ]
-        else:
-            shown = results.shown(table, tables)
-            found += [
-                Clause(line, name, claim["seeds"])
-                for line, claim in zip(judging.claims(shown), shown["claims"], strict=True)
-            ]
+        if file.exists():
+            table: Mapping[str, Any] = json.loads(file.read_text())
+            found += _matched(name, table) if name in STUDIES else _compared(name, results.shown(table, tables))
     return found
 
 
-def paragraph(paper: Paper, out: Path) -> str:
-    """Return what holds and what does not, each clause with its interval."""
-    found = clauses(paper, out)
-    parts = [f"**{paper.name}.** {paper.short}"]
-    for words, verdict in ORDER:
-        chosen = [clause for clause in found if clause.verdict == verdict]
-        solid = [clause.said for clause in chosen if clause.replicas >= 20]
-        thin = [clause.said for clause in chosen if clause.replicas < 20]
-        if solid:
-            parts.append(f"{words}, 20 replicas or more: {'; '.join(solid)}.")
-        if thin:
-            parts.append(f"{words}, fewer replicas: {'; '.join(thin)}.")
-    return "\n\n".join(parts)
+def _matched(name: str, table: Mapping[str, Any]) -> list[Clause]:
+    return [
+        Clause(
+            f"{each.claim.text} ({each.claim.promise})",
+            each.verdict,
+            matched_page.printed(each.difference, signed=True),
+            f"above {each.claim.least:g}",
+            name,
+            table["replicas"],
+        )
+        for each in matched_page.judged(matched_page.Figures(STUDIES[name], table))
+    ]
+
+
+def _compared(name: str, table: Mapping[str, Any]) -> list[Clause]:
+    needed = {claim.text: _needed(claim) for claim in results.declared(table)}
+    return [
+        Clause(
+            f"{each['text']} ({each['promise']})",
+            verdict(each),
+            judging.points(each["difference"]),
+            needed[each["text"]],
+            name,
+            each["seeds"],
+        )
+        for each in table["claims"]
+    ]
+
+
+def _needed(claim: declared_claims.Claim) -> str:
+    if claim.direction == "higher":
+        return f"above {claim.margin:g}"
+    return f"below {0.0 - claim.margin:g}"
+
+
+def paragraph(paper: Paper, differences: Mapping[tuple[str, str], str]) -> str:
+    """Return what holds, what does not and where; every interval is that of a claim and links to its study."""
+    links = {word: f"[{differences[claim]}]({claim[0]}.md)" for word, claim in paper.cited.items()}
+    return f"**{paper.name}.** {paper.short.format(**links)}"
+
+
+def claims(found: Sequence[Clause]) -> list[str]:
+    """Return how many claims have which verdict, and the table of all of them, those of many replicas first."""
+    if not found:
+        return []
+    ordered = sorted(found, key=lambda clause: (VERDICTS.index(clause.verdict), clause.replicas < MANY))
+    counts = [(words, sum(clause.verdict == kind for clause in found)) for kind, words in COUNTED.items()]
+    told = ", ".join(f"{count} {words}" for words, count in counts if count)
+    head = ["verdict", "claim", "study", "difference", "holds if", "replicas"]
+    return [f"Of {len(found)} claims {told}.", lined_up(head, [clause.row for clause in ordered])]
+
+
+def densities(out: Path) -> list[dict[str, str]]:
+    """Return the answers of the page of densities: its questions had few goals, and its runs are in no JSON file."""
+    file = out / f"{DENSITIES}.md"
+    return [found.groupdict("") for found in _LINE.finditer(file.read_text())] if file.exists() else []
+
+
+def _answers(lines: Sequence[Mapping[str, str]]) -> list[str]:
+    body = [
+        [
+            *(line["data"], line["epsilon"], line["measure"], f"`{line['form']}`", line["difference"]),
+            f"{line['goal']}: {line['met']}" if line["goal"] else "",
+        ]
+        for line in lines
+    ]
+    told = f"The best density less the linear model of DP-SGD, from [{DENSITIES}]({DENSITIES}.md), at most 5 seeds:"
+    return [told, lined_up(["data", "epsilon", "measure", "density", "difference", "goal"], body)] if body else []
+
+
+def section(paper: Paper, out: Path) -> list[str]:
+    """Return what is said of a paper."""
+    found, lines = clauses(paper, out), densities(out) if DENSITIES in paper.studies else []
+    differences = {(clause.page, clause.claim): clause.difference for clause in found}
+    for line in lines:
+        differences[DENSITIES, f"{line['data']}, epsilon {line['epsilon']}, {line['measure']}"] = line["difference"]
+    return [f"## {paper.title}", paragraph(paper, differences), *claims(found), *_answers(lines)]
 
 
 def items(out: Path) -> str:
@@ -97,8 +157,8 @@ def items(out: Path) -> str:
         told = ", ".join(f"[{page}]({page}.md)" for page in pages)
         reason = item.note
         if missing:
-            told_again = f"`python experiments/results.py {' '.join(missing)} --data-dir FOLDER`"
-            reason = f"{reason} Not run yet: {told_again}.".strip()
+            again = f"`python experiments/results.py {' '.join(missing)} --data-dir FOLDER`"
+            reason = f"{reason} Not run yet: {again}.".strip()
         body.append([item.paper, item.what, told, reason])
     return lined_up(["paper", "table or figure", "page", "what differs, or why it cannot be had here"], body)
 
@@ -107,18 +167,19 @@ def page(out: Path = RESULTS) -> str:
     """Return the page."""
     parts = [
         "# The five papers: what holds, what does not, under which conditions",
-        "Every clause is a claim declared with its study, at true epsilon, with the interval of its page; "
-        "intervals of a "
-        "study hold for all of its claims together where its page says so. Differences are in points.",
-        *(part for paper in PAPERS for part in (f"## {paper.title}", paragraph(paper, out))),
+        "A paragraph for each paper, then every claim that was declared with its studies, at true epsilon. "
+        "The difference, in points, has the 95 % interval of its study's page; the claim holds if the whole interval "
+        'lies where "holds if" says. Intervals of a study hold for all of its claims together where its page says so. '
+        f"Claims with {MANY} replicas or more come first: with fewer, most studies have one split of the data, and "
+        "their intervals hold the chance of training alone. An interval in a paragraph links to its study.",
+        *(part for paper in PAPERS for part in section(paper, out)),
         "## Their tables and figures",
         items(out),
         listed(
             [
                 "Lost in our copy means that formulas or numbers of the text that we have were not extracted.",
                 "Studies that were not run have a command of their own, which takes less than an hour on one "
-                "core unless "
-                "the note says otherwise.",
+                "core unless the note says otherwise.",
             ]
         ),
         "Made by `python experiments/papers.py`.",

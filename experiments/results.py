@@ -155,9 +155,13 @@ def _write_page(found: Mapping[str, Any], out: Path) -> None:
 
 def shown(table: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A table as its page shows it: with the trainings that other studies made of the same cells."""
-    declared = grid.table(HERE / f"{table['experiment']}.toml").get("claim", [])
-    methods = [entry["method"] for entry in table["entries"]]
-    return pooled_tables.shown(table, tables, declared_claims.claims(declared, methods))
+    return pooled_tables.shown(table, tables, declared(table))
+
+
+def declared(table: Mapping[str, Any]) -> tuple[declared_claims.Claim, ...]:
+    """The claims in the file of a table's experiment."""
+    found = grid.table(HERE / f"{table['experiment']}.toml").get("claim", [])
+    return declared_claims.claims(found, [entry["method"] for entry in table["entries"]])
 
 
 def index(out: Path) -> str:

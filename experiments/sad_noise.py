@@ -93,7 +93,7 @@ def page() -> tuple[str, dict[str, str]]:
         verdicts.append(f"{text}: {holds}; {ends}{at}.")
     parts = [
         "# SAD-DPSGD: what beta, gamma and n do to the noise",
-        "Figures 3, 4 and 5 of Huang et al. 2024 (000), with every schedule calibrated to the same true promise.",
+        "Figures 3, 4 and 5 of Huang and Xie 2025 (000), with every schedule calibrated to the same true promise.",
         listed(verdicts),
         f"{RECORDS:,} records, batches of {BATCH} expected, {EPOCHS} epochs, epsilon {EPSILON:g}, delta "
         f"{DELTA:g}, add/remove, "
