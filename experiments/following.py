@@ -68,10 +68,10 @@ def curve(found: Mapping[str, Any], method: str, measure: str, group: str) -> Cu
     ]
 
 
-def drawn(series: Mapping[str, Curve], title: str, y_label: str, scale: float = 1) -> str:
+def drawn(series: Mapping[str, Curve], title: str, y_label: str, scale: float = 1, *, x_label: str = "epoch") -> str:
     """The means of several curves as a picture of its own."""
     values = {name: [(epoch, scale * each.value) for epoch, each in points] for name, points in series.items()}
-    return standalone(lines(values, title=title, x_label="epoch", y_label=y_label))
+    return standalone(lines(values, title=title, x_label=x_label, y_label=y_label))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

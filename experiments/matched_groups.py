@@ -130,13 +130,40 @@ SEXES = (
     replace(
         ADULT,
         name="sexes_dutch",
-        answer="",
         title="Dutch census: the table of DPSGD-F, with memory beside it",
         paper="Xu et al. 2021, DPSGD-F, table 2 and table 3, Dutch",
         source="dutch",
         rates=(0.01626, 0.1626, 1.626),
         claims=sexes_claims(0.01626),
         published=0.01626,
+    ),
+    replace(
+        ADULT,
+        name="sexes_adult_noise",
+        answer="",
+        title="Adult: accuracy lost by noise and epochs",
+        question="Does a clip bound per group lose less than one bound for all, whatever the noise and however long "
+        "it is trained?",
+        paper="Xu et al. 2021, DPSGD-F, figure 3, Adult",
+        arms=tuple(arm for arm in GROUPS if arm.name in ("SGD, not private", "DP-SGD", "DP-SGD, bound 5", "DPSGD-F")),
+        promises=tuple(Promise(f"epsilon {epsilon:g}", epsilon) for epsilon in (0.5, 1.0, 3.0, 8.0)),
+        rates=(0.0188, 0.188),
+        claims=tuple(
+            Claim(
+                f"At the paper's rate, DPSGD-F loses less accuracy than {other} ({epsilon})",
+                "DPSGD-F",
+                other,
+                "overall",
+                epsilon,
+                0.0188,
+            )
+            for epsilon in ("epsilon 0.5", "epsilon 8")
+            for other in ("DP-SGD", "DP-SGD, bound 5")
+        ),
+        norms=(),
+        watch=(0.05, 0.1, 0.25, 0.5, 0.75, 1.0),
+        curves=("DP-SGD", "DPSGD-F"),
+        guides=(),
     ),
 )
 CLIPPED = (("bound", 0.1),)

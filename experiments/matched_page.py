@@ -255,12 +255,13 @@ def _steep(figures: Figures, promise: str) -> str:
 
 
 def _curves(figures: Figures, promise: str) -> str:
+    """Return how right the largest and the smallest group are answered over training."""
     names, study = figures.table["groups"], figures.study
     sizes = figures.sizes.mean(0)
     most, rarest = int(sizes.argmax()), int(sizes.argmin())
     body = []
     for arm in study.curves:
-        cell = figures.cells[arm, promise, figures.rate(arm, promise)]
+        cell = figures.cells[arm, promise, study.published or figures.rate(arm, promise)]
         for place in (most, rarest):
             shares = [100 * seen[1 + place] / sizes[place] for seen in cell["seen"]]
             body.append([arm, f"{names[place]} ({sizes[place]:.0f} held out)", *(f"{share:.1f}" for share in shares)])
@@ -330,7 +331,8 @@ def page(table: Mapping[str, Any]) -> str:
     if study.curves:
         parts += [
             "## Over training",
-            "Right answers in percent, the largest group and the smallest, by share of the steps done.",
+            "Right answers in percent, the largest group and the smallest, by share of the steps done; "
+            f"{'at the rate of the paper' if study.published else 'each arm at its own rate'}.",
         ]
         parts += [part for p in study.promises for part in (f"{p.name}:", _curves(figures, p.name))]
     if study.norms:

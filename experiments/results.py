@@ -56,6 +56,8 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
         "{runs}/idp_mnist.jsonl",
     ),
     "owner_curves": ("--data-dir", "{data}"),
+    "lira_owners": (),
+    "findings": ("--data-dir", "{data}", "--seeds", "20"),
     "parity": ("--data-dir", "{data}"),
     "prior_split": (),
     "ham_ideas": ("--data-dir", "{data}", "--work", "{runs}/serving"),
