@@ -121,6 +121,7 @@ def test_pages_say_where_they_stand_and_the_search_finds_them(built: Path) -> No
             "Errors and exit codes",
             "UsageError",
         ]
+        assert page.ask("document.querySelector('nav.breadcrumbs a').getBoundingClientRect().top") >= 8
         assert page.ask("document.querySelectorAll('button.copybtn').length") > 0
         page.click("nav.breadcrumbs li:nth-child(2) a")
         page.wait("document.title.startsWith('Reference')")
