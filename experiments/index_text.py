@@ -33,14 +33,16 @@ def index(
     rows = [_like(table, at) for table in tables if judging.guides(table) for at in judging.promises(table)]
     asked = [f"[{t['study']['title']}]({t['experiment']}.md): {t['study']['question']}" for t in tables]
     others = [line for line, table in zip(asked, tables, strict=True) if not judging.guides(table)]
-    head = ["data", "records", "smallest group", "model", "promise", "best overall", "best worst group", "page"]
+    head = ["data", "records", "smallest group", "model", "promise", "best overall", "best worst group"]
     return (
         "# Results\n\n"
         "The papers' experiments on real data at honest epsilon, every method tuned with the same grid unless its page "
-        "says that nothing was tuned. The pages are written by one command from the runs; no figure is typed.\n\n"
+        "says that nothing was tuned. The pages are written by one command from the runs; no figure is typed. "
+        "What the five papers claim, and what of it holds: [one page](papers.md).\n\n"
         "## Which method for data like mine?\n\n"
-        'Find the row that is most like your data. Methods after "or" are not distinguishable from the best by paired '
-        "95 % intervals, so take the simplest of them. `evenhand recommend` reads the same figures.\n\n"
+        'Find the row that is most like your data; it links to its page. Methods after "or" are not distinguishable '
+        "from the best by paired 95 % intervals, so take the simplest of them. `evenhand recommend` reads the same "
+        "figures.\n\n"
         f"{lined_up(head, rows)}\n\n"
         f"{_others(others)}"
         f"## What the papers claim\n\n{_claims(tables)}\n\n"
@@ -49,7 +51,7 @@ def index(
         f"The comparisons in the table took {minutes:.0f} processor minutes with their tuning, the other pages, which "
         f"scripts of the same command write, {scripts:.0f} minutes on one core: together about "
         f"{(minutes + scripts) / 120:.1f} hours on two cores. {_unrun(missing, besides)}\n\n"
-        f"```{{toctree}}\n:maxdepth: 1\n:glob:\n\n*\n```\n"
+        f"```{{toctree}}\n:maxdepth: 1\n:glob:\n\npapers\n*\n```\n"
     )
 
 
@@ -100,6 +102,5 @@ def _like(table: Mapping[str, Any], at: str) -> list[str]:
     for measure in ("accuracy", worst):
         found = judging.best(table, measure, at)
         names.append("" if found is None else " or ".join([found.method, *found.tied]))
-    link = f"[{table['experiment']}]({table['experiment']}.md)"
-    shown = [setting["data"], f"{setting['records']:,}", share, setting["model"], at, *names]
-    return [*map(unmarked, shown), link]
+    shown = [f"{setting['records']:,}", share, setting["model"], at, *names]
+    return [f"[{unmarked(setting['data'])}]({table['experiment']}.md)", *map(unmarked, shown)]

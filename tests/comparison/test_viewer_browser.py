@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -95,6 +96,38 @@ def test_two_runs_are_compared_with_the_intervals_of_the_library(browser: Browse
     chosen(view, "#right", 0)
     assert rows(view, "#pairs")["all"][2].startswith("+0.0 (")
     assert view.text("#pairnote") == ""
+
+
+def test_an_interval_stays_on_one_line_of_the_list(browser: Browser, exported: Path) -> None:
+    view = browser.open(exported.as_uri(), width=800)
+    lines = "(e=>{const r=document.createRange();r.selectNodeContents(e);return r.getClientRects().length})"
+    assert set(view.ask(f"[...document.querySelectorAll('.list tbody td:nth-child(5)')].map({lines})")) == {1}
+
+
+def test_runs_about_different_data_are_not_subtracted_from_each_other(
+    browser: Browser, runs: dict, tmp_path: Path
+) -> None:
+    first, second = (released.read(runs[name]) for name in ("first", "second"))
+    facts = dataclasses.replace(second.plan.facts, inputs="(3,) float32")
+    other = dataclasses.replace(second, plan=dataclasses.replace(second.plan, facts=facts))
+    (tmp_path / "apart.html").write_text(page.exported([first, other, second]), encoding="utf-8")
+    view = browser.open((tmp_path / "apart.html").as_uri())
+    assert {cells[2] for cells in rows(view, "#pairs").values()} == {""}
+    assert "not about the same data" in view.text("#pairnote")
+    chosen(view, "#right", 2)
+    assert rows(view, "#pairs")["all"][2] != ""
+    assert "not about the same data" not in view.text("#pairnote")
+
+
+def test_a_tau_is_that_of_the_run_only_where_it_moved_the_answers(browser: Browser, runs: dict, tmp_path: Path) -> None:
+    run = released.read(runs["first"])
+    for goal, own in (("overall", True), ("parity:demographic_parity_difference", False)):
+        file = tmp_path / f"{own}.html"
+        file.write_text(page.exported([dataclasses.replace(run, goal=goal)]), encoding="utf-8")
+        view = browser.open(file.as_uri())
+        assert ("the answers of this run as they are" in view.text("#fsay")) is own
+        assert {cells[3] for cells in rows(view, "#cells").values()} == ({"+0.0"} if own else {""})
+        assert view.complaints() == []
 
 
 def test_the_file_needs_no_network_and_its_planner_knows_each_position(

@@ -51,6 +51,14 @@ def test_every_choice_for_missing_values() -> None:
     assert Number(0, 100, missing="middle").encode("x", np.array([100.0, math.nan]), NONE).tolist() == [[1.0], [0.0]]
 
 
+def test_what_a_label_cannot_be_is_mended_where_labels_are_declared() -> None:
+    known = Declaration({"age": Number(0, 100)}, label="ill", labels=("no", "yes"))
+    for cells, words in ((["no", "yes", "perhaps"], "Add it to labels"), (["no", "yes", ""], "the label, has missing")):
+        with pytest.raises(DataError, match=words) as raised:
+            known.data(Table({"age": ["1", "2", "3"], "ill": cells}))
+        assert "[columns.ill]" not in str(raised.value)
+
+
 @pytest.mark.parametrize("cell", [1, 1.0, "1", " 1 ", np.int64(1), np.float32(1)])
 def test_a_whole_number_is_the_same_category_however_it_is_stored(cell: object) -> None:
     assert Category([0, 1]).codes("x", [cell], NONE) == [1]

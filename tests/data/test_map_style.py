@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 import evenhand as eh
 from evenhand.data.record_seeds import seeds
-from evenhand.errors import DataError, UnsupportedModelError, UsageError
+from evenhand.errors import DataError, ForeignLoaderError, UnsupportedModelError, UsageError
 from evenhand.model_io import Shared
 from evenhand.runs.folder import Folder
 
@@ -223,3 +223,9 @@ def test_models_without_logits_are_refused_before_anything_is_spent(
     with pytest.raises(UnsupportedModelError, match=words):
         eh.fit(model, data, epsilon=3, epochs=1, batch_size=10, out=tmp_path / "run")
     assert Folder(tmp_path / "run").ledger().reserved == 0
+
+
+def test_a_loader_over_wrapped_data_is_told_how_rows_are_had() -> None:
+    data = eh.data.wrap(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(ForeignLoaderError, match=r"private\.batches\(data\)"):
+        next(iter(DataLoader(data, batch_size=2)))

@@ -67,10 +67,12 @@ LOOKED_AT = (
     "how-to/open-runs.html",
     "methods/index.html",
     "results/digits.html",
+    "results/index.html",
+    "results/papers.html",
     "reference/errors/UsageError.html",
     "explanation/other-libraries.html",
 )
-"""Front page, pictures, a tutorial, the widest tables, results, code, a page of an error."""
+"""Front page, pictures, a tutorial, the widest and the longest tables, results, code, a page of an error."""
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +103,8 @@ def test_pages_fit_a_phone_are_light_and_have_words_for_pictures(pages_to_look_a
             assert page.complaints() == [], address
             assert page.weight() < 1_000_000, address
             assert page.ask("document.querySelectorAll('h1').length") == 1, address
+            narrow = "[...document.querySelectorAll('table')].filter(t=>t.rows[0].cells.length>4&&t.offsetWidth<600)"
+            assert address.endswith("report.html") or page.ask(f"{narrow}.length") == 0, f"{address}: a squeezed table"
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -121,6 +125,7 @@ def test_pages_say_where_they_stand_and_the_search_finds_them(built: Path) -> No
             "Errors and exit codes",
             "UsageError",
         ]
+        assert page.ask("document.querySelector('nav.breadcrumbs a').getBoundingClientRect().top") >= 8
         assert page.ask("document.querySelectorAll('button.copybtn').length") > 0
         page.click("nav.breadcrumbs li:nth-child(2) a")
         page.wait("document.title.startsWith('Reference')")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,8 @@ def test_a_notebook_runs(notebooks: Any, page: Path, tmp_path: Path, monkeypatch
             pytest.skip("the Adult files are not in ../shared/data/adult")
         monkeypatch.setenv("ADULT", str(adult))
     monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
+    commands = Path(sys.executable).parent  # where evenhand is, also if the environment was not activated
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     client.NotebookClient(
         notebooks.notebook(page), timeout=1200, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()

@@ -111,14 +111,14 @@ def test_a_page_has_question_answer_claims_effort_and_command(modules: Any) -> N
     ):
         assert words in text, words
     index = modules["index_text"].index([TABLE], 236.0, ["other"])
-    assert "| made | 1,000 | b, 10 % | linear | epsilon 3 | good or alike |" in index
+    assert "| [made](made.md) | 1,000 | b, 10 % | linear | epsilon 3 | good or alike |" in index
     assert "took 4 processor minutes with their tuning, the other pages, which scripts of the same command" in index
     assert "236 minutes on one core: together about 2.0 hours on two cores. Not in these figures" in index
     assert index.count("other.") == 1
     assert "One question each" not in index
     aside = {**TABLE, "study": {**TABLE["study"], "guides": False}}
     asked = modules["index_text"].index([aside])
-    assert "| made | 1,000 |" not in asked
+    assert "| [made](made.md) | 1,000 |" not in asked
     assert f"## One question each\n\n- [{aside['study']['title']}](" in asked
     assert modules["summarising"].packaged([TABLE, aside])["studies"] == modules["summarising"].studies(TABLE)
 

@@ -68,6 +68,11 @@ def test_the_sdist_has_what_its_tests_need_and_no_run_or_library(built: Path) ->
     assert sdist.stat().st_size < 8_000_000
 
 
+def test_the_site_that_the_readme_builds_stays_out_of_git_and_sdist() -> None:
+    (target,) = re.findall(r"`sphinx-build docs (\w+)`", (ROOT / "README.md").read_text())
+    assert f"/{target}/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
 def steps(recipe: str) -> list[dict[str, Any]]:
     jobs = yaml.safe_load((RECIPES / recipe).read_text())["jobs"]
     return [step for job in jobs.values() for step in job["steps"]]

@@ -242,6 +242,20 @@ def test_records_without_a_target_or_with_other_targets_are_refused() -> None:
         Reader(other).read(Records(1, 4))
 
 
+def test_texts_that_nobody_cut_into_tokens_are_told_so() -> None:
+    class Texts:
+        column_names = ("text", "label")
+
+        def with_format(self, _: str) -> Texts:
+            return self
+
+        def __len__(self) -> int:
+            return 2
+
+    with pytest.raises(DataError, match=r"its forward has input_ids.*cut into tokens"):
+        Reader(TinyForSequenceClassification()).read(Texts())
+
+
 def test_a_second_section_takes_the_place_of_the_first() -> None:
     once = repository.merged("---\ntags: [mine]\n---\n# Mine\n", "first")
     twice = repository.merged(once, r"second \1")

@@ -121,19 +121,20 @@ class Category:
         more = ((self.other,) if self.other is not None else ()) + (("missing",) if self.missing == "category" else ())
         return (*self.values, *more)
 
-    def codes(self, name: str, cells: Cells, missing: set[str]) -> list[int]:
-        """Return the position in ``names`` of every record's category."""
+    def codes(self, name: str, cells: Cells, missing: set[str], *, label: bool = False) -> list[int]:
+        """Return the position in ``names`` of every record's category; ``label`` says that these are labels."""
         index = {value: place for place, value in enumerate(self.values)}
         default = -1 if self.other is None else len(self.values)
         absent = len(self.names) - 1 if self.missing == "category" else -2
         written = [text(cell) for cell in cells]
         codes = [index.get(cell, absent if cell in missing else default) for cell in written]
         if -2 in codes:
-            raise _absent(name, "category")
+            raise _no_label(name) if label else _absent(name, "category")
         if -1 in codes:
+            remedy = f'Add it to values, or declare other = "other" in [columns.{name}].'
             raise DataError(
                 f"Column {name!r}: {codes.count(-1)} record(s), the first being record {codes.index(-1) + 1}, have a "
-                f'value that is not declared. Add it to values, or declare other = "other" in [columns.{name}].'
+                f"value that is not declared. {'Add it to labels, or remove them.' if label else remedy}"
             )
         return codes
 
@@ -344,6 +345,10 @@ def _not_number(name: str, count: int, first: int) -> DataError:
 def _absent(name: str, *choices: str) -> DataError:
     options = " or ".join(f'missing = "{choice}"' for choice in choices)
     return DataError(f"Column {name!r} has missing values: choose {options} in [columns.{name}], or remove them.")
+
+
+def _no_label(name: str) -> DataError:
+    return DataError(f"Column {name!r}, the label, has missing values: remove the records that have no label.")
 
 
 def _bound(value: Any, name: str) -> float:

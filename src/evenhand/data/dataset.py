@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -62,6 +62,14 @@ class Data:
 
     def __len__(self) -> int:
         return self.facts.records
+
+    def __getitem__(self, row: object) -> NoReturn:
+        """Refuse single rows, which a DataLoader asks for, and say how rows are had."""
+        raise ForeignLoaderError(
+            "These data are not read row by row, as a DataLoader would. To train, pass them as they are: "
+            "eh.fit(model, data) or private.batches(data) draw as accounted. To look at held-out rows: inputs, "
+            "targets = data.fetch(torch.arange(len(data)))."
+        )
 
     def group_names(self) -> list[str]:
         """Return the group name of every row, for reports on held-out data."""

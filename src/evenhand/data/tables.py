@@ -194,10 +194,11 @@ class Declaration:
             return self.target.encode(self.label, table.cells(self.label, self._named), missing)[:, 0], None
         if self.several and self.label not in table.columns:
             codes = [
-                Category(self.labels).codes(name, table.cells(name, self._named), missing) for name in self.several
+                Category(self.labels).codes(name, table.cells(name, self._named), missing, label=True)
+                for name in self.several
             ]
             return np.array(codes, dtype=np.float32).T, self.several
-        label = Category(self.labels).codes(self.label, table.cells(self.label, self._named), missing)
+        label = Category(self.labels).codes(self.label, table.cells(self.label, self._named), missing, label=True)
         if len(set(label)) < 2:
             raise DataError(f"All records have the same label in {self.label!r}: there is nothing to learn.")
         return [self.labels[code] for code in label], self.labels
@@ -207,7 +208,8 @@ class Declaration:
         if self.target is not None or (self.several and self.label not in table.columns):
             return np.asarray(self._targets(table)[0], dtype=np.float32)
         cells = table.cells(self.label, self._named)
-        return np.array(Category(self.labels).codes(self.label, cells, set(self.missing_tokens)), dtype=np.int32)
+        codes = Category(self.labels).codes(self.label, cells, set(self.missing_tokens), label=True)
+        return np.array(codes, dtype=np.int32)
 
     def role(self, table: Table, role: str) -> list[str] | None:
         """Return the name of every record in a role ("groups", "owners"); None if no column has it."""

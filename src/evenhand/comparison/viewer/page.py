@@ -76,13 +76,13 @@ def _page(
     reports: Sequence[int | None],
     ask: bool,
 ) -> str:
-    called = names(runs)
+    called, subjects = names(runs), [_subject(run) for run in runs]
     data = {
         "live": ask,
         "kinds": list(recommend.KINDS),
         "runs": [
-            {"name": name, **_figures(run), "planner": plan}
-            for name, run, plan in zip(called, runs, plans, strict=True)
+            {"name": name, "subject": subjects.index(subject), **_figures(run), "planner": plan}
+            for name, subject, run, plan in zip(called, subjects, runs, plans, strict=True)
         ],
     }
     rows = [
@@ -103,6 +103,12 @@ def _page(
     return document(TEMPLATE, "Runs of evenhand", style=STYLE, script=SCRIPT, connect=connect, **lists)
 
 
+def _subject(run: ReleasedRun) -> tuple[Any, ...]:
+    """Return what a run predicts from what: two that differ in it have no accuracies to compare."""
+    facts = run.plan.facts
+    return facts.labels, facts.inputs, facts.features
+
+
 def _figures(run: ReleasedRun) -> dict[str, Any]:
     """Return what the script shows of one run."""
     return {
@@ -110,7 +116,7 @@ def _figures(run: ReleasedRun) -> dict[str, Any]:
         "promise": run.promise,
         "spent": run.spent,
         "goal": label(run.goal, _LONGEST),
-        "tau": run.tau,
+        "tau": None if run.goal.startswith("parity") else run.tau,
         "withheld": run.withheld,
         "overall": _numbers(run.overall),
         "groups": _cells(run.groups),

@@ -246,7 +246,14 @@ class Reader:
     def _inputs(self, columns: list[str], others: set[str | None]) -> list[str]:
         taken = inspect.signature(base_of(self.model).forward).parameters
         hidden = {*LABELS, *self.label_names, *others}
-        return [name for name in columns if name not in hidden and (self.every or name in taken)]
+        given = [name for name in columns if name not in hidden and (self.every or name in taken)]
+        if not given:
+            raise DataError(
+                f"The dataset has no column that the model takes: its forward has {', '.join(list(taken)[:3])} ... "
+                "Texts are cut into tokens first: dataset.map(lambda rows: tokenizer(rows['text'], "
+                "padding='max_length', truncation=True, max_length=128), batched=True)."
+            )
+        return given
 
     def _classes(self, dataset: Any, label: str) -> list[Any] | None:
         """Return the names of all classes: those of the column, or the numbers of the model's outputs."""

@@ -16,7 +16,8 @@ return [d,Math.max(-1,d-lo),Math.min(1,d+hi)].map(v=>100*v)};
 const pair=()=>{const a=runs[get('left').value],b=runs[get('right').value],body=get('pairs');body.replaceChildren();
 get('leftname').textContent=a.name;get('rightname').textContent=b.name;
 body.append(row('promise',[a.promise,b.promise,'']),row('spent',[a.spent,b.spent,'']));
-const one=(name,x,y)=>{const d=x.length&&y.length?less(x,y):null;
+const alike=a.subject===b.subject;
+const one=(name,x,y)=>{const d=alike&&x.length&&y.length?less(x,y):null;
 body.append(row(name,[x.length?share(x):'not shown',y.length?share(y):'not shown',
 d?signed(d[0])+' ('+signed(d[1])+' to '+signed(d[2])+')':'']))};
 one('all',a.overall,b.overall);
@@ -25,12 +26,13 @@ for(const [name,...v] of a.groups)one(name,v,right.get(name)||[]);
 for(const [name,...v] of b.groups)if(!names.has(name))one(name,[],v);
 const other=a.promise!==b.promise?'The promises differ: the one that promises less may well be more accurate. ':'';
 const hidden=[a,b].filter(r=>r.withheld).map(r=>r.name+': '+r.withheld+'.').join(' ');
-get('pairnote').textContent=other+hidden};
+const apart=alike?'':'Labels or inputs differ: these runs are not about the same data, so no difference is shown. ';
+get('pairnote').textContent=apart+other+hidden};
 if(runs.length>1){get('compare').hidden=false;fill(get('left'),runs.map(r=>r.name),0);fill(get('right'),runs.map(r=>r.name),1);
 for(const id of ['left','right'])get(id).addEventListener('change',pair);pair()}
 
 const movable=runs.filter(r=>r.strengths.length);
-const own=r=>Math.max(0,r.strengths.findIndex(s=>s.tau===r.tau));
+const own=r=>r.strengths.findIndex(s=>s.tau===r.tau);  // -1: answers moved in another way
 const bar=([v,l,h])=>{const s=draw('svg',{viewBox:'0 0 320 14',class:'bar','aria-hidden':'true',preserveAspectRatio:'none'});
 s.append(draw('rect',{x:0,y:2,width:320,height:10,fill:'var(--tint)'}),draw('rect',{x:0,y:2,width:320*v,height:10,fill:'var(--eh-bar)'}),
 draw('path',{d:`M${320*l} 3v8m0-4H${320*h}m0-4v8`,stroke:'currentColor','stroke-width':1.5,fill:'none'}));
@@ -40,11 +42,11 @@ body.replaceChildren();get('tauout').textContent=s.tau;get('tau').setAttribute('
 const same=s===base?', the answers of this run as they are':'';
 get('fsay').textContent='At tau '+s.tau+same+': '+share(s.overall)+NB+'% of all held-out records'+
 (s.balanced===null?'':', '+(100*s.balanced).toFixed(1)+NB+'% in the mean of the classes')+'.';
-for(const [kind,label] of [['classes','class '],['groups','']]){const before=new Map(base[kind].map(([name,...v])=>[name,v]));
+for(const [kind,label] of [['classes','class '],['groups','']]){const before=new Map((base?base[kind]:[]).map(([name,...v])=>[name,v]));
 for(const [name,...v] of s[kind]){const was=before.get(name);
 body.append(row((kind==='classes'?label:'')+name,[v[3].toLocaleString('en'),bar(v),share(v),was?signed(100*(v[0]-was[0])):'']))}}
 if(!body.children.length)body.append(row('none may be shown',['','','','']))};
-const choose=()=>{const r=movable[get('frun').value];get('tau').max=r.strengths.length-1;get('tau').value=own(r);move()};
+const choose=()=>{const r=movable[get('frun').value];get('tau').max=r.strengths.length-1;get('tau').value=Math.max(0,own(r));move()};
 if(movable.length){get('frontier').hidden=false;fill(get('frun'),movable.map(r=>r.name),0);
 get('frun').addEventListener('change',choose);get('tau').addEventListener('input',move);choose()}
 
