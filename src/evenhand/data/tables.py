@@ -335,7 +335,8 @@ def checked_header(header: Iterable[str]) -> list[str]:
 def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
     """Divide the rows into training and held-out ones; each row's side depends on the seed and its number only.
 
-    Rows to be kept together are on the same side, and ``share`` is then that of their names. Persons are divided too;
+    Rows to be kept together are on the same side, and ``share`` is then that of their names: their number is that in
+    which their name first appears, so that one name more, at the end, changes no other's side. Persons are divided too;
     those held out are given record by record.
 
     Examples:
@@ -345,7 +346,8 @@ def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
     """
     units = np.arange(len(data))
     if data.together is not None:
-        units = np.unique(data.together.numpy(), return_inverse=True)[1]
+        _, first, units = np.unique(data.together.numpy(), return_index=True, return_inverse=True)
+        units = np.argsort(np.argsort(first))[units]
     mask = (np.random.default_rng([seed, 20]).random(int(units.max()) + 1) < share)[units]
     if mask.all() or not mask.any():
         raise DataError(
