@@ -65,11 +65,13 @@ def joined(device: Callable[[], str]) -> Iterator[None]:
     """Join the process group that torchrun describes, for the time inside; alone do nothing.
 
     On GPUs each process takes its own, and they talk over nccl; else over gloo. ``device`` is asked only then.
+    All threads of the group have ended on return.
     """
     if not several():
         yield
         return
     import torch
+    import torch._dynamo  # optimizers import it: where that is after the group began, it keeps the group for good
     from torch import distributed
 
     cuda = device().startswith("cuda")
