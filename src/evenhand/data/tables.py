@@ -174,11 +174,12 @@ class Declaration:
             groups=self._role(table, "groups", self.groups),
             group_names=self.group_names() or None,
             owners=self._budgets(table) or self._role(table, "owners", self.owners),
-            keep_together=self._together(table),
+            keep_together=self.together(table),
         )
         return replace(data, declared=self, together_by=self.keep_together or "")
 
-    def _together(self, table: Table) -> list[str] | None:
+    def together(self, table: Table) -> list[str] | None:
+        """Return the name by which every record is kept together, "" where it is missing; None if no column has it."""
         if self.keep_together is None:
             return None
         missing = set(self.missing_tokens)
