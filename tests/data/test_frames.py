@@ -53,6 +53,14 @@ def test_several_columns_make_one_group_per_combination(frame: Any) -> None:
     assert data.group_names()[:2] == ["sex = f, race = a", "sex = m, race = b"]
 
 
+@pytest.mark.parametrize("role", ["persons", "keep_together", "groups", "owners"])
+def test_a_name_that_pandas_knows_to_be_missing_is_one_line(role: str) -> None:
+    for values in (pandas.array(["a", None, "b"], dtype="string"), pandas.Series([1, None, 2], dtype="Int64")):
+        given: dict[str, Any] = {role: values}
+        with pytest.raises(EvenhandError, match=r"have no name|are missing"):
+            eh.data.wrap(torch.zeros(3, 1), [0, 1, 1], **given)
+
+
 def test_nullable_and_text_columns_of_pandas() -> None:
     frame = pandas.DataFrame(COLUMNS).astype({"age": "Int64", "sex": "category", "race": "string"})
     assert eh.data.wrap(frame, groups="sex", **KNOWN).facts.groups == ("f", "m")

@@ -51,6 +51,19 @@ def test_a_split_keeps_equal_names_together() -> None:
     )
 
 
+def test_one_person_more_changes_nobody_elses_side() -> None:
+    """A promise about a person is about nothing if the others' records are trained on or not as that person comes."""
+    names = [f"person {p}" for p in PERSONS]
+    for role in ("persons", "keep_together"):
+        for more in (["new person"], ["a", "zz"], ["b"] * 20):
+            labels, every = [*(PERSONS % 2), *[0] * len(more)], {role: [*names, *more]}
+            one = eh.data.wrap(np.zeros((len(names), 1)), PERSONS % 2, **{role: names})
+            two = eh.data.wrap(np.zeros((len(labels), 1)), labels, **every)
+            fewer, all_of_them = (sides(*split(data, 0.3, 4)) for data in (one, two))
+            new = all_of_them[0] ^ fewer[0] | all_of_them[1] ^ fewer[1]
+            assert len(new) == len(set(more)), "only the new names are new on either side"
+
+
 def test_from_a_file_to_the_resampled_splits_of_a_comparison(table: Path) -> None:
     text = table.read_text().replace("keep_together", "") + ""
     table.write_text('keep_together = "who"\n' + text)

@@ -12,8 +12,12 @@ import torch
 from torch import nn
 
 import evenhand as eh
+from commands import evenhand, result
 from evenhand.data import Category, Declaration, Number, read, read_files
+from evenhand.data.fingerprint import fingerprint
 from evenhand.data.large import mapped_cache
+from evenhand.data.persons import by_person
+from evenhand.data.tables import split
 from evenhand.errors import DataError, UsageError
 
 pa = pytest.importorskip("pyarrow")
@@ -67,6 +71,40 @@ def test_mapped_records_are_those_in_memory(declared: Declaration, tmp_path: Pat
             assert torch.equal(one, other)
         assert torch.equal(data.group, memory.group)
         assert torch.equal(data.owner, memory.owner)
+
+
+def test_persons_of_mapped_records_are_those_in_memory(tmp_path: Path) -> None:
+    path, whose = written(tmp_path, who=np.arange(ROWS) * 7 % 180), {"label": "ill", "labels": ("no", "yes")}
+    declared = Declaration(COLUMNS, **whose, keep_together="who")
+    memory, mapped = (read(path, declared, mapped=way, cache=tmp_path / "cache") for way in (False, True))
+    assert torch.equal(mapped.together, memory.together)
+    assert mapped.together_by == memory.together_by == "who"
+    assert mapped.partition() == memory.partition()
+    assert fingerprint(mapped) == fingerprint(memory), "runs on either add up"
+    sides = [split(data, 0.3, 0) for data in (memory, mapped)]
+    one, two = (by_person(train, train.together, 3) for train, _ in sides)
+    assert one.facts == two.facts
+    assert torch.equal(one.as_drawn.fetch(torch.arange(50))[0], two.as_drawn.fetch(torch.arange(50))[0])
+    run = eh.fit(nn.Linear(3, 2), two, epsilon=2.0, delta=1e-3, epochs=1, out=tmp_path / "run")
+    assert eh.verify(run.path)["ok"]
+    nobody = written(tmp_path, who=np.array(["x"] * 999 + [""]))
+    with pytest.raises(DataError, match=r"Among records 897 to 1000 of the file.*have no name"):
+        read(nobody, declared, mapped=True, cache=tmp_path / "cache")
+
+
+def test_a_large_file_is_trained_on_by_person_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    written(tmp_path, who=np.arange(ROWS) * 7 % 180)
+    init = ("init", "people.parquet", "--label", "ill", "--labels", "no,yes", "--number", "age=0:100")
+    assert evenhand(*init, "--only-declared", cwd=tmp_path).returncode == 0
+    monkeypatch.setattr(read_files, "LIMIT", 1000)
+    asked = ("--persons", "who", "--epsilon", "3", "--delta", "1e-3", "--epochs", "1", "--batch-size", "20")
+    done = evenhand("train", "people.toml", *asked, "--model", "linear", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "home" / "evenhand" / "mapped").glob("*/together.npy"))
+    assert result("statement", tmp_path / "run")["guarantee"]["unit"] == "person"
 
 
 def test_several_labels_are_mapped(tmp_path: Path) -> None:
@@ -142,6 +180,6 @@ def test_what_cannot_be_mapped_is_refused(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text("age,ill\n1,no\n2,yes\n")
     with pytest.raises(UsageError, match="only these are mapped"):
         read(tmp_path / "people.csv", PEOPLE, mapped=True)
-    declared = Declaration(COLUMNS, label="ill", labels=("no", "yes"), keep_together="site")
-    with pytest.raises(UsageError, match="keep_together"):
+    declared = Declaration(COLUMNS, label="ill", labels=("no", "yes"), budgets="age")
+    with pytest.raises(UsageError, match="budgets need all records"):
         read(written(tmp_path), declared, mapped=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,29 @@ def test_honest_twins_of_few_columns_are_not_called_copies(tmp_path: Path, capfd
     assert count > 2500
     assert warning(table) is None
     assert warning(records()) is None
+
+
+COUNTED = """
+import re
+import torch
+import evenhand as eh
+from evenhand.data.record_checks import copies
+
+def anonymous():
+    return int(re.search(r"Anonymous: +(\\d+) kB", open("/proc/self/smaps_rollup").read())[1]) / 1e3
+
+data = eh.data.wrap(torch.arange(4e6)[:, None], torch.zeros(4_000_000))
+copies(data.take(torch.arange(100)))
+before = anonymous()
+assert copies(data, seconds=1000.0) == 0
+print(anonymous() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says how much memory a process holds")
+def test_looking_for_copies_keeps_no_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, check=True, timeout=300)
+    assert float(done.stdout) < 100, "megabytes, of four million records"
 
 
 def test_data_that_are_slow_to_read_are_left_alone() -> None:

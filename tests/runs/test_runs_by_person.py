@@ -159,6 +159,18 @@ def test_data_without_persons_refuse_the_setting(monkeypatch: pytest.MonkeyPatch
     assert (train.facts.unit, train.facts.told_apart) == ("person", "lesion")
 
 
+def test_a_plan_by_person_is_made_before_anything_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    lesions = replace(people(None), together=torch.from_numpy(NAMES), together_by="lesion")
+    monkeypatch.setattr(eh.data, "load", lambda *_, **__: (lesions, None))
+    asked = ("plan", "--epsilon", "3", "--delta", "1e-3", "--epochs", "2", "--batch-size", "10")
+    planned = result(*asked, "--data", "ham10000", "--persons", "lesion", "--records-per-person", "2")
+    assert planned["unit"] == "person"
+    assert (planned["facts"]["records"], planned["facts"]["records_per_person"]) == (60, 2)
+    refused = evenhand(*asked, "--records", "100", "--persons", "who")
+    assert refused.returncode == 2
+    assert "--records N is their number" in refused.stderr
+
+
 def test_a_plan_whose_units_contradict_each_other_is_not_read() -> None:
     written = plan(people()).to_json()
     for unit, of_facts in (("one record", "person"), ("person", "record"), ("person", "household")):

@@ -33,6 +33,8 @@ def run(
         str | None,
         typer.Option("--owners", help="Records per owner, e.g. strict=400,open=600; with --data: label, or a file."),
     ] = None,
+    persons: options.Persons = None,
+    records_per_person: options.RecordsPerPerson = None,
     budgets: options.Budgets = None,
     method: options.MethodName = "dpsgd",
     settings: options.Settings = None,
@@ -59,6 +61,7 @@ def run(
     planner = _planner(name, options.parsed(settings), shape, epochs or 0.0, batch_size)
     asked = options.budgets(budgets)
     named = options.given(data=data, data_dir=data_dir, source=options.source(source), features=features)
+    named |= options.given(persons=persons, records_per_person=records_per_person)
     facts = _facts(named, records, owners, asked.get("record_budgets"))
     promise = _promise(epsilon, delta, noise, asked, facts)
     if name in DENSITIES and DENSITIES[name].guarantee == "not established":
@@ -122,6 +125,8 @@ def _unproven(density: Density, facts: Facts, json: bool) -> None:
 def _facts(named: Mapping[str, Any], records: int | None, owners: str | None, by_record: str | None) -> Facts:
     from evenhand.types import Facts
 
+    if "persons" in named and "data" not in named:
+        raise UsageError("--persons names a column of --data. Without data count persons: --records N is their number.")
     sizes = None if "data" in named or owners is None else options.pairs(owners, "--owners")
     if sum(given is not None for given in (named.get("data"), records, sizes)) != 1:
         raise UsageError("Say what the plan is for, in one way: --data digits, --records N, or --owners a=400,b=600.")

@@ -201,9 +201,20 @@ def coded(
     return _codes(column.tolist() if isinstance(column, np.ndarray) else column, declared, what)
 
 
+def nameless(value: Any) -> bool:
+    """Return whether a cell holds no name: None, NaN, or what pandas writes for a missing value.
+
+    Examples:
+      >>> [nameless(value) for value in (None, float("nan"), "", 0, np.float64(1))]
+      [True, True, False, False, False]
+    """
+    same = None if value is None else value == value
+    return not (isinstance(same, bool | np.bool_) and same)  # pandas' NA equals nothing and differs from nothing
+
+
 def _codes(column: list[Any], declared: Sequence[Any] | None, what: str) -> tuple[Tensor, tuple[str, ...]]:
     """Return the codes of names in a list, and all names."""
-    if any(value is None or value != value for value in column):
+    if any(nameless(value) for value in column):
         raise DataError(f"Some {what} are missing: give every record one, for example the name 'unknown'.")
     names = tuple(sorted(set(column), key=_order) if declared is None else declared)
     if declared is None and what != "owners" and len(names) > UNDECLARED:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data import Sampler as TorchSampler
 
-from evenhand.data.arrays import coded, from_arrays, target_codes
+from evenhand.data.arrays import coded, from_arrays, nameless, target_codes
 from evenhand.data.persons import Persons, by_person
 from evenhand.data.record_seeds import Changed, Quiet, guarded
 from evenhand.errors import DataError, ForeignLoaderError, UsageError
@@ -264,7 +264,7 @@ def kept_together(names: Iterable[Any], count: int) -> Tensor:
     column = names.tolist() if isinstance(names, Tensor | np.ndarray) else list(names)
     if len(column) != count:
         raise DataError(f"There are {count} records but {len(column)} names of whose they are: pass one per record.")
-    missing = sum(value is None or value != value or value == "" for value in column)
+    missing = sum(nameless(value) or value == "" for value in column)
     if missing:
         raise DataError(
             f"{missing} record(s) have no name that says whose they are (persons, keep_together): give every record "

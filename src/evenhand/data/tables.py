@@ -174,11 +174,12 @@ class Declaration:
             groups=self._role(table, "groups", self.groups),
             group_names=self.group_names() or None,
             owners=self._budgets(table) or self._role(table, "owners", self.owners),
-            keep_together=self._together(table),
+            keep_together=self.together(table),
         )
         return replace(data, declared=self, together_by=self.keep_together or "")
 
-    def _together(self, table: Table) -> list[str] | None:
+    def together(self, table: Table) -> list[str] | None:
+        """Return the name by which every record is kept together, "" where it is missing; None if no column has it."""
         if self.keep_together is None:
             return None
         missing = set(self.missing_tokens)
@@ -337,7 +338,8 @@ def checked_header(header: Iterable[str]) -> list[str]:
 def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
     """Divide the rows into training and held-out ones; each row's side depends on the seed and its number only.
 
-    Rows to be kept together are on the same side, and ``share`` is then that of their names. Persons are divided too;
+    Rows to be kept together are on the same side, and ``share`` is then that of their names: their number is that in
+    which their name first appears, so that one name more, at the end, changes no other's side. Persons are divided too;
     those held out are given record by record.
 
     Examples:
@@ -347,7 +349,8 @@ def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
     """
     units = np.arange(len(data))
     if data.together is not None:
-        units = np.unique(data.together.numpy(), return_inverse=True)[1]
+        _, first, units = np.unique(data.together.numpy(), return_index=True, return_inverse=True)
+        units = np.argsort(np.argsort(first))[units]
     mask = (np.random.default_rng([seed, 20]).random(int(units.max()) + 1) < share)[units]
     if mask.all() or not mask.any():
         raise DataError(

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from evenhand import durable, untrusted
 from evenhand.data.columns import Image
-from evenhand.data.dataset import Data, wrap
+from evenhand.data.dataset import Data, kept_together, wrap
 from evenhand.data.read_files import opened, parquet_of
 from evenhand.data.sources.base import cache_folder
 from evenhand.data.tables import Declaration, Table, checked_header
@@ -37,7 +38,7 @@ def mapped(path: Path, declared: Declaration, origin: str, cache: Path | None = 
 
     Args:
       path: the file.
-      declared: its columns. Roles that compare records with each other (``keep_together``, ``budgets``) are refused.
+      declared: its columns. ``budgets`` compare records with each other, and are refused.
       origin: fingerprint of the file's bytes.
       cache: folder of the arrays; default one in the user's cache folder.
 
@@ -46,8 +47,8 @@ def mapped(path: Path, declared: Declaration, origin: str, cache: Path | None = 
     """
     if path.suffix.lower() != ".parquet":
         raise UsageError(f"{path.name} is no Parquet file, and only these are mapped: write it as Parquet once.")
-    if declared.keep_together is not None or declared.budgets is not None:
-        raise UsageError("keep_together and budgets need all records in memory: leave them out, or mapped=False.")
+    if declared.budgets is not None:
+        raise UsageError("budgets need all records in memory: leave them out, or mapped=False.")
     if any(isinstance(column, Image) for column in declared.columns.values()):
         raise UsageError("Pictures are read from a folder, and Parquet files have none: leave out mapped.")
     words = json.dumps([_FORMAT, origin, declared.to_json()], sort_keys=True)
@@ -151,11 +152,13 @@ def _encoded(declared: Declaration, table: Table, names: dict[str, _Names], firs
         inputs = declared.inputs(table).numpy()
         targets = declared.target_codes(table)
         roles = {role: declared.role(table, role) for role in names}
+        whose = declared.together(table)
+        together = {} if whose is None else {"together": kept_together(whose, len(table)).numpy()}
     except DataError as error:
         last = first + len(table)
         raise DataError(f"Among records {first + 1} to {last} of the file, counted from 1 there: {error}") from None
     codes = {role: names[role].codes(cells) for role, cells in roles.items() if cells is not None}
-    return {"inputs": inputs, "targets": targets, **codes}
+    return {"inputs": inputs, "targets": targets, **codes, **together}
 
 
 def _data(folder: Path, declared: Declaration) -> Data:
@@ -186,4 +189,5 @@ def _data(folder: Path, declared: Declaration) -> Data:
     if "owners" in codes:
         by_place = sorted(known["owners"])
         facts = replace(facts, owners=tuple((by_place[int(name)], count) for name, count in facts.owners))
-    return replace(data, facts=facts, declared=declared)
+    together = torch.from_numpy(np.array(columns["together"])) if declared.keep_together is not None else None
+    return replace(data, facts=facts, declared=declared, together=together, together_by=declared.keep_together or "")
