@@ -171,9 +171,7 @@ def page(out: Path = RESULTS) -> str:
         "The difference, in points, has the 95 % interval of its study's page; the claim holds if the whole interval "
         'lies where "holds if" says. Intervals of a study hold for all of its claims together where its page says so. '
         f"Claims with {MANY} replicas or more come first: with fewer, most studies have one split of the data, and "
-        "their intervals hold the chance of training alone. Verdicts are those of the studies' pages: most of the "
-        'older studies were judged before "too small to matter" was a verdict (an interval within 1 point of no '
-        "effect, unless the claim states a size), and holds there may be a difference of a tenth of a point. "
+        "their intervals are wide. All verdicts follow one rule, today's, whatever the rule was when a study ran. "
         "An interval in a paragraph links to its study.",
         *(part for paper in PAPERS for part in section(paper, out)),
         "## Their tables and figures",

@@ -24,15 +24,16 @@ from evenhand.reporting.uncertainty import LEVEL, Split, of_values
 def shown(table: Mapping[str, Any], tables: Sequence[Mapping[str, Any]], claims: Sequence[Claim]) -> dict[str, Any]:
     """Return a table whose cells hold the trainings of all ``tables``, with ``claims`` judged on them.
 
-    A table without cells in common is returned unchanged, but for what claims say of these records alone.
+    All claims are judged anew, also where nothing is pooled: by one rule, whatever the rule was when a study ran.
     """
     names, split = [other["experiment"] for other in tables], Split(table.get("held_out_over_training"))
     wider = pooled_cells.shared(tables)[names.index(table["experiment"])]["entries"]
     entries = [_pooled(entry, table["entries"][place]["seeds"], names, split) for place, entry in enumerate(wider)]
     view = {**table, "entries": entries}
-    if any("pooled_from" in entry for entry in entries):
+    pooled = any("pooled_from" in entry for entry in entries)
+    if pooled:
         view["entries"] = _compared(entries, table["baseline"], split)
-        view["claims"] = _judged(view, claims, split)
+    view["claims"] = _judged(view, claims, split, pooled)
     return {**view, "claims": _alone(view, claims)}
 
 
@@ -79,14 +80,16 @@ def _against(draft: Entry, base: Rows) -> dict[str, Any]:
     return {name: _plain(each) for name, each in declared_claims.against(draft.rows, base, draft.split).items()}
 
 
-def _judged(table: Mapping[str, Any], claims: Sequence[Claim], split: Split) -> list[dict[str, Any]]:
+def _judged(table: Mapping[str, Any], claims: Sequence[Claim], split: Split, pooled: bool) -> list[dict[str, Any]]:
     """Return the claims of a table with their verdicts on its rows."""
     reference, judged = judging.reference(table), []
     for words in table["claims"]:
         claim = _declared(words, claims)
         result = claim.judged(_rows(table, words), reference, split, claims=len(table["claims"]))
         figures = {"verdict": result.verdict, "difference": _plain(result.difference), "power": result.power}
-        judged.append({**words, **figures, "seeds": result.difference.count, "pooled": True})
+        judged.append({**words, **figures, "seeds": result.difference.count})
+        if pooled:
+            judged[-1]["pooled"] = True
     return judged
 
 

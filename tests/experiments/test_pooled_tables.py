@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evenhand.comparison import declared_claims
+from evenhand.reporting.uncertainty import Split
 
 CLAIM = {"text": "new serves the worst group better", "left": "new", "right": "old", "measure": "worst"}
 
@@ -44,12 +45,16 @@ def test_a_pooled_cell_has_every_training_and_averages_none_of_them(modules: Any
     assert (view["claims"][0]["verdict"], view["claims"][0]["seeds"]) == ("holds", 3)
 
 
-def test_claims_say_what_these_records_alone_tell_and_other_figures_stay(modules: Any) -> None:
+def test_claims_are_judged_anew_and_say_what_these_records_alone_tell_and_other_figures_stay(modules: Any) -> None:
     claims = declared_claims.claims([CLAIM], ["new", "old"])
     view = modules["pooled_tables"].shown(FIRST, [FIRST], claims)
     assert view["entries"] == FIRST["entries"]
     alone = view["claims"][0].pop("alone")
-    assert view["claims"] == FIRST["claims"]
+    rows = {"new": dict(enumerate(NEW)), "old": dict.fromkeys(range(3), row(0.5, 0.6))}
+    judged = claims[0].judged(rows, {}, Split(0.25), claims=1)
+    assert (view["claims"][0]["verdict"], view["claims"][0]["seeds"]) == (judged.verdict, 3) == ("holds", 3)
+    assert view["claims"][0]["difference"]["low"] == pytest.approx(judged.difference.low)
+    assert "pooled" not in view["claims"][0], "no other study has these cells"
     assert alone["value"] == pytest.approx(100 * (2 * 0.7 + 0.72) / 3 - 50)
     assert alone["low"] < alone["value"] < alone["high"]
     assert (
