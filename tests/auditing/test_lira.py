@@ -199,6 +199,8 @@ def test_what_cannot_be_attacked_is_refused_before_anything_is_trained() -> None
     for target, options, words in (
         (SETTINGS, {"models": 4}, "models"),
         (SETTINGS, {"attack": "guess"}, "online"),
+        (SETTINGS, {"public": "False"}, "public is true or false"),
+        (SETTINGS, {"confidence": 0.05}, "confidence"),
         (SETTINGS, {"initial": "worst"}, "fewer records"),
         (SETTINGS, {"initial": "worst", "records": 60, "train": values, "model": nn.Linear(8, 1)}, "wrong class"),
         (SETTINGS, {"model": deep}, 'kind="canary"'),

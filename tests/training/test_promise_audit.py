@@ -153,7 +153,8 @@ def test_the_command_trains_with_an_audit_and_audits_a_run(tmp_path: Path) -> No
     page = tmp_path / "run" / "private" / "audit-canary.html"
     assert "Do not share" in page.read_text(encoding="utf-8")
     assert eh.verify(tmp_path / "run")["problems"] == []
-    wrong = run.invoke(app, ["audit", str(tmp_path / "run"), "--set", "plan=3"])
-    assert "setting of audits" in str(wrong.exception)
+    for setting in ("plan=3", "announce=1"):
+        wrong = run.invoke(app, ["audit", str(tmp_path / "run"), "--set", setting])
+        assert "setting of audits" in str(wrong.exception)
     kinds = run.invoke(app, ["audit", str(tmp_path / "run"), "--kind", "sharp"])
     assert isinstance(kinds.exception, UsageError)

@@ -50,15 +50,13 @@ def audit(
     _validate.known(kind, KINDS, "kind of audit")
     attacked = read(target) if isinstance(target, str | Path) else target
     attack = _attack(kind, attacked)
-    _, *settings = inspect.signature(attack).parameters
+    _, *settings = (name for name in inspect.signature(attack).parameters if name != "announce")
     for name in options:
         _validate.known(name, settings, f"setting of audits of the kind {kind!r}")
     if record and not (isinstance(attacked, Run) and attacked.folder.begun):
         raise UsageError("Only the audit of a run can be recorded, in its folder: pass the run. Nothing was spent.")
     outcome: Audit = (
-        attack(plan_of(attacked), **{"announce": announce, **options})
-        if kind == "mechanism"
-        else attack(attacked, **options)
+        attack(plan_of(attacked), announce=announce, **options) if kind == "mechanism" else attack(attacked, **options)
     )
     if record and isinstance(attacked, Run):
         write(attacked, outcome)
