@@ -71,6 +71,8 @@ def test_a_bound_above_the_promise_blocks_the_run_before_anything_is_spent(
     with pytest.raises(LedgerError, match="blocked"):
         eh.resume(folder.path, model=nn.Linear(64, 10), train=eh.data.digits()[0])
     assert "audit certified more" in " ".join(eh.verify(folder.path)["problems"])
+    with pytest.raises(UsageError, match="blocked"):
+        trained(folder.path)
 
 
 def test_a_finished_run_that_is_audited_later_is_blocked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +91,7 @@ def test_a_finished_run_that_is_audited_later_is_blocked_too(tmp_path: Path, mon
     monkeypatch.undo()
     assert eh.audit(run, record=True).ok
     assert not eh.verify(run.path)["ok"], "a later audit does not lift the block"
+    assert not run.privacy.data["audit"]["ok"], "nor does it hide why"
 
 
 def test_a_run_that_stops_before_its_first_step_keeps_its_audit(
@@ -101,7 +104,12 @@ def test_a_run_that_stops_before_its_first_step_keeps_its_audit(
         patched.setattr(fit.goals, "begin", fails)
         with pytest.raises(RuntimeError):
             trained(tmp_path / "run")
-    before = (tmp_path / "run" / "audit.json").read_bytes()
+    file = tmp_path / "run" / "audit.json"
+    before = file.read_bytes()
+    write_json(file, json.loads(before) | {"ok": False})
+    with pytest.raises(AuditError):
+        eh.resume(tmp_path / "run", model=nn.Linear(64, 10), train=eh.data.digits()[0])
+    write_json(file, json.loads(before))
     run = eh.resume(tmp_path / "run", model=nn.Linear(64, 10), train=eh.data.digits()[0])
     assert (run.path / "audit.json").read_bytes() == before
     assert run.privacy.data["audit"]["ok"]
