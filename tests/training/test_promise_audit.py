@@ -17,9 +17,11 @@ from evenhand.errors import AuditError, LedgerError, UsageError
 from evenhand.mechanism import step
 from evenhand.mechanism.audit import attack
 from evenhand.runs import statement_files
+from evenhand.runs.audits import record
 from evenhand.runs.folder import Folder
 from evenhand.runs.run_files import write_json
 from evenhand.training import fit
+from evenhand.types import Facts
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +124,9 @@ def test_a_run_that_stops_before_its_first_step_keeps_its_audit(
         ({"kind": "canary"}, "verdict"),
         ({"per_owner": {"all": {"claim": 9.0, "lower_bound": 1.0, "ceiling": 20.0, "trials": 9}}}, "another epsilon"),
         ({"per_owner": {"all": {"claim": 3.0}}}, "damaged or edited"),
+        ({"confidence": 7.0}, "no audit of this plan"),
+        ({"delta": 0.5}, "no audit of this plan"),
+        ({"private": True}, "no audit of this plan"),
     ],
 )
 def test_a_forged_audit_does_not_verify(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -129,6 +134,25 @@ def test_a_forged_audit_does_not_verify(tmp_path: Path, change: dict[str, Any], 
     file = run.path / "audit.json"
     write_json(file, json.loads(file.read_text(encoding="utf-8")) | change)  # with its row in the ledger
     assert words in " ".join(eh.verify(run.path)["problems"])
+
+
+@pytest.mark.parametrize("change", [{"lower_bound": -5.0}, {"ceiling": 0.01}, {"trials": -4}])
+def test_impossible_bounds_do_not_verify(tmp_path: Path, change: dict[str, Any]) -> None:
+    run = trained(tmp_path / "run")
+    audit = json.loads((run.path / "audit.json").read_text(encoding="utf-8"))
+    audit["per_owner"]["all"] |= change
+    write_json(run.path / "audit.json", audit)
+    assert "no audit of this plan" in " ".join(eh.verify(run.path)["problems"])
+
+
+def test_the_audit_of_a_plan_of_many_owners_verifies(tmp_path: Path) -> None:
+    """Their epsilons are certified together, a little above what each owner's is alone."""
+    budgets = {f"owner {k}": 0.5 + k / 100 for k in range(700)}
+    facts = Facts(7000, tuple((name, 10) for name in budgets))
+    plan = eh.plan("idp_scale", eh.Budgets(budgets, 1e-6), data=facts, epochs=1, batch_size=100)
+    outcome = eh.audit(plan, trials=300)
+    write_json(tmp_path / "audit.json", outcome.to_json())
+    assert record.problems(tmp_path, plan, blocked=False) == []
 
 
 def test_an_audit_of_another_plan_is_not_taken(tmp_path: Path) -> None:
