@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import evenhand as eh
 from evenhand.cli import app
+from evenhand.density import noisy_sums
 from evenhand.errors import AuditError, LedgerError, UsageError
 from evenhand.mechanism import step
 from evenhand.mechanism.audit import attack
@@ -20,7 +21,8 @@ from evenhand.runs import statement_files
 from evenhand.runs.audits import record
 from evenhand.runs.folder import Folder
 from evenhand.runs.run_files import write_json
-from evenhand.training import fit
+from evenhand.training import fit, from_config
+from evenhand.training.config import Config
 from evenhand.types import Facts
 
 
@@ -153,6 +155,31 @@ def test_the_audit_of_a_plan_of_many_owners_verifies(tmp_path: Path) -> None:
     outcome = eh.audit(plan, trials=300)
     write_json(tmp_path / "audit.json", outcome.to_json())
     assert record.problems(tmp_path, plan, blocked=False) == []
+
+
+def density(out: Path) -> eh.Run:
+    train, test = eh.data.digits()
+    return from_config.train(Config(method="moment_density", epsilon=3.0, audit="quick"), train, test, out)
+
+
+def test_a_density_is_audited_before_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = density(tmp_path / "run")
+    bound = run.privacy.data["audit"]["per_owner"]["all"]
+    assert 0.5 < bound["lower_bound"] < bound["claim"] <= 3.0
+    assert eh.verify(run.path)["problems"] == []
+    honest = noisy_sums.release
+    monkeypatch.setattr(
+        noisy_sums, "release", lambda summed, std, *rest, **options: honest(summed, std / 5, *rest, **options)
+    )
+    with pytest.raises(AuditError, match="blocked"):
+        density(tmp_path / "broken")
+    folder = Folder(tmp_path / "broken")
+    reading = folder.ledger()
+    assert (reading.reserved, reading.released) == (0, ())
+    assert [row["cause"] for row in reading.blocked] == ["audit"]
+    assert not folder.model_file.exists()
+    with pytest.raises(UsageError, match="blocked"):
+        density(folder.path)
 
 
 def test_an_audit_of_another_plan_is_not_taken(tmp_path: Path) -> None:

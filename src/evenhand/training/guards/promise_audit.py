@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from evenhand.accounting.plan import Plan
+from evenhand.density import METHODS
+from evenhand.density.audit_releases import audit_releases, prepare_releases
 from evenhand.errors import AuditError
 from evenhand.mechanism.audit.attack import audit_mechanism, prepare
 from evenhand.mechanism.audit.forecast_words import announce
@@ -15,10 +19,20 @@ from evenhand.runs.run_files import write_json
 from evenhand.terminal import note
 
 
+def attack_on(method: str) -> Callable[..., Audit]:
+    """Return the function that attacks plans of this method without data: its steps, or the releases of a density.
+
+    Examples:
+      >>> attack_on("dpsgd").__name__, attack_on("moment_density").__name__
+      ('audit_mechanism', 'audit_releases')
+    """
+    return audit_releases if method in METHODS else audit_mechanism
+
+
 def refuse_unauditable(plan: Plan, effort: str | None) -> None:
     """Raise UsageError if an audit is asked for that this plan does not allow; without an effort none is."""
     if effort is not None:
-        prepare(plan, effort=effort)
+        (prepare_releases if plan.method in METHODS else prepare)(plan, effort=effort)
 
 
 def audit_before_release(group: Group, folder: Folder, plan: Plan, effort: str | None) -> None:
@@ -38,7 +52,7 @@ def audit_before_release(group: Group, folder: Folder, plan: Plan, effort: str |
 def _audit(folder: Folder, plan: Plan, effort: str) -> None:
     audit = record.read(folder.path, plan.digest)
     if audit is None:
-        outcome = audit_mechanism(plan, effort=effort, announce=announce)
+        outcome = attack_on(plan.method)(plan, effort=effort, announce=announce)
         write_audit(folder, outcome)
         audit = outcome.to_json()
     if not audit["ok"]:
