@@ -132,6 +132,9 @@ def test_what_cannot_be_attacked_is_refused_before_anything_is_trained() -> None
         (dataclasses.replace(STRONG, method="moment_density"), {}, "densities"),
         (STRONG, {"canaries": 10}, "canaries"),
         (STRONG, {"form": "gradients"}, "gradient"),
+        (STRONG, {"public": "no"}, "public is true or false"),
+        (STRONG, {"model": "linear"}, "torch.nn.Module"),
+        (STRONG, {"confidence": 0.05}, "confidence"),
     ):
         with pytest.raises(UsageError, match=word):
             audit_with_canaries(target, **{"model": net(), "train": records(), **options})  # type: ignore[arg-type]

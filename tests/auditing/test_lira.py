@@ -199,6 +199,8 @@ def test_what_cannot_be_attacked_is_refused_before_anything_is_trained() -> None
     for target, options, words in (
         (SETTINGS, {"models": 4}, "models"),
         (SETTINGS, {"attack": "guess"}, "online"),
+        (SETTINGS, {"public": "False"}, "public is true or false"),
+        (SETTINGS, {"confidence": 0.05}, "confidence"),
         (SETTINGS, {"initial": "worst"}, "fewer records"),
         (SETTINGS, {"initial": "worst", "records": 60, "train": values, "model": nn.Linear(8, 1)}, "wrong class"),
         (SETTINGS, {"model": deep}, 'kind="canary"'),
@@ -225,7 +227,10 @@ def test_a_run_that_was_started_with_python_objects_can_be_attacked(tmp_path: Pa
 
 @pytest.mark.slow
 def test_256_models_of_the_digits_leak_without_privacy_and_not_at_epsilon_1() -> None:
-    """Done when 4 of the audit: AUC above .6 without privacy, blind at epsilon 1, owners in the order of budgets."""
+    """Done when 4 of the audit: AUC above .6 without privacy, owners in the order of budgets.
+
+    At epsilon 1 it is what blind guesses at one model can come to; the mean over 64 models is told from one half.
+    """
     settings = Config(epochs=100, batch_size=200, momentum=0.9, delta=1e-5)
     naked = eh.audit(dataclasses.replace(settings, method="sgd", delta=None), kind="lira")
     private = eh.audit(dataclasses.replace(settings, epsilon=1.0), kind="lira")

@@ -9,10 +9,7 @@ from typing import Any
 
 from evenhand import _validate
 from evenhand.accounting.plan import Plan
-from evenhand.density import METHODS
-from evenhand.density.audit_releases import audit_releases
 from evenhand.errors import UsageError
-from evenhand.mechanism.audit.attack import audit_mechanism
 from evenhand.mechanism.audit.forecast_words import announce
 from evenhand.mechanism.audit.result import Audit
 from evenhand.reporting.audits.section import attack_page
@@ -21,7 +18,7 @@ from evenhand.terminal import note
 from evenhand.training.config import Config, from_toml
 from evenhand.training.fit import choose_promise
 from evenhand.training.from_config import planned, read_budgets
-from evenhand.training.guards.promise_audit import write_audit
+from evenhand.training.guards.promise_audit import attack_on, write_audit
 from evenhand.training.run import Run
 
 KINDS = ("mechanism", "canary", "lira")
@@ -50,15 +47,13 @@ def audit(
     _validate.known(kind, KINDS, "kind of audit")
     attacked = read(target) if isinstance(target, str | Path) else target
     attack = _attack(kind, attacked)
-    _, *settings = inspect.signature(attack).parameters
+    _, *settings = (name for name in inspect.signature(attack).parameters if name != "announce")
     for name in options:
         _validate.known(name, settings, f"setting of audits of the kind {kind!r}")
     if record and not (isinstance(attacked, Run) and attacked.folder.begun):
         raise UsageError("Only the audit of a run can be recorded, in its folder: pass the run. Nothing was spent.")
     outcome: Audit = (
-        attack(plan_of(attacked), **{"announce": announce, **options})
-        if kind == "mechanism"
-        else attack(attacked, **options)
+        attack(plan_of(attacked), announce=announce, **options) if kind == "mechanism" else attack(attacked, **options)
     )
     if record and isinstance(attacked, Run):
         write(attacked, outcome)
@@ -114,7 +109,6 @@ def plan_of(target: Run | Plan | Config) -> Plan:
 def _attack(kind: str, target: Run | Plan | Config) -> Any:
     """Return the function that attacks in this way; attacks on trained models are imported when they are asked for."""
     if kind == "mechanism":
-        method = target.plan.method if isinstance(target, Run) else target.method
-        return audit_releases if method in METHODS else audit_mechanism
+        return attack_on(target.plan.method if isinstance(target, Run) else target.method)
     name, function = _ATTACKS[kind]
     return getattr(importlib.import_module(f"evenhand.auditing.{name}"), function)

@@ -102,7 +102,7 @@ def audit_with_canaries(
     """
     _validate.known(form, FORMS, "form of canaries")
     _validate.known(sees, VIEWS, "view of the attacker")
-    _validate.number(confidence, "confidence", low=0, high=1)
+    _validate.number(confidence, "confidence", low=0.5, high=1)
     subject = Subject.of(target, model, train, public)
     data, draw = subject.data, secret_draws(subject.config, 1)
     owners, groups = attacked_owners(subject.plan(data.facts)), data.facts.groups

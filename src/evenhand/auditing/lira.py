@@ -94,7 +94,7 @@ def audit_with_models(
     """
     _validate.known(attack, ATTACKS, "attack")
     _validate.known(initial, INITIAL, "initial")
-    _validate.number(confidence, "confidence", low=0, high=1)
+    _validate.number(confidence, "confidence", low=0.5, high=1)
     _validate.whole(models, "models", low=_FEWEST_MODELS)
     _validate.whole(records, "records", low=_LEAST_RECORDS)
     subject = Subject.of(target, model, train, public)

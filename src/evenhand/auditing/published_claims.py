@@ -13,7 +13,7 @@ from evenhand.accounting.plan import Plan, PlannedLevel
 from evenhand.density import PublishedSmoothing
 from evenhand.density.published_smoothing import rho_of
 from evenhand.mechanism.audit.attack import prepare
-from evenhand.mechanism.audit.bounds import CHOOSING, Counts, best_thresholds, direct_epsilon
+from evenhand.mechanism.audit.bounds import CHOOSING, Counts, direct_epsilon, direct_threshold
 from evenhand.mechanism.audit.result import Bound
 from evenhand.mechanism.make_plan import plan
 from evenhand.types import Event, Facts
@@ -87,7 +87,7 @@ def audit_published_smoothing(epsilon: float, delta: float, *, fits: int = _FITS
         np.array([_nearness(classifier, rng, inside=inside) for _ in range(fits)]) for inside in (True, False)
     )
     miss, first = 1 - CONFIDENCE, fits // CHOOSING
-    threshold = best_thresholds(members[:first], others[:first], miss / 2, delta)[1]
+    threshold = direct_threshold(members[:first], others[:first], miss / 2, delta)
     counts = Counts.of(members[first:], others[first:], threshold)
     left = fits - first
     most = Counts(left, 0, left, left).rates(miss / 2)

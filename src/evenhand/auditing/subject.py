@@ -56,6 +56,10 @@ class Subject:
         Raises:
           UsageError: something that was a Python object is missing, or the training cannot be attacked in this way.
         """
+        if not isinstance(public, bool):
+            raise UsageError("public is true or false: are these records public? Nothing was spent.")
+        if not (model is None or isinstance(model, nn.Module)):
+            raise UsageError("model is the untrained torch.nn.Module of this training. Nothing was spent.")
         if isinstance(target, Plan):
             raise UsageError(
                 "A plan has neither records nor a model: give a run or its settings, or attack the plan itself with "

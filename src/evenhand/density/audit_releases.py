@@ -10,7 +10,7 @@ import torch
 
 from evenhand.accounting.plan import Plan
 from evenhand.density.noisy_sums import Releases
-from evenhand.mechanism.audit.attack import CONFIDENCE, Forecast, prepare
+from evenhand.mechanism.audit.attack import CONFIDENCE, Attack, Forecast, prepare
 from evenhand.mechanism.audit.packed_runs import Mechanics, Scores, World, add_ratio
 from evenhand.mechanism.audit.result import Audit
 from evenhand.methods.rules import Clip
@@ -48,10 +48,7 @@ def audit_releases(
       >>> outcome.ok, outcome.lower_bound > 2
       (True, True)
     """
-    mechanics = Mechanics(Clip(), ())
-    attack = prepare(
-        plan, confidence=confidence, effort=effort, trials=trials, mechanics=mechanics, player=play_releases
-    )
+    attack = prepare_releases(plan, confidence=confidence, effort=effort, trials=trials)
     if announce is not None:
         announce(attack.forecast())
     return replace(
@@ -59,6 +56,14 @@ def audit_releases(
         threat_model="knows every other record and the plan, chooses the record's vectors, and sees every noisy sum",
         data="none: made-up sums go through the plan's own weights, noise and grid",
     )
+
+
+def prepare_releases(
+    plan: Plan, *, confidence: float = CONFIDENCE, effort: str = "quick", trials: int | None = None
+) -> Attack:
+    """Return the attack on a density's plan, not yet run; see ``audit_mechanism`` for the arguments."""
+    mechanics = Mechanics(Clip(), ())
+    return prepare(plan, confidence=confidence, effort=effort, trials=trials, mechanics=mechanics, player=play_releases)
 
 
 def play_releases(plan: Plan, mechanics: Mechanics, world: World, number: int) -> Scores:

@@ -94,9 +94,10 @@ class PrivateDensity(DensityClassifier):
         after: After | None = None,
         *,
         before: Before | None = None,
+        begun: Before | None = None,
         allow_not_finite: bool = False,
     ) -> PrivateDensity:
-        """Fit on wrapped data, under a promise; ``before`` and ``after`` may add files to the run folder."""
+        """Fit on wrapped data, under a promise; see ``run_releases`` for ``before``, ``begun`` and ``after``."""
         refuse_persons(data.facts)
         if isinstance(promise, Budgets) and promise.owners is not None:
             data = owned(data, promise.owners)
@@ -112,6 +113,7 @@ class PrivateDensity(DensityClassifier):
             insecure_seed=self.insecure_seed,
             compose=self.compose,
             before=before,
+            begun=begun,
             after=after,
         )
         assert isinstance(model, DensityModel)

@@ -34,13 +34,14 @@ def run_releases(
     insecure_seed: int | None = None,
     compose: bool = True,
     before: Before | None = None,
+    begun: Before | None = None,
     after: After | None = None,
 ) -> tuple[nn.Module, Folder | None]:
     """Run the releases of a plan; with ``out`` every one is charged, on disk, before it is made (law 4).
 
     A folder whose run died after some of the same plan's releases is finished: those that are on disk are not made
-    again. ``before`` may write files before anything is charged; ``after`` further public ones, such as held-out
-    metrics, before the statement is written.
+    again. ``before`` may write files before there is a ledger; ``begun`` may stop the run when there is one, before
+    anything is charged; ``after`` may write further public files, such as held-out metrics, before the statement.
     """
     folder, reading = (None, None) if out is None else _folder(Path(out), plan)
     segment = 0 if reading is None else len(reading.keys)
@@ -64,6 +65,8 @@ def run_releases(
         block=1,
     ) as ledger:
         place_recorded_files(folder.path, ledger)
+        if begun is not None:
+            begun(folder)
         if not folder.composition_file.exists():
             write_json(folder.composition_file, _counted(plan, data, compose, stream))
         model = fit(Releases(plan, stream, ledger, sums, 0 if reading is None else reading.committed), stream)

@@ -201,13 +201,19 @@ class Folder:
         return self.ledger_file.exists() and not ledgers.lacks_first_row(self.ledger_file)
 
     def _forget_unspent(self) -> None:
-        """Remove a run that ended before its first charge; refuse to overwrite one that spent anything."""
+        """Remove a run that ended before its first charge; refuse to overwrite one that spent, or failed its audit."""
         lock = ledgers.acquire_lock(self.ledger_file)
         try:
-            if self.ledger().reserved:
+            reading = self.ledger()
+            if reading.reserved:
                 raise UsageError(
                     f"{self.path} holds a run already: continue it with `evenhand resume {self.path}`, "
                     "or choose another --out."
+                )
+            if any(row["cause"] == "audit" for row in reading.blocked):
+                raise UsageError(
+                    f"{self.path} holds a run that is blocked: an audit certified more epsilon than was promised. "
+                    "Mend the cause, then choose another --out."
                 )
             files = (self.ledger_file, self.composition_file, self.records_file, self.rows_file)
             for file in (*files, *self.private.glob("checkpoint.*")):

@@ -13,11 +13,12 @@ from evenhand.data import Data
 from evenhand.data.fingerprint import survey
 from evenhand.data.record_checks import refuse_training_records
 from evenhand.errors import UsageError
-from evenhand.mechanism.processes.group import refuse_several
+from evenhand.mechanism.processes.group import Group, refuse_several
 from evenhand.runs import released_weights
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.training import evaluate, trusted_code
 from evenhand.training.config import PYTHON, Config, to_toml
+from evenhand.training.guards.promise_audit import audit_before_release, refuse_unauditable
 from evenhand.training.loggers import Broadcast, Logger, collect_released
 from evenhand.training.loop import stopped_at_once
 from evenhand.training.run import Run
@@ -62,6 +63,7 @@ def train(
     """
     refuse_several("A density")
     plan = estimator(config, None).plan(data.facts, promise)
+    refuse_unauditable(plan, config.audit)
     research = config.training_records
     if held_out is not None and not research:
         refuse_training_records(survey(data), held_out)
@@ -75,6 +77,9 @@ def train(
         write_durably(folder.path / "config.toml", to_toml(config).encode())
         trusted_code.write(folder, data.declared, {"features": config.features})
 
+    def begun(folder: Folder) -> None:
+        audit_before_release(Group(), folder, plan, config.audit)
+
     def after(folder: Folder, model: nn.Module) -> None:
         if held_out is not None:
             line = evaluate.row(model, held_out, plan.steps, float(plan.steps))
@@ -86,7 +91,7 @@ def train(
 
     with stopped_at_once(lambda: _advice(out)), telling.training(plan):
         fitted = estimator(config, out).fit_data(
-            data, promise, before=before, after=after, allow_not_finite=config.allow_not_finite
+            data, promise, before=before, begun=begun, after=after, allow_not_finite=config.allow_not_finite
         )
     finished = Run(fitted.folder, fitted.model_)
     if held_out is not None:

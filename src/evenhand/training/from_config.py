@@ -104,8 +104,6 @@ def _density(
             f"{config.method} releases densities of classes, which have no offsets to train with: goal, tau and "
             "declared counts are for gradient methods. Nothing was spent."
         )
-    if config.audit is not None:
-        raise UsageError(f"{config.method} takes no gradient steps, and no audit knows its release. Nothing was spent.")
     budgets = read_budgets(config, data)
     promise = choose_promise(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     folder = out if out is not None else new_folder(planned(config, data.facts, promise))

@@ -24,6 +24,8 @@ from evenhand.types import Event
 Scores = NDArray[np.float64]
 _THRESHOLDS = 200
 _ALARMS = (1e-3, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4)
+_USUAL = (0.003, 0.03, 0.3)
+"""Rates of false alarms at which a threshold is tried: few where steps are few and rows seldom drawn, else many."""
 CHOOSING = 4
 """One trial in so many chooses a threshold, and gives no bound."""
 _STEP, _FARTHEST, _PRECISION = 0.15, 7.0, 1e-3
@@ -148,20 +150,42 @@ def _refuted_factor(events: tuple[Event, ...], rates: Rates) -> float | None:
     return math.exp(high)
 
 
-def best_thresholds(members: Scores, others: Scores, miss: float, delta: float) -> tuple[float, float]:
-    """Return the thresholds that promise most for the family bound and for the direct one, by these trials.
+def family_threshold(members: Scores, others: Scores, events: Sequence[Event], miss: float, delta: float) -> float:
+    """Return a threshold that promises much for the family bound, by these trials; see ``direct_threshold``.
 
-    Use them on other trials: those that chose a threshold must not give the bound.
+    It is the one that needs the largest distance of two Gaussians, or one at a usual rate of false alarms: where rows
+    are sampled, that distance alone would favour so few false alarms that chance decides.
     """
+    candidates = _candidates(members, others)
+    furthest = max(candidates, key=lambda threshold: Counts.of(members, others, threshold).rates(miss).mu)
+    usual: list[float] = np.quantile(others, 1 - np.array(_USUAL), method="higher").tolist()
+
+    def bound(threshold: float) -> float:
+        return family_epsilon(events, Counts.of(members, others, threshold).rates(miss), delta)
+
+    return max([furthest, *usual], key=bound)
+
+
+def direct_threshold(members: Scores, others: Scores, miss: float, delta: float) -> float:
+    """Return the threshold that promises most for the direct bound, by these trials.
+
+    Use it on other trials: those that chose a threshold must not give the bound.
+    """
+
+    def bound(threshold: float) -> float:
+        return direct_epsilon(Counts.of(members, others, threshold).rates(miss), delta)
+
+    return max(_candidates(members, others), key=bound)
+
+
+def _candidates(members: Scores, others: Scores) -> list[float]:
+    """Return scores of all trials that are worth looking at as thresholds, more of them at both ends."""
     pooled = np.unique(np.concatenate([members, others]))
     ranks = np.concatenate(
         [np.linspace(0, 1, _THRESHOLDS), 1 - np.geomspace(1e-6, 0.1, 60), np.geomspace(1e-6, 0.1, 60)]
     )
-    candidates = pooled[np.unique((ranks * (len(pooled) - 1)).astype(int))]
-    rates = [Counts.of(members, others, threshold).rates(miss) for threshold in candidates]
-    family = max(range(len(rates)), key=lambda place: rates[place].mu)
-    direct = max(range(len(rates)), key=lambda place: direct_epsilon(rates[place], delta))
-    return float(candidates[family]), float(candidates[direct])
+    chosen: list[float] = pooled[np.unique((ranks * (len(pooled) - 1)).astype(int))].tolist()
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -185,7 +209,11 @@ def certify(members: Scores, others: Scores, events: Sequence[Event], delta: flo
       miss: probability with which any of the bounds may be wrong.
     """
     first = members.size // CHOOSING, others.size // CHOOSING
-    thresholds = best_thresholds(members[: first[0]], others[: first[1]], miss / 4, delta)
+    choosing = members[: first[0]], others[: first[1]]
+    thresholds = (
+        family_threshold(*choosing, events, miss / 4, delta),
+        direct_threshold(*choosing, miss / 4, delta),
+    )
     counted = [Counts.of(members[first[0] :], others[first[1] :], threshold) for threshold in thresholds]
     family, direct = (counts.rates(miss / 4) for counts in counted)
     return Certified(family_epsilon(events, family, delta), direct_epsilon(direct, delta))
