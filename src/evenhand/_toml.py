@@ -14,6 +14,9 @@ from evenhand import untrusted
 from evenhand.errors import UsageError, VerificationError
 
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def literal(value: Any) -> str:
     """Return a value as TOML text.
 
@@ -23,7 +26,11 @@ def literal(value: Any) -> str:
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(literal(entry) for entry in value)}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if type(value) is int:
+        return str(value)
+    return _encode(value).replace("\x7f", "\\u007f")
 
 
 def key(name: str) -> str:

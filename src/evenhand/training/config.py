@@ -340,12 +340,11 @@ def to_toml(config: Config) -> str:
     """Return the settings as a file for ``evenhand train FILE``. Those that are None or empty are left out."""
     lines = ["# evenhand train FILE takes this file; flags override it"]
     inner: list[str] = []
-    defaults = Config()
-    for name in (f.name for f in dataclasses.fields(Config)):
+    for name in _NAMES:
         value = getattr(config, name)
         if isinstance(value, Mapping):
             inner += tables(name, value)
-        elif value is not None and (name not in _OWN or value != getattr(defaults, name)):
+        elif value is not None and (name not in _OWN or value != getattr(Config, name)):
             lines.append(f"{name} = {literal(value)}")
     text = "\n".join([*lines, *inner]) + "\n"
     try:
@@ -363,6 +362,7 @@ _OWN = (
     *("optimizer", "lr_schedule", "lean", "precision", "least_records", "prior_counts", "goal"),
 )
 """Settings that are written only where they differ from the default."""
+_NAMES = tuple(field.name for field in dataclasses.fields(Config))
 
 
 def _unnamed(role: str) -> UsageError:
