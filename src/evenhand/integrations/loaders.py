@@ -119,16 +119,19 @@ def _names(dataset: Any, names: Iterable[Any] | None) -> list[Any] | None:
 class EpochLoader:
     """A loader of a run's batches for a trainer that iterates over it once an epoch, one batch ahead of its steps.
 
-    It draws only when it is asked for a batch, and it has no length: epochs of a plan differ by a step.
+    It draws only when it is asked for a batch, and it has no length: epochs of a plan differ by a step. A pass in which
+    nothing was stepped (a look at the first batch) leaves its epoch to the next one, which is given the same batches.
     """
 
     private: Private
     data: Data
     ahead: int = 1
     _epochs: Iterator[Epoch] | None = field(default=None, init=False)
+    _first: int = field(default=-1, init=False)
 
     def __iter__(self) -> Iterator[Batch]:
         """Return the batches of the next epoch; nothing is drawn before the first is asked for."""
-        if self._epochs is None:
+        if self._epochs is None or self._first == self.private.position:
             self._epochs = self.private.epochs(self.data, ahead=self.ahead)
+        self._first = self.private.position
         yield from next(self._epochs, ())
