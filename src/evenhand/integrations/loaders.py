@@ -75,11 +75,14 @@ def wrap_dataset(dataset: Any, groups: Iterable[Any] | None, owners: Iterable[An
 
     Names are those of the whole or, if there are as many of them, those of the part.
     """
-    whole = dataset
-    while isinstance(whole, Subset):
-        whole = whole.dataset
+    whole = whole_of(dataset)
     data = wrap(dataset, groups=_names(dataset, groups), owners=_names(dataset, owners))
     return data if whole is dataset else replace(data, origin=partial(_whole_fingerprint, whole))
+
+
+def whole_of(dataset: Any) -> Any:
+    """Return the dataset that a Subset is a part of; any other is returned as it is."""
+    return whole_of(dataset.dataset) if isinstance(dataset, Subset) else dataset
 
 
 def refuse_same_records(train: Data, held_out: Any) -> None:
