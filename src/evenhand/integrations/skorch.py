@@ -68,6 +68,9 @@ class PrivateNet:
         self.epsilon, self.delta, self.privacy, self.method, self.settings = epsilon, delta, privacy, method, settings
         self.groups, self.owners, self.record_loss, self.out, self.options = groups, owners, record_loss, out, options
 
+    trains_privately = True
+    """What ``evenhand.sklearn.make_private_pipeline`` looks for in the last step."""
+
     def get_split_datasets(self, *args: Any, **kwargs: Any) -> Any:
         """Return skorch's split, and remember the held-out part, which must hold no training record."""
         train, self.held_out_ = super().get_split_datasets(*args, **kwargs)  # type: ignore[misc]
