@@ -140,7 +140,7 @@ def test_a_training_that_a_callback_refused_before_its_first_charge_can_begin_ag
         refused.train()
     args.metric_for_best_model = "loss"
     assert trainer(tmp_path, args=args, callbacks=[Wants()]).train().global_step > 0
-    with pytest.raises(UsageError, match="There is a run in .* already"):
+    with pytest.raises(UsageError, match=r"There is a run in .* already"):
         trainer(tmp_path, args=args).train()
 
 

@@ -89,6 +89,13 @@ def test_what_learned_before_a_private_fit_is_refused_also_in_scikit_learns_own_
     assert not Path("runs").exists()
 
 
+def test_a_net_of_skorch_may_come_last() -> None:
+    net = type("Net", (LogisticRegression,), {"trains_privately": True})()
+    assert make_private_pipeline(DeclaredScaler(), net).steps[-1][1] is net
+    with pytest.raises(UsageError, match=r"learn from private records, .*\(StandardScaler\)"):
+        make_private_pipeline(StandardScaler(), net)
+
+
 def test_a_plain_pipeline_of_steps_that_learn_nothing_is_fitted(people: Any) -> None:
     assert make_pipeline(DeclaredScaler((-3, 3)), MODEL).fit(*people)[-1].privacy_.this_fit <= 3.0
 
