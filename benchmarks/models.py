@@ -1,6 +1,7 @@
 """Real models through the engine: accepted or refused, exact or not, by which way, and how long a step takes.
 
     python benchmarks/models.py [--models bert,gpt] [--sizes table|usual] [--batch 16] [--rounds 5] [--json FILE]
+        [--page docs/explanation/real-models.md]
 
 Needs `pip install 'evenhand[bench]'` and `pip install --no-deps timm`; what cannot be imported is a row of the table.
 Every model is compared with plain autograd on each record alone, in float64 where its code allows. Times are those of
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import importlib.util
 import json
 import math
 import os
@@ -22,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_memory import status, trim
+from engine_report import machine, paste
 from evenhand.errors import EvenhandError
 from evenhand.gradients import Engine
 from evenhand.gradients.batch_utils import call, cast, take
@@ -36,6 +40,7 @@ from evenhand.gradients.doctor.timing import opacus_hooks, plain_step, private_s
 from real_models import MODELS, USUAL_SIZES, Real
 
 EXACT_RECORDS, WARM = 6, 9
+PACKAGES = ("transformers", "peft", "timm", "opacus")
 BAR = {"float64": 1e-7, "float32": 1e-3}
 """How far from autograd counts as wrong: parts of Gemma and Mamba compute in float32 whatever the precision."""
 Row = dict[str, Any]
@@ -196,6 +201,13 @@ def examined(name: str, real: Real, options: argparse.Namespace, batch: int) -> 
     return row
 
 
+HEAD = (
+    "| model | result | way | largest relative error, or why, or memory "
+    "| SGD ms | ours / SGD | loop / SGD | Opacus / SGD |\n"
+    "|---|---|---|---|--:|--:|--:|--:|"
+)
+
+
 def line(row: Row) -> str:
     """A row as Markdown."""
 
@@ -203,11 +215,18 @@ def line(row: Row) -> str:
         value = row.get(name, "")
         return f"{value[0]:.2f} ({value[1]:.2f}-{value[2]:.2f})" if isinstance(value, list) else str(value)
 
-    exact = f"{row['error']:.0e} {row['precision']}" if "error" in row else row.get("reason", "")[:60]
+    notes = [f"{row['error']:.0e} {row['precision']}" if "error" in row else row.get("reason", "")[:60]]
     way = f"{row.get('way', '')}" + (f": {row['apart']}" if row.get("apart") else "")
     if "ours MB" in row:
-        exact += f"; {row['ours MB']:.0f} MB, SGD {row['SGD MB']:.0f} MB"
-    cells = (row["model"], row["result"], way, exact, row.get("SGD", ""), *map(ratio, ("ours", "loop", "Opacus")))
+        notes.append(f"{row['ours MB']:.0f} MB, SGD {row['SGD MB']:.0f} MB")
+    cells = (
+        row["model"],
+        row["result"],
+        way,
+        "; ".join(filter(None, notes)),
+        row.get("SGD", ""),
+        *map(ratio, ("ours", "loop", "Opacus")),
+    )
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -229,6 +248,15 @@ def summary(rows: list[Row]) -> list[str]:
     ]
 
 
+def markdown(found: Row) -> str:
+    """The table, what it comes to, and what it was measured on."""
+    table = "\n".join([HEAD, *map(line, found["rows"])])
+    facts = found["machine"]
+    packages = ", ".join(f"{name} {facts[name]}" for name in ("torch", *PACKAGES) if facts.get(name))
+    where = f"Measured in {found['rounds']} rounds on {facts['processor']}, {facts['cores']} cores, {packages}."
+    return "\n\n".join([table, "\n".join(f"- {sentence}" for sentence in summary(found["rows"])), where])
+
+
 def _slower(row: Row) -> bool:
     return isinstance(row.get("ours"), list) and isinstance(row.get("loop"), list) and row["ours"][0] > row["loop"][0]
 
@@ -242,30 +270,40 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--no-time", dest="time", action="store_false")
     parser.add_argument("--no-exact", dest="exact", action="store_false")
     parser.add_argument("--memory", action="store_true", help="also the peak of memory above the model")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="also write everything to this file, after each model")
+    parser.add_argument("--page", type=Path, help="also put table and summary between the marks of this page")
+    parser.add_argument("--again", type=Path, help="measure nothing, take the figures of this JSON file")
     return parser.parse_args()
 
 
+def measured(options: argparse.Namespace) -> Row:
+    """Rows of all models that were asked for, and where they were measured; each is printed when it is done."""
+    cases = USUAL_SIZES if options.sizes == "usual" else {name: (real, options.batch) for name, real in MODELS.items()}
+    words = [word.strip().lower() for word in options.models.split(",")]
+    facts = machine() | {name: version(name) for name in PACKAGES if importlib.util.find_spec(name)}
+    found: Row = {"sizes": options.sizes, "rounds": options.rounds, "machine": facts, "rows": []}
+    print(HEAD)
+    for name, (real, batch) in cases.items():
+        if any(word in name.lower() for word in words):
+            found["rows"].append(examined(name, real, options, batch))
+            print(line(found["rows"][-1]), flush=True)
+            gc.collect()
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
+    print("\n" + "\n".join(summary(found["rows"])))
+    return found
+
+
 def main() -> None:
-    """Print the table and what it comes to; write JSON after each model."""
+    """Print the table and what it comes to; write JSON after each model, and at the end the page."""
     options = parsed()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    cases = USUAL_SIZES if options.sizes == "usual" else {name: (real, options.batch) for name, real in MODELS.items()}
-    words = [word.strip().lower() for word in options.models.split(",")]
-    rows: list[Row] = []
-    print("| model | result | way | largest relative error | SGD ms | ours / SGD | loop / SGD | Opacus / SGD |")
-    print("|---|---|---|---|--:|--:|--:|--:|")
-    for name, (real, batch) in cases.items():
-        if any(word in name.lower() for word in words):
-            rows.append(examined(name, real, options, batch))
-            print(line(rows[-1]), flush=True)
-            gc.collect()
-            if options.json:
-                options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    print("\n" + "\n".join(summary(rows)))
-    sys.exit(0 if rows else 1)
+    found = json.loads(options.again.read_text()) if options.again else measured(options)
+    if options.page:
+        paste(markdown(found), options.page, f"{found['sizes']} sizes")
+    sys.exit(0 if found["rows"] else 1)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ class TrainerState:
     epoch: float | None = None
     global_step: int = 0
     max_steps: int = 0
+    best_metric: float | None = None
+    best_global_step: int | None = None
     log_history: list[dict[str, float]] = field(default_factory=list)
 
 

@@ -81,6 +81,7 @@ class Trainer:
     precision, gradient_clip_val, accumulate_grad_batches, world_size = "32-true", None, 1, 1
     limit_train_batches, overfit_batches, fast_dev_run, max_steps = 1.0, 0.0, False, -1
     reload_dataloaders_every_n_epochs, ckpt_path, sanity_checking = 0, None, False
+    val_check_interval, callbacks = 1.0, ()
 
     def __init__(self, max_epochs: int, callback: Any, **settings: Any) -> None:
         self.max_epochs, self.callback, self.should_stop = max_epochs, callback, False

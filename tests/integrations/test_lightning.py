@@ -103,6 +103,19 @@ class Moves(WithLoss):
         return [part + 0 for part in batch]
 
 
+class LearningRateFinder:
+    """Lightning's, which trains raw."""
+
+
+class Finder(LearningRateFinder):
+    """One of somebody else's, made from it."""
+
+
+class Scheduler:
+    def going_to_accumulate_grad_batches(self) -> bool:
+        return True
+
+
 class NoForward(LightningModule):
     configure_optimizers = Module.configure_optimizers
 
@@ -116,6 +129,9 @@ class NoForward(LightningModule):
     [
         ({"gradient_clip_val": 1.0}, WithLoss, "bounds no record"),
         ({"accumulate_grad_batches": 2}, WithLoss, "micro_batch"),
+        ({"callbacks": [Scheduler()]}, WithLoss, "micro_batch"),
+        ({"callbacks": [Finder()]}, WithLoss, "LearningRateFinder trains on the training records without privacy"),
+        ({"val_check_interval": 0.5}, WithLoss, "number of batches"),
         ({"world_size": 2}, WithLoss, "draw batches in each"),
         ({"strategy": Foreign()}, WithLoss, "strategy Foreign"),
         ({"precision": "16-mixed"}, WithLoss, "precision"),

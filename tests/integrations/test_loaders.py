@@ -106,8 +106,16 @@ def test_a_pass_whose_batches_are_thrown_away_is_refused(tiny: Data, tiny_plan: 
     with eh.attach(model, optimizer, nn.CrossEntropyLoss(reduction="none"), tiny_plan, out=tmp_path) as private:
         with pytest.raises(BatchReuseError, match="drawn but not stepped"):
             list(EpochLoader(private, tiny))
-        loader = EpochLoader(private, tiny)
-        next(iter(loader))
-        with pytest.raises(BatchReuseError, match="No batch of this epoch was stepped"):
-            next(iter(loader))
         assert private.folder.ledger().reserved == 2
+
+
+def test_a_look_at_the_first_batch_leaves_the_epoch_as_it_is(tiny: Data, tiny_plan: Plan, tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with eh.attach(model, optimizer, nn.CrossEntropyLoss(reduction="none"), tiny_plan, out=tmp_path) as private:
+        loader = EpochLoader(private, tiny)
+        looks = [next(iter(loader)) for _ in range(2)]
+        assert looks[0] is looks[1], "the draw of a step is one draw"
+        assert private.folder.ledger().reserved == 1
+        assert [sum(1 for batch in loader if len(private.step(batch)) >= 0) for _ in range(4)] == [5, 5, 5, 0]
+    assert private.folder.ledger().committed == private.plan.steps

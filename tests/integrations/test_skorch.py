@@ -85,6 +85,48 @@ def test_what_looks_at_training_records_or_clips_means_is_refused(rows: TensorDa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["train_step", "train_step_single", "get_loss", "infer"])
+def test_an_override_that_private_steps_would_not_call_is_refused(
+    name: str, rows: TensorDataset, tmp_path: Path
+) -> None:
+    own = type("Own", (Net,), {name: lambda self, *_, **__: None})
+    module = nn.Linear(3, 2)
+    with pytest.raises(UsageError, match=rf"Own\.{name} is not called .*record_loss="):
+        own(module, nn.CrossEntropyLoss(), epsilon=3.0, delta=1e-3, out=tmp_path / "run").fit(rows)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_own_loss_of_the_net_may_stay_for_held_out_records(rows: TensorDataset, tmp_path: Path) -> None:
+    own = type("Own", (Net,), {"get_loss": lambda self, *_, **__: None})
+    each = nn.CrossEntropyLoss(reduction="none")
+    own(nn.Linear(3, 2), nn.CrossEntropyLoss(), epsilon=3.0, delta=1e-3, record_loss=each, out=tmp_path).fit(rows)
+    assert eh.verify(tmp_path)["ok"]
+
+
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler", "collate_fn"])
+def test_draws_of_its_own_are_refused(name: str, rows: TensorDataset, tmp_path: Path) -> None:
+    refused = net(tmp_path / "run")
+    setattr(refused, f"iterator_train__{name}", object())
+    with pytest.raises(UsageError, match=f"iterator_train__{name} is not followed"):
+        refused.fit(rows)
+    refused = net(tmp_path / "run")
+    refused.iterator_train = object
+    with pytest.raises(UsageError, match="iterator_train draws rows itself"):
+        refused.fit(rows)
+
+
+def test_folds_of_the_same_arrays_add_up(rows: TensorDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENHAND_STATE", str(tmp_path / "state"))
+    inputs, targets = rows.tensors
+    parts = [slice(0, 20), slice(20, 40), slice(0, 40)]
+    runs = [
+        net(tmp_path / str(number)).fit(TensorDataset(inputs[part], targets[part])).run_
+        for number, part in enumerate(parts)
+    ]
+    counted = [(run.folder.composition() or {})["runs"] for run in runs]
+    assert counted == [1, 1, 3], "a search trains on folds that share no record, then on all of them"
+
+
 def test_a_validation_split_of_training_records_is_refused(rows: TensorDataset, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="validation data hold training records"):
         net(tmp_path / "run").fit(rows, rows)

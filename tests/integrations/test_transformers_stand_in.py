@@ -107,6 +107,43 @@ def test_a_callback_that_asks_to_stop_ends_the_training_and_the_plan_is_promised
     assert trained.run.privacy.epsilon == trained.run.plan.epsilons[0]
 
 
+def test_callbacks_are_told_the_loss_own_metrics_and_the_best_so_far(tmp_path: Path) -> None:
+    """EarlyStoppingCallback needs all three: it looks a metric up and compares it with ``state.best_metric``."""
+    told: list[tuple[float | None, dict[str, float]]] = []
+
+    class Looks:
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float]) -> None:
+            told.append((state.best_metric, metrics))
+
+    own = iter([0.25, 0.75, 0.5, 0.5, 0.5])
+    options: dict[str, Any] = {"callbacks": [Looks()], "compute_metrics": lambda given: {"f1": next(own)}}
+    args = TrainingArguments(str(tmp_path / "model"), per_device_train_batch_size=32, learning_rate=0.05)
+    args.metric_for_best_model, args.greater_is_better = "f1", True
+    trained = trainer(tmp_path, args=args, **options)
+    trained.train()
+    assert [best for best, _ in told] == [None, 0.25, 0.75]
+    assert [metrics["eval_f1"] for _, metrics in told] == [0.25, 0.75, 0.5]
+    assert all(metrics["eval_loss"] > 0 for _, metrics in told)
+    assert trained.state.best_metric == 0.75
+    assert [row.get("eval_f1") for row in trained.state.log_history] == [0.25, 0.75, 0.5, None]
+
+
+def test_a_training_that_a_callback_refused_before_its_first_charge_can_begin_again(tmp_path: Path) -> None:
+    class Wants:
+        def on_train_begin(self, args: Any, state: Any, control: Any) -> None:
+            assert args.metric_for_best_model is not None
+
+    args = TrainingArguments(str(tmp_path / "model"), per_device_train_batch_size=32, learning_rate=0.05)
+    args.metric_for_best_model = None
+    refused = trainer(tmp_path, args=args, callbacks=[Wants()])
+    with pytest.raises(AssertionError):
+        refused.train()
+    args.metric_for_best_model = "loss"
+    assert trainer(tmp_path, args=args, callbacks=[Wants()]).train().global_step > 0
+    with pytest.raises(UsageError, match=r"There is a run in .* already"):
+        trainer(tmp_path, args=args).train()
+
+
 def test_predictions_have_logits_and_labels(tmp_path: Path) -> None:
     trained = trainer(tmp_path)
     predicted = trained.predict(Records(3, 40))

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.decomposition import PCA
 from sklearn.feature_selection import SelectKBest
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.kernel_approximation import RBFSampler
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -29,7 +30,14 @@ from sklearn.random_projection import GaussianRandomProjection
 import evenhand as eh
 from evenhand.density import MomentDensity
 from evenhand.errors import DataError, UsageError
-from evenhand.sklearn import DeclaredEncoder, DeclaredScaler, PrivateClassifier, PrivatePipeline, make_private_pipeline
+from evenhand.sklearn import (
+    DeclaredEncoder,
+    DeclaredScaler,
+    PrivateClassifier,
+    PrivatePipeline,
+    PrivateRegressor,
+    make_private_pipeline,
+)
 from evenhand.sklearn.pipeline import refuse_learned
 
 pytestmark = pytest.mark.usefixtures("looked_at")
@@ -56,6 +64,40 @@ def test_a_step_that_learns_is_refused_by_name_before_anything_is_spent(step: An
     with pytest.raises(UsageError, match="learn from private records"):
         PrivatePipeline([("step", step), ("model", MODEL)]).fit(*people)
     assert not Path("runs").exists()
+
+
+def _around(name: str) -> Any:
+    scaler = StandardScaler()
+    return {
+        "a pipeline": make_pipeline(scaler, MODEL),
+        "one inside another": make_pipeline(scaler, make_private_pipeline(Normalizer(), MODEL)),
+        "a search at its end": make_pipeline(scaler, GridSearchCV(MODEL, {"lr": [0.1]}, cv=2, error_score="raise")),
+        "a search around it": GridSearchCV(
+            make_pipeline(scaler, MODEL), {"privateclassifier__lr": [0.1]}, cv=2, error_score="raise"
+        ),
+        "scaled targets": TransformedTargetRegressor(PrivateRegressor("linear", epsilon=3.0), transformer=scaler),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["a pipeline", "one inside another", "a search at its end", "a search around it", "scaled targets"]
+)
+def test_what_learned_before_a_private_fit_is_refused_also_in_scikit_learns_own_classes(name: str, people: Any) -> None:
+    inputs, labels = people
+    with pytest.raises(UsageError, match=r"learn from private records, .*\(StandardScaler\)"):
+        _around(name).fit(inputs, inputs[:, 0] if name == "scaled targets" else labels)
+    assert not Path("runs").exists()
+
+
+def test_a_net_of_skorch_may_come_last() -> None:
+    net = type("Net", (LogisticRegression,), {"trains_privately": True})()
+    assert make_private_pipeline(DeclaredScaler(), net).steps[-1][1] is net
+    with pytest.raises(UsageError, match=r"learn from private records, .*\(StandardScaler\)"):
+        make_private_pipeline(StandardScaler(), net)
+
+
+def test_a_plain_pipeline_of_steps_that_learn_nothing_is_fitted(people: Any) -> None:
+    assert make_pipeline(DeclaredScaler((-3, 3)), MODEL).fit(*people)[-1].privacy_.this_fit <= 3.0
 
 
 @pytest.mark.parametrize(

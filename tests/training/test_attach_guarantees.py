@@ -225,6 +225,22 @@ def test_a_change_after_the_last_step_is_noted_at_the_release(tiny: Data, tiny_p
     assert "outside of private steps" in " ".join(verify(tmp_path)["notes"])
 
 
+def test_a_raw_gradient_that_a_parameter_holds_is_never_stepped_along(
+    tiny: Data, tiny_plan: Plan, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    with attached(tiny_plan, tmp_path, model) as private:
+        batches = private.batches(tiny)
+        private.step(next(batches))
+        inputs, targets = tiny.fetch(torch.arange(40))
+        LOSS(model(inputs), targets).mean().backward()  # a look at gradients
+        model[0].requires_grad_(False)
+        before = model[0].weight.detach().clone()
+        private.step(next(batches))
+        assert torch.equal(model[0].weight, before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_an_error_of_the_loss_does_not_print_labels(tiny: Data, tiny_plan: Plan, tmp_path: Path) -> None:
     class Late:
         calls = 0

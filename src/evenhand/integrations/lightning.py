@@ -40,6 +40,8 @@ except ImportError:
 _REPLACED = ("training_step", "backward", "optimizer_step")
 """Methods of the strategy that stand for our step while a private fit runs."""
 _FOREIGN = ("backward", "optimizer_step", "configure_gradient_clipping", "on_before_batch_transfer")
+_FINDERS = ("LearningRateFinder", "BatchSizeFinder")
+"""Callbacks that train raw before the fit."""
 _FOREIGN_BATCH = ("transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -227,6 +229,16 @@ def _overrides(module: Any, names: Iterable[str]) -> list[str]:
     return [name for name in names if getattr(type(module), name, None) is not getattr(base, name, None)]
 
 
+def _is_a(callback: Any, name: str) -> bool:
+    return name in {kind.__name__ for kind in type(callback).__mro__}
+
+
+def _accumulates(callback: Any) -> bool:
+    """Return whether a callback will join batches later, as GradientAccumulationScheduler does."""
+    asked: Callable[[], bool] | None = getattr(callback, "going_to_accumulate_grad_batches", None)
+    return asked is not None and asked()
+
+
 def refuse(trainer: Any, module: Any) -> None:
     """Raise for all at once that private steps cannot do of what the trainer or the module is set up for."""
     if messages := [message for refused, message in _refusals(trainer, module) if refused]:
@@ -240,6 +252,7 @@ def refuse(trainer: Any, module: Any) -> None:
 
 def _refusals(trainer: Any, module: Any) -> list[tuple[bool, str]]:
     plugin, strategy = type(trainer.precision_plugin).__name__, type(trainer.strategy).__name__
+    finders = [name for name in _FINDERS if any(_is_a(callback, name) for callback in trainer.callbacks)]
     foreign, moved = _overrides(module, _FOREIGN[:3]), _overrides(module, (_FOREIGN[3], *_FOREIGN_BATCH))
     return [
         (
@@ -258,7 +271,7 @@ def _refusals(trainer: Any, module: Any) -> list[tuple[bool, str]]:
             "each record's gradient is set by the method, settings={'bound': 1.0}.",
         ),
         (
-            trainer.accumulate_grad_batches != 1,
+            trainer.accumulate_grad_batches != 1 or any(_accumulates(callback) for callback in trainer.callbacks),
             "accumulate_grad_batches joins batches into one step, and a batch of the plan is one step: leave it out, "
             "and pass compute=evenhand.Compute(micro_batch=64) to save memory.",
         ),
@@ -274,6 +287,16 @@ def _refusals(trainer: Any, module: Any) -> list[tuple[bool, str]]:
         (
             trainer.max_epochs in (None, -1) or trainer.max_steps != -1,
             "The plan needs to know how long training takes: Trainer(max_epochs=...), without max_steps.",
+        ),
+        (
+            isinstance(trainer.val_check_interval, float) and trainer.val_check_interval != 1.0,
+            "val_check_interval as a share of an epoch needs a loader with a length, and epochs of a plan differ by a "
+            "step: give a number of batches, val_check_interval=50.",
+        ),
+        (
+            bool(finders),
+            f"{', '.join(finders)} trains on the training records without privacy and chooses by their losses, which "
+            "no epsilon covers: leave it out, and tune on public data.",
         ),
         (
             trainer.reload_dataloaders_every_n_epochs != 0,

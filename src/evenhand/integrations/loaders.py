@@ -75,11 +75,14 @@ def wrap_dataset(dataset: Any, groups: Iterable[Any] | None, owners: Iterable[An
 
     Names are those of the whole or, if there are as many of them, those of the part.
     """
-    whole = dataset
-    while isinstance(whole, Subset):
-        whole = whole.dataset
+    whole = whole_of(dataset)
     data = wrap(dataset, groups=_names(dataset, groups), owners=_names(dataset, owners))
     return data if whole is dataset else replace(data, origin=partial(_whole_fingerprint, whole))
+
+
+def whole_of(dataset: Any) -> Any:
+    """Return the dataset that a Subset is a part of; any other is returned as it is."""
+    return whole_of(dataset.dataset) if isinstance(dataset, Subset) else dataset
 
 
 def refuse_same_records(train: Data, held_out: Any) -> None:
@@ -119,16 +122,19 @@ def _names(dataset: Any, names: Iterable[Any] | None) -> list[Any] | None:
 class EpochLoader:
     """A loader of a run's batches for a trainer that iterates over it once an epoch, one batch ahead of its steps.
 
-    It draws only when it is asked for a batch, and it has no length: epochs of a plan differ by a step.
+    It draws only when it is asked for a batch, and it has no length: epochs of a plan differ by a step. A pass in which
+    nothing was stepped (a look at the first batch) leaves its epoch to the next one, which is given the same batches.
     """
 
     private: Private
     data: Data
     ahead: int = 1
     _epochs: Iterator[Epoch] | None = field(default=None, init=False)
+    _first: int = field(default=-1, init=False)
 
     def __iter__(self) -> Iterator[Batch]:
         """Return the batches of the next epoch; nothing is drawn before the first is asked for."""
-        if self._epochs is None:
+        if self._epochs is None or self._first == self.private.position:
             self._epochs = self.private.epochs(self.data, ahead=self.ahead)
+        self._first = self.private.position
         yield from next(self._epochs, ())

@@ -8,18 +8,23 @@ history has no training loss: that would be a raw value.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from evenhand.accounting.budgets import Promise
+from evenhand.data.dataset import wrap
 from evenhand.errors import UsageError
 from evenhand.integrations.ask import Ask, finish
-from evenhand.integrations.loaders import EpochLoader, refuse_same_records, wrap_dataset
+from evenhand.integrations.loaders import EpochLoader, refuse_same_records, whole_of, wrap_dataset
 from evenhand.methods.catalogue import Method
+from evenhand.runs.known_records import origin_of
 from evenhand.training import losses
 from evenhand.training.losses import Loss
 
@@ -28,7 +33,8 @@ class PrivateNet:
     """A mixin for skorch's nets: ``fit`` trains privately; ``private_`` is the run meanwhile, ``run_`` its end.
 
     ``max_epochs`` and ``batch_size`` of the net go into the plan; the validation split is not covered by the statement.
-    Each call of ``fit`` or ``partial_fit`` is a run of its own, and their budgets add up.
+    Each call of ``fit`` or ``partial_fit`` is a run of its own, and budgets of those that share a record add up, as the
+    folds of a search do.
 
     Args:
       epsilon: promise to every record; or give ``privacy`` (Privacy, Budgets, FixedNoise).
@@ -62,6 +68,9 @@ class PrivateNet:
         self.epsilon, self.delta, self.privacy, self.method, self.settings = epsilon, delta, privacy, method, settings
         self.groups, self.owners, self.record_loss, self.out, self.options = groups, owners, record_loss, out, options
 
+    trains_privately = True
+    """What ``evenhand.sklearn.make_private_pipeline`` looks for in the last step."""
+
     def get_split_datasets(self, *args: Any, **kwargs: Any) -> Any:
         """Return skorch's split, and remember the held-out part, which must hold no training record."""
         train, self.held_out_ = super().get_split_datasets(*args, **kwargs)  # type: ignore[misc]
@@ -74,6 +83,7 @@ class PrivateNet:
         net: Any = self
         refuse(net)
         data = wrap_dataset(dataset, self.groups, self.owners)
+        data = replace(data, origin=partial(_counted_as, dataset))
         refuse_same_records(data, [] if self.held_out_ is None else self.held_out_)
         ask = Ask(
             *(self.epsilon, self.delta, self.privacy, self.method, self.settings),
@@ -125,8 +135,16 @@ class PrivateNet:
             del self.private_
 
 
+_REPLACED = ("train_step", "train_step_single", "infer")
+"""Methods of a net that a private step takes the place of."""
+_DRAWS = ("sampler", "batch_sampler", "collate_fn")
+"""Settings of a loader that the plan's draws would not follow."""
+
+
 def refuse(net: Any) -> None:
-    """Raise if a callback of the net would look at training values, or change gradients behind the private step."""
+    """Raise if a callback looks at training values or changes gradients, or if the net does what steps would not."""
+    for words in _not_followed(net):
+        raise UsageError(f"{words} Nothing was spent.")
     for name, callback in net.callbacks_:
         if type(callback).__name__ == "GradientNormClipping":
             raise UsageError(
@@ -138,6 +156,36 @@ def refuse(net: Any) -> None:
                 f"The callback {name!r} scores training records, which no epsilon covers: let it score the validation "
                 "split, on_train=False. Nothing was spent."
             )
+
+
+def _not_followed(net: Any) -> Iterator[str]:
+    """Yield what the net sets or overrides, and a private step would pass over in silence."""
+    kind = type(net).__name__
+    for name in (*_REPLACED, *(() if net.record_loss is not None else ("get_loss",))):
+        if _overridden(net, name):
+            yield (
+                f"{kind}.{name} is not called by a private step, which takes the module and one loss per record: pass "
+                "record_loss=, a function of outputs and targets, and leave the override out."
+            )
+    if getattr(net, "iterator_train", DataLoader) is not DataLoader:
+        yield "iterator_train draws rows itself, and the plan draws them here: leave it out."
+    for name in _DRAWS:
+        if getattr(net, f"iterator_train__{name}", None) is not None:
+            yield (
+                f"iterator_train__{name} is not followed: rows are drawn by the plan's Poisson sampler, as the "
+                "accountant counts them. Leave it out, and change records in the dataset."
+            )
+
+
+def _overridden(net: Any, name: str) -> bool:
+    """Return whether a method is not skorch's own."""
+    kind = next((kind for kind in type(net).__mro__ if name in vars(kind)), None)
+    return not (kind is None or kind.__name__ == "NeuralNet" or kind.__module__.startswith("skorch."))
+
+
+def _counted_as(dataset: Any) -> str:
+    """Return the name under which runs on these records add up, with those on folds and samples of the same arrays."""
+    return origin_of(wrap(whole_of(dataset)))
 
 
 def _loss(given: str | Loss | None, criterion: Any) -> Loss:

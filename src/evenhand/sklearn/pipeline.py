@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
 import sklearn
 from sklearn.base import clone
-from sklearn.compose import ColumnTransformer
-from sklearn.frozen import FrozenEstimator
-from sklearn.kernel_approximation import PolynomialCountSketch, RBFSampler, SkewedChi2Sampler
-from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
-from sklearn.preprocessing import OneHotEncoder, PolynomialFeatures
-from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
-from sklearn.utils import _safe_indexing, get_tags
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.utils import _safe_indexing
 
 from evenhand.density.base_estimator import PrivateDensity
 from evenhand.errors import UsageError
-from evenhand.sklearn.declared import DeclaredEncoder, DeclaredScaler
+from evenhand.sklearn.learning_steps import refuse_steps
 from evenhand.sklearn.private_estimator import PrivateEstimator
 from evenhand.sklearn.rows import origin
 from evenhand.sklearn.total_privacy import TotalPrivacy
 
-_SHAPES_ONLY = (
-    DeclaredScaler,
-    DeclaredEncoder,
-    PolynomialFeatures,
-    PolynomialCountSketch,
-    RBFSampler,
-    SkewedChi2Sampler,
-)
-"""Transformers whose ``fit`` looks at the number of columns only."""
-_PROJECTIONS = (GaussianRandomProjection, SparseRandomProjection)
 _LOOKED_AT, _ALONE = 64, 4
 """Records of which some are transformed alone and in company."""
 
@@ -163,50 +148,12 @@ def refuse_learned(pipeline: Pipeline) -> None:
       evenhand.errors.UsageError: These steps learn from private records, which no promise pays for: 'pca' (PCA). ...
     """
     last = pipeline.steps[-1][1]
-    if not isinstance(last, PrivateEstimator | PrivateDensity):
+    if not isinstance(last, PrivateEstimator | PrivateDensity) and not getattr(last, "trains_privately", False):
         raise UsageError(
             f"The last step is {type(last).__name__}, which is not private: end with PrivateClassifier, "
-            "PrivateRegressor or a density of evenhand."
+            "PrivateRegressor, a density of evenhand, or a net of skorch with PrivateNet before it."
         )
-    public = getattr(pipeline, "public", ())
-    learned = [pair for name, step in pipeline.steps[:-1] for pair in _learned(name, step, public)]
-    if learned:
-        named = ", ".join(f"{name!r} ({type(step).__name__})" for name, step in learned)
-        raise UsageError(
-            f"These steps learn from private records, which no promise pays for: {named}. Use DeclaredScaler(bounds) "
-            "or DeclaredEncoder(categories) with public parameters; or fit the step on public data, wrap it in "
-            "sklearn.frozen.FrozenEstimator and declare that by public=[name]. Nothing was spent."
-        )
-
-
-def _learned(name: str, step: Any, public: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the steps, also inside others, whose ``fit`` may learn from values."""
-    if isinstance(step, Pipeline):
-        inner = [(part, estimator) for part, estimator in step.steps]
-    elif isinstance(step, ColumnTransformer):
-        inner = [(part, estimator) for part, estimator, _ in step.transformers] + [("remainder", step.remainder)]
-    elif isinstance(step, FeatureUnion):
-        inner = list(step.transformer_list)
-    else:
-        if not _learns_nothing(step) and not (isinstance(step, FrozenEstimator) and name in public):
-            yield name, step
-        return
-    for part, estimator in inner:
-        yield from _learned(part, estimator, public)
-
-
-def _learns_nothing(step: Any) -> bool:
-    if step is None or isinstance(step, str):  # passthrough, drop
-        return True
-    if isinstance(step, FrozenEstimator):
-        return False
-    if isinstance(step, OneHotEncoder):
-        counts = step.min_frequency is not None or step.max_categories is not None or step.drop is not None
-        return not isinstance(step.categories, str) and not counts
-    if isinstance(step, _PROJECTIONS):
-        return bool(step.n_components != "auto")
-    stateless: bool = not get_tags(step).requires_fit
-    return stateless or isinstance(step, _SHAPES_ONLY)
+    refuse_steps(pipeline)
 
 
 def _dense(rows: Any) -> Any:

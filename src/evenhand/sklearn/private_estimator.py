@@ -27,6 +27,7 @@ from evenhand.mechanism.make_plan import plan as make_plan
 from evenhand.methods.catalogue import method
 from evenhand.models.build import build, from_factory
 from evenhand.sklearn.declared import pairs
+from evenhand.sklearn.learning_steps import refuse_learned_before
 from evenhand.sklearn.rows import origin
 from evenhand.sklearn.total_privacy import TotalPrivacy
 from evenhand.training import evaluate
@@ -102,6 +103,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             raise UsageError(
                 _WEIGHTED if name == "sample_weight" else f"fit takes no argument {_validate.shown(name)}."
             )
+        refuse_learned_before(self)
         array, y = self._read(X, y)
         data = self._wrapped(self._features(array), self._targets(y), groups=groups, owners=owners)
         data = replace(data, origin=self._counted_as or (lambda: origin(array)))

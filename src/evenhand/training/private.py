@@ -438,8 +438,10 @@ class Private:
         return {} if self.group.size == 1 else facts_of_data(data)
 
     def _update(self, gradient: Mapping[str, Tensor]) -> None:
-        """Let the optimizer take one step along the private gradient."""
+        """Let the optimizer take one step along the private gradient, and along no other that a parameter may hold."""
         trainable = self._watch.trainable
+        for parameter in (parameter for group in self.optimizer.param_groups for parameter in group["params"]):
+            parameter.grad = None
         for name, value in gradient.items():
             parameter = trainable[name]
             parameter.grad = value if value.dtype == parameter.dtype else value.to(parameter.dtype)

@@ -9,7 +9,7 @@ from evenhand.integrations.transformers.library import library
 
 
 class Relay:
-    """A logger of ``fit`` that calls TrainerCallbacks: at the start, after every evaluation, and at the end.
+    """The one that calls TrainerCallbacks: at the start, after every evaluation, and at the end.
 
     They are given arguments, state, control and released values, never a model in training, a batch, a loss or a
     gradient of training records. Events of single steps are not sent.
@@ -28,26 +28,37 @@ class Relay:
         self.state.max_steps = steps
         self.send("on_train_begin")
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Pass on the values of one evaluation."""
+    def asks_to_stop(self, step: int, values: Mapping[str, float]) -> bool:
+        """Pass on the values of one evaluation, and return whether a callback asks to stop after it.
+
+        The arguments are those of ``fit(stop=...)``; the plan's epsilon holds wherever training stops.
+        """
         self.state.global_step, self.state.epoch = step, self.epoch(step)
-        metrics = {f"eval_{name}" if name.startswith("accuracy") else name: value for name, value in values.items()}
+        metrics = {name if name.startswith("epsilon") else _named(name): value for name, value in values.items()}
         self.state.log_history.append({**metrics, "epoch": self.state.epoch, "step": step})
         self.send("on_log", logs=dict(metrics))
         self.send("on_evaluate", metrics=dict(metrics))
-
-    def asks_to_stop(self, step: int, values: Mapping[str, float]) -> bool:
-        """Return whether a callback asked to stop after what it was given last; the plan's epsilon holds all the same.
-
-        The arguments are those of ``fit(stop=...)``.
-        """
+        self._note_best(step, metrics)
         return bool(getattr(self.control, "should_training_stop", False))
+
+    def _note_best(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note the best value so far of ``metric_for_best_model``, once callbacks have compared with the one before."""
+        name = getattr(self.args, "metric_for_best_model", None)
+        value = None if name is None else metrics.get(_named(name.removeprefix("eval_")))
+        if value is None:
+            return
+        sign = 1 if getattr(self.args, "greater_is_better", None) else -1
+        best = self.state.best_metric
+        if best is None or sign * value > sign * best:
+            self.state.best_metric, self.state.best_global_step = value, step
 
     def conclude(self, evaluations: Sequence[Mapping[str, Any]], values: Mapping[str, Any], steps: int) -> None:
         """Fill the history with what the run recorded, add its last values, and say that training has ended."""
         self.state.global_step, self.state.epoch = steps, self.epoch(steps)
+        told = {row["step"]: row for row in self.state.log_history}
         self.state.log_history = [
-            {**as_metrics(row), "epoch": row["epoch"], "step": row["step"]} for row in evaluations
+            {**told.get(row["step"], {}), **as_metrics(row), "epoch": row["epoch"], "step": row["step"]}
+            for row in evaluations
         ]
         self.state.log_history.append({**values, "epoch": self.state.epoch, "step": steps})
         self.send("on_train_end")
@@ -62,6 +73,16 @@ class Relay:
             method = getattr(callback, event, None)
             if callable(method):
                 self.control = method(self.args, self.state, self.control, **values) or self.control
+
+
+def _named(name: str) -> str:
+    """Return a Trainer's name of a figure.
+
+    Examples:
+      >>> _named("log_loss"), _named("accuracy/a")
+      ('eval_loss', 'eval_accuracy/a')
+    """
+    return "eval_loss" if name in ("log_loss", "loss") else f"eval_{name}"
 
 
 def as_metrics(row: Mapping[str, Any], prefix: str = "eval") -> dict[str, float]:

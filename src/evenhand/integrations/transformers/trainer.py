@@ -37,6 +37,7 @@ from evenhand.training.loggers import Logger, MlflowLogger, TensorBoardLogger
 from evenhand.training.losses import CrossEntropy, Loss
 from evenhand.training.optimizers import OptimizerFactory, SchedulerFactory
 from evenhand.training.run import Run
+from evenhand.training.steps.callbacks import Stop
 
 _OVERRIDDEN = ("compute_loss", "training_step", "get_train_dataloader", "create_optimizer", "get_batch_samples")
 
@@ -56,7 +57,8 @@ class PrivateTrainer:
       processing_class: the tokenizer: it is declared public, pads, and is saved with the model.
       model_init: makes the model, after ``args.seed`` was set, instead of ``model``.
       compute_loss_func: refused, since it is given a batch: use ``loss``.
-      compute_metrics: given predictions and labels of held-out records, by ``evaluate`` and ``predict``.
+      compute_metrics: given predictions and labels of held-out records, after every epoch and by ``evaluate`` and
+        ``predict``.
       callbacks: TrainerCallbacks, given released values only, see ``relay``.
       optimizers: an optimizer over the trainable parameters and a scheduler of it, either of them may be None.
       optimizer_cls_and_kwargs: a class of optimizers and its settings, instead.
@@ -190,8 +192,8 @@ class PrivateTrainer:
         test = None if self.eval_dataset is None else self._reader.read(self.eval_dataset, *self._columns())
         optimizer, scheduler = self._descent
         common: dict[str, Any] = {"optimizer": optimizer, "compute": self._settings.compute}
-        common |= {"loss": self._loss, "test": test, "loggers": self._listeners(test)}
-        common["stop"] = self._relay.asks_to_stop if test is not None else None
+        common |= {"loss": self._loss, "test": test, "loggers": self._loggers if test is not None else []}
+        common["stop"] = None if test is None else self._after_evaluations(test)
         common["progress"] = False if getattr(self.args, "disable_tqdm", False) else None
         with _as_trained(self.model, bool(getattr(self.args, "use_cache", False))):
             if resume_from_checkpoint:
@@ -312,19 +314,25 @@ class PrivateTrainer:
         decision = None if self._run is None else self._run.decision
         row = evaluate.row(self.model, data, self.state.global_step, self.state.epoch or 0.0, decision)
         metrics = as_metrics(small_cells.shareable(row), prefix)
+        return metrics | {f"{prefix}_{name.removeprefix(f'{prefix}_')}": v for name, v in self._own(data).items()}
+
+    def _own(self, data: Data) -> Mapping[str, float]:
+        """Return what ``compute_metrics`` makes of held-out records."""
         if self.compute_metrics is None:
-            return metrics
+            return {}
         scores, labels = evaluate.compute_scores(self.model, data)
         logits = scores if self._preprocess is None else self._preprocess(scores, labels)
         given = library().EvalPrediction(predictions=_as_array(logits), label_ids=labels.numpy())
-        extra = self.compute_metrics(given)
-        return metrics | {
-            name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value for name, value in extra.items()
-        }
+        return self.compute_metrics(given)
 
-    def _listeners(self, test: Data | None) -> list[Logger]:
-        """Return who is told released values; without held-out records there are none."""
-        return [] if test is None else [self._relay, *self._loggers]
+    def _after_evaluations(self, test: Data) -> Stop:
+        """Return what tells callbacks the values of an evaluation, and says whether one of them asks to stop."""
+
+        def compute_metrics_or_a_callback(step: int, values: Mapping[str, float]) -> bool:  # a failure prints this name
+            computed = {name.removeprefix("eval_"): value for name, value in self._own(test).items()}
+            return self._relay.asks_to_stop(step, {**values, **computed})
+
+        return compute_metrics_or_a_callback
 
 
 def _built(model: nn.Module | None, model_init: Callable[[], nn.Module] | None, args: Any) -> nn.Module:
@@ -406,7 +414,8 @@ def _existing(folder: Path) -> Folder:
 
 
 def _refuse_begun(folder: Path) -> None:
-    if (folder / "plan.json").exists():
+    before = Folder(folder)
+    if before.begun and before.ledger().reserved:  # what stopped before its first charge makes room, as in fit
         raise UsageError(
             f"There is a run in {folder} already: continue it with train(resume_from_checkpoint=True), or give the new "
             "one a folder of its own, run_folder=. Nothing was spent."
