@@ -13,7 +13,6 @@ from typing import Any
 from evenhand import untrusted
 from evenhand.errors import UsageError, VerificationError
 
-
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 

@@ -121,6 +121,29 @@ def test_a_look_in_float64_leaves_nothing_of_an_lstm_that_seems_to_move() -> Non
     assert company.snapshot() is None
 
 
+def test_a_row_that_is_in_both_companies_is_not_taken_for_state_that_every_pass_moves() -> None:
+    """A step's own look keeps some rows; a buffer set from one of them is alike in both, whatever it remembers."""
+    batch, others = (torch.randn(6, 3), torch.arange(6) % 2), (torch.randn(4, 3), torch.arange(4) % 2)
+    rows, company = Rows.of(batch, others, torch.tensor([0, 4])), Company(RemembersFirst(), entropy)
+    company.look(rows, 3, lambda: rows, precise=False, learns=False)
+    assert company.moving == frozenset()
+    company.look(rows, 3, lambda: rows, precise=False)
+    assert company.moving == {"model.seen"}, "many looks before training tell"
+
+
+class RemembersFirst(nn.Module):
+    """Keeps the first row of the last batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.copy_(x[0].detach())
+        return self.layer(x)
+
+
 class Last(nn.Module):
     """The last output of a recurrent layer."""
 

@@ -137,12 +137,13 @@ class Company:
         """Return whether a pass may change what lies here: it moves the same way always, or mirrors the last pass."""
         return path in self.moving or path in self._mirrors
 
-    def look(self, rows: Rows, seed: int, again: Callable[[], Rows], *, precise: bool) -> Finding:
+    def look(self, rows: Rows, seed: int, again: Callable[[], Rows], *, precise: bool, learns: bool = True) -> Finding:
         """Return whether loss or gradient of the kept rows depend on the other rows, or state on any of them.
 
         All three generators start from ``seed``. What differs must differ in float64 too, or in every pair of three
         companies that ``again`` makes. ``precise`` looks in float64 first, with random layers replaced by their means,
-        also at each kept row alone.
+        also at each kept row alone. If it ``learns``, state that changes alike in both companies is taken for one that
+        every pass moves; a single look cannot tell that from state that is set by a row which is in both.
         """
         with self._alone() as before:
             start = self._state.picture()
@@ -155,7 +156,8 @@ class Company:
             if first.differs(second, NOTICED) and self._confirmed(rows, seed, before, again):
                 return Finding(coupled=True)
             paths = changes(one, two)
-            self.moving |= frozenset(changes(start, one)) - frozenset(paths)
+            if learns:
+                self.moving |= frozenset(changes(start, one)) - frozenset(paths)
             if paths and not self._mirrored(rows, seed, before, second, two):
                 return Finding(written=paths[0])
             self._mirrors |= frozenset(paths)

@@ -150,7 +150,7 @@ class Coupling:
             return
         done, began = 0, time.thread_time()
         for done in range(1, (DRAWS if first else LEAST) + 1):
-            self._raise(self._look(draw, self._batch(draw, done), done)[0], before=True)
+            self._raise(self._look(draw, self._batch(draw, done), done, learns=True)[0], before=True)
             pace = (time.thread_time() - began) / done
             if done >= LEAST and pace * done > max(SECONDS, SHARE * self._steps * pace / COST):
                 break
@@ -173,7 +173,8 @@ class Coupling:
         start = int(draw.integers(0, max(1, len(rows) - self._rows + 1)))
         rows = rows[start : start + self._rows]
         self._looks += 1
-        finding, fixed_rows = self._look(draw, (take(inputs, rows), take(targets, rows)), self._looks)
+        batch = take(inputs, rows), take(targets, rows)
+        finding, fixed_rows = self._look(draw, batch, self._looks, learns=False)
         self._raise(finding, before=False)
         if finding.losses is not None and self._full:
             self._real = rows[fixed_rows], finding.losses
@@ -216,13 +217,19 @@ class Coupling:
         rows = torch.from_numpy(draw.permutation(batch_size(*self._pool))[:size])
         return take(self._pool[0], rows), take(self._pool[1], rows)
 
-    def _look(self, draw: np.random.Generator, batch: tuple[Any, Any], number: int) -> tuple[Finding, Tensor]:
-        """Return the finding of one check, and which rows were kept. Every fourth check runs in float64."""
+    def _look(
+        self, draw: np.random.Generator, batch: tuple[Any, Any], number: int, *, learns: bool
+    ) -> tuple[Finding, Tensor]:
+        """Return the finding of one check, and which rows were kept. Every fourth check runs in float64.
+
+        What every pass moves is learned from the many checks before training only.
+        """
         precise, seed = number % 4 == 1, int(draw.integers(1 << 32))
         again = partial(self._replaced, draw, batch)
         rows = again(few=precise or number % 2 == 0, copies=number % 5 == 0)
         try:
-            return self._company.look(rows, seed, lambda: again(few=False), precise=precise), rows.indices
+            finding = self._company.look(rows, seed, lambda: again(few=False), precise=precise, learns=learns)
+            return finding, rows.indices
         except EvenhandError:
             raise
         except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
