@@ -41,9 +41,10 @@ PAPERS = (
         "Ordering by loss helps strict owners where training is cut off before they are learned: small rates, few "
         "steps, budgets far apart. On the digits at rate 1 it gives the strictest of ten owners {slow} points over "
         "IDP-SGD; the order does it, since a random one is {random} behind. At tuned rates the strictest owner is not "
-        "seen to gain: {tuned} on the digits, {tuned_ctg} on cardiotocography, {private_cifar} on CIFAR-10. There the "
-        "owner that is worst served, which is not the strictest, gains {worst_cifar}, seen on one split. Where no arm "
-        "learns the strict owner, as at the slow rate on cardiotocography, ordering changes nothing: {flat}. The "
+        "seen to gain: {tuned} on the digits, {tuned_ctg} on cardiotocography, {tuned_cifar} on CIFAR-10 with "
+        "owners dealt anew. With ten owners fixed, on one split there, the owner that is worst served, which is not "
+        "the strictest, gains {worst_cifar}. Where no arm learns the strict owner, as at the slow rate on "
+        "cardiotocography, ordering changes nothing: {flat}. The "
         "worst owner is served far better at the slow rate where everybody gets the strictest promise: ordering is "
         "{strictest} from it; at tuned rates this is not decided: {strictest_tuned}.",
         (
@@ -68,9 +69,9 @@ PAPERS = (
                 "ino_map_ctg",
                 f"With each at its own rate, ordering (Scale) raises the strictest owner {_CTG}",
             ),
-            "private_cifar": (
-                "cifar_owners",
-                "INO (Scale) raises the recall of the most private owner over IDP-SGD (Scale) (budgets 2 to 11)",
+            "tuned_cifar": (
+                "ino_map_cifar",
+                "With each at its own rate, ordering (Scale) raises the strictest owner (budgets 1 to 10)",
             ),
             "worst_cifar": (
                 "cifar_owners",
@@ -94,24 +95,28 @@ PAPERS = (
     Paper(
         "000",
         "SAD-DPSGD (Huang and Xie 2025)",
-        "Growing noise with a falling bound is about as good as constant noise. Against DP-SGD its accuracy is not "
-        "told apart at any epsilon: {plain_3} points at 3, {plain_8} at 8, {plain_16} at 16. It is more accurate than "
-        "Auto-DPSGD-S, our sound substitute, at 8, {auto_8}, and at 16, {auto_16}, which is not seen at 3, {auto_3}; "
-        "and than the same schedule reversed at 16 only, {back_16}. The worst diagnosis is not seen to gain: {worst_3} "
-        "at 3. Neither are the paper's beta, gamma and number of phases seen to be better than others: {beta} for "
-        "beta, {phases} for three phases against two.",
+        "Growing noise with a falling bound is about as good as constant noise. On HAM10000 with the same rates to "
+        "choose from, 20 replicas: {plain_3} points of accuracy from DP-SGD at epsilon 3, {plain_8} at 8, {plain_16} "
+        "at 16; {back_3}, {back_8} and {back_16} from the same schedule reversed. The mean over diagnoses gains at 16, "
+        "{mean_16}, which is not decided at 3, {mean_3}, and 8, {mean_8}. At epsilon 8 it is more accurate than "
+        "Auto-DPSGD-S, our sound substitute, in an older study of five seeds: {auto_8}. The paper's beta, gamma and "
+        "number of phases are not seen to be better than others: {beta} for beta, {phases} for three phases against "
+        "two.",
         ("sad_ham", "ham_sad", "ham_sad_studies"),
         {
-            **{f"plain_{at}": ("ham_sad", f"SAD is more accurate than DP-SGD (epsilon {at})") for at in (3, 8, 16)},
+            **{f"plain_{at}": ("sad_ham", f"SAD is more accurate than DP-SGD (epsilon {at})") for at in (3, 8, 16)},
             **{
-                f"auto_{at}": (
-                    "ham_sad",
-                    f"SAD is more accurate than Auto-DPSGD-S (our sound substitute) (epsilon {at})",
+                f"back_{at}": ("sad_ham", f"SAD is more accurate than the same schedule reversed (epsilon {at})")
+                for at in (3, 8, 16)
+            },
+            **{
+                f"mean_{at}": (
+                    "sad_ham",
+                    f"SAD serves the diagnoses better in the mean than DP-SGD (epsilon {at})",
                 )
                 for at in (3, 8, 16)
             },
-            "back_16": ("ham_sad", "SAD is more accurate than the same schedule reversed (epsilon 16)"),
-            "worst_3": ("ham_sad", f"SAD serves the worst diagnosis better than DP-SGD {_E3}"),
+            "auto_8": ("ham_sad", "SAD is more accurate than Auto-DPSGD-S (our sound substitute) (epsilon 8)"),
             "beta": ("ham_sad_studies", f"beta = 0.8 is more accurate than 0.6 {_E3}"),
             "phases": ("ham_sad_studies", f"Three phases are more accurate than two {_E3}"),
         },
@@ -137,7 +142,9 @@ PAPERS = (
         "DPSGD-F (Xu et al. 2021)",
         "At the paper's own, small learning rate a clip bound per group gains a lot on Adult: {slow} points of "
         "accuracy, and {sexes} points of the difference between the sexes in accuracy lost. So does one larger bound "
-        "for everybody, from which DPSGD-F is {larger} away. With rates tuned alike little of it is left: {tuned} of "
+        "for everybody, from which DPSGD-F is {larger} away, also with more noise, {noisy}, and less, {quiet}. On "
+        "Dutch "
+        "the gain is {dutch}. With rates tuned alike little of it is left: {tuned} of "
         "accuracy, and {tuned_sexes} between the sexes. Naive reweighting is like DP-SGD at the paper's rate, as "
         "the paper says: DP-SGD is {naive} above it. Memory of the noisy counts costs no privacy; on Adult it is not "
         "seen to matter, {memory}, and where a group has few records in a step it helps on the held-out records of "
@@ -157,6 +164,18 @@ PAPERS = (
                 f"least 1 point {_E3}",
             ),
             "larger": ("sexes_adult", f"{_PAPERS_RATE} is more accurate than DP-SGD with bound 5 {_E3}"),
+            "noisy": (
+                "sexes_adult_noise",
+                "At the paper's rate, DPSGD-F loses less accuracy than DP-SGD, bound 5 (epsilon 0.5)",
+            ),
+            "quiet": (
+                "sexes_adult_noise",
+                "At the paper's rate, DPSGD-F loses less accuracy than DP-SGD, bound 5 (epsilon 8)",
+            ),
+            "dutch": (
+                "sexes_dutch",
+                f"{_PAPERS_RATE} without memory (the paper's) loses less accuracy than DP-SGD {_E3}",
+            ),
             "tuned": ("sexes_adult", f"With each at its own rate, DPSGD-F is more accurate than DP-SGD {_E3}"),
             "tuned_sexes": (
                 "sexes_adult",
@@ -177,10 +196,11 @@ PAPERS = (
         "004",
         "Global-Adapt-V2 (Chilukoti et al. 2025)",
         "The claimed accuracies stand at an epsilon that was composed once per epoch. At true epsilon 3 its falling "
-        "noise changes nothing that is seen, {falling} points, and its threshold does not serve the rare digit better "
-        "than DP-SGD with a rate tuned alike: {rare}; the older Global-Adapt does not either: {older}. It needs no "
+        "noise changes nothing that is seen, {falling} points, and its threshold is not seen to serve the rare digit "
+        "better than DP-SGD with a rate tuned alike: {rare}; the older Global-Adapt serves it worse: {older}. It "
+        "needs no "
         "Adam, {adam}, and no cosine rate, {cosine}. What serves the rare digit is naive reweighting: {naive} on "
-        "scattering features, {naive_cnn} with a network, on three seeds.",
+        "scattering features; with a network, on three seeds, that is not decided: {naive_cnn}.",
         ("adapt_mnist8", "mnist8_v2", "mnist8_optimizers", "mnist8", "mnist8_scattering"),
         {
             "falling": ("mnist8_v2", f"V2 with falling noise is more accurate than V2 with constant noise {_E3}"),
