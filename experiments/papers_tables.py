@@ -46,7 +46,9 @@ PAPERS = (
         "the strictest, gains {worst_cifar}. Where no arm learns the strict owner, as at the slow rate on "
         "cardiotocography, ordering changes nothing: {flat}. The "
         "worst owner is served far better at the slow rate where everybody gets the strictest promise: ordering is "
-        "{strictest} from it; at tuned rates this is not decided: {strictest_tuned}.",
+        "{strictest} from it; at tuned rates this is not decided: {strictest_tuned}. "
+        "To membership inference stricter owners leak less, under ordering as without it: "
+        "[lira_owners](lira_owners.md).",
         (
             *("ino_map_digits", "ino_map_ctg", "ino_map_cifar", "ino_parts_digits", "ino_pareto_digits"),
             *("ctg_owners", "ctg_random", "ctg_records", "ctg_overlap", "ctg_noise", "ctg_ablation", "ctg_pareto"),
