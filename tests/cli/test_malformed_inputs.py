@@ -93,7 +93,7 @@ cells("formula_for_a_number", f'"=HYPERLINK(""{CANARY}"")"', "no finite number",
 cells("formula_for_a_category", f"=cmd|{CANARY}", "not declared", 1)
 
 
-@case("Column 'ill' has missing values")
+@case("Column 'ill', the label, has missing values")
 def labels_missing_from_one_group(folder: Path) -> None:
     write(folder, [[*row[:3], "" if row[1] == "south" else row[3]] for row in people()])
 
