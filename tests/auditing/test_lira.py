@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +247,24 @@ def test_256_models_of_the_digits_leak_without_privacy_and_not_at_epsilon_1() ->
     parts = eh.audit(owned, kind="lira", train=eh.data.wrap(inputs, targets, owners=names)).details["parts"]
     print({name: part["auc"] for name, part in parts.items() if name.startswith("owner")})
     assert parts["owner 1"]["auc"][0] < parts["owner 10"]["auc"][0] < parts["owner 100"]["auc"][0]
+
+
+@pytest.mark.slow
+def test_256_models_on_2000_pictures_leak_without_privacy_and_not_at_epsilon_1() -> None:
+    """An overfit subset of MNIST, averaged to 7 x 7; EVENHAND_TEST_DATA names the folder that has mnist/."""
+    folder = Path(os.environ.get("EVENHAND_TEST_DATA", "")) / "mnist"
+    if not (folder / "train-images-idx3-ubyte.gz").exists():
+        pytest.skip("MNIST is not to be had: name its folder in EVENHAND_TEST_DATA")
+    pixels, labels = (
+        torch.frombuffer(bytearray(gzip.decompress((folder / f"train-{name}.gz").read_bytes())), dtype=torch.uint8)
+        for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    )
+    pictures = pixels[16:].view(-1, 1, 28, 28)[:2000].float() / 255
+    data = eh.data.wrap(nn.functional.avg_pool2d(pictures, 4).flatten(1), labels[8:2008].long())
+    settings = Config(data=PYTHON, epochs=150, batch_size=200, momentum=0.9, delta=1e-5)
+    naked = eh.audit(dataclasses.replace(settings, method="sgd", delta=None), kind="lira", train=data)
+    private = eh.audit(dataclasses.replace(settings, epsilon=1.0), kind="lira", train=data)
+    print(naked.details["parts"]["all"]["auc"], private.details["parts"]["all"]["auc"], private.details["blind_auc"])
+    assert naked.details["parts"]["all"]["auc"][0] > 0.6
+    low, high = private.details["blind_auc"]
+    assert low < private.details["parts"]["all"]["auc"][0] < high
