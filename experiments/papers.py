@@ -1,4 +1,4 @@
-"""What holds of the five papers, from the figures of all pages: a paragraph each, its claims, its tables and figures.
+"""Write what holds of the five papers, by the figures of all pages: a paragraph each, claims, tables and figures.
 
     python experiments/papers.py        # seconds; writes docs/results/papers.md from docs/results/*.json
 

@@ -69,7 +69,7 @@ class PrivateNet:
         self.groups, self.owners, self.record_loss, self.out, self.options = groups, owners, record_loss, out, options
 
     trains_privately = True
-    """What ``evenhand.sklearn.make_private_pipeline`` looks for in the last step."""
+    """Tells ``evenhand.sklearn.make_private_pipeline``, which asks its last step, that ``fit`` is private."""
 
     def get_split_datasets(self, *args: Any, **kwargs: Any) -> Any:
         """Return skorch's split, and remember the held-out part, which must hold no training record."""
