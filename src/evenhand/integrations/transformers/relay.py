@@ -9,7 +9,7 @@ from evenhand.integrations.transformers.library import library
 
 
 class Relay:
-    """The one that calls TrainerCallbacks: at the start, after every evaluation, and at the end.
+    """Calls TrainerCallbacks: at the start, after every evaluation, and at the end.
 
     They are given arguments, state, control and released values, never a model in training, a batch, a loss or a
     gradient of training records. Events of single steps are not sent.
