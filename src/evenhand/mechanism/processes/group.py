@@ -8,10 +8,12 @@ All of it runs over ``torch.distributed`` (all_gather, gather and broadcast), in
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ from evenhand.errors import CoupledError, EvenhandError, ProcessError, UsageErro
 T = TypeVar("T")
 _LAST_WORDS = timedelta(seconds=5)
 """How long a process that stops waits for the others to hear why."""
+_RELEASE = timedelta(seconds=1)
+"""How long a thread of gloo may hold the tensors of an exchange that is over."""
 _REASON = 4096
 """Bytes of the reason why a process stops."""
 _BITS = 62
@@ -49,8 +53,6 @@ class Group:
     """The processes of one run, seen from one of them. A group of one talks to nobody.
 
     ``advice`` gives the end of every message about a process that is gone: what is charged, and how to go on.
-    ``_exchange`` holds the latest exchange, so that its tensors are freed in this thread. A thread of gloo that was the
-    last to hold them would ask for the interpreter, and abort the process if Python has begun to end.
 
     Examples:
       >>> alone = Group()
@@ -66,7 +68,6 @@ class Group:
     _run: int = 0
     _meetings: int = 0
     _over: bool = False
-    _exchange: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.leads = self.rank == 0
@@ -172,14 +173,14 @@ class Group:
         """Return the whole numbers that every process gives, as many from each, in the order of the processes."""
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         heard = [torch.empty_like(mine) for _ in range(self.size)]
-        self._finish(lambda: distributed.all_gather(heard, mine, async_op=True))
+        self._finish(lambda: distributed.all_gather(heard, mine, async_op=True), mine, *heard)
         return [part.tolist() for part in heard]
 
     def broadcast(self, numbers: Tensor, source: int = 0) -> Tensor:
         """Return the numbers of one process in all of them; the others give room of the same size and type."""
         room = numbers.detach().to(self.device).contiguous()
         if room.numel():
-            self._finish(lambda: distributed.broadcast(room, source, async_op=True))
+            self._finish(lambda: distributed.broadcast(room, source, async_op=True), room)
         return room.cpu()
 
     def gather(self, numbers: Tensor) -> list[Tensor]:
@@ -187,7 +188,7 @@ class Group:
         mine = numbers.detach().to(self.device).contiguous()
         heard = [torch.empty_like(mine) for _ in range(self.size)] if self.leads else None
         if mine.numel():
-            self._finish(lambda: distributed.gather(mine, heard, 0, async_op=True))
+            self._finish(lambda: distributed.gather(mine, heard, 0, async_op=True), mine, *heard or ())
         return [part.cpu() for part in heard or ()]
 
     def fail(self, error: BaseException) -> None:
@@ -198,13 +199,12 @@ class Group:
         mine = torch.tensor(self._word(0, True, 0, 0, 0), dtype=torch.int64, device=self.device)
         told = _reason(reason, self.rank).to(self.device)
         self._over = True
+        heard = [torch.empty_like(mine) for _ in range(self.size)]
         with suppress(Exception):
-            heard = [torch.empty_like(mine) for _ in range(self.size)]
-            waiting = [distributed.all_gather(heard, mine, async_op=True)]
-            waiting[0].wait(_LAST_WORDS)
+            distributed.all_gather(heard, mine, async_op=True).wait(_LAST_WORDS)
             if next(rank for rank, word in enumerate(heard) if Word(*word.tolist()).failed) == self.rank:
-                waiting.append(distributed.broadcast(told, self.rank, async_op=True))
-                waiting[1].wait(_LAST_WORDS)
+                distributed.broadcast(told, self.rank, async_op=True).wait(_LAST_WORDS)
+        await_release(mine, told, *heard)
 
     def _word(self, step: int, failed: bool, *further: int) -> Word:
         self._meetings += 1
@@ -217,20 +217,38 @@ class Group:
             error.reported = not self.leads
         return error
 
-    def _finish(self, begin: Callable[[], Any]) -> None:
-        """Begin an exchange of numbers and wait until it is done; an error of the connection says what it means."""
+    def _finish(self, begin: Callable[[], Any], *tensors: Tensor) -> None:
+        """Begin an exchange of these tensors and wait until it is done; an error of the connection says what it means.
+
+        Guarantee: afterwards only the caller holds them.
+        """
         if self._over:
             raise ProcessError(f"The processes of this run have stopped. {self.advice()}".rstrip())
         try:
-            exchange = begin()
-            exchange.wait()
-            self._exchange = exchange
+            begin().wait()
         except (RuntimeError, ValueError) as error:
             self._over = True
             raise ProcessError(
                 "A process of this run does not answer: it died, was stopped, or takes longer than the process group "
                 f"waits. {self.advice()}".rstrip()
             ) from error
+        finally:
+            await_release(*tensors)
+
+
+def await_release(*tensors: Tensor) -> None:
+    """Wait until only the caller holds these tensors, which were exchanged; keep them for ever if that takes too long.
+
+    A thread of gloo holds them a little longer than the exchange lasts. If it were the last to do so, it would need the
+    interpreter to free them, and abort the process if Python has begun to end.
+    """
+    deadline = time.monotonic() + _RELEASE.total_seconds()
+    for tensor in tensors:
+        while tensor.device.type == "cpu" and tensor._use_count() > 1:  # type: ignore[attr-defined] # untyped in torch
+            if time.monotonic() > deadline:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
+                break
+            time.sleep(0)
 
 
 def _stopped(error: BaseException, rank: int) -> str:
