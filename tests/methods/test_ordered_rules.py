@@ -107,19 +107,35 @@ def test_ties_go_by_record_id_wherever_the_row_stands() -> None:
     assert order_of(Ordered(length=1.0), [1.0, 1.0, 1.0], record=[7, 2, 5]) == [1, 2, 0]
 
 
-def test_the_random_order_knows_records_and_steps_but_no_values() -> None:
-    random = Ordered(length=1.0, order="random")
-    first = [order_of(random, losses, step=4) for losses in ([0.1] * 30, list(range(30)), list(range(30, 0, -1)))]
-    assert first[0] == first[1] == first[2]
-    assert first[0] != order_of(random, [0.1] * 30, step=5)
-    stats = rows([1.0] * 30)
-    before = Ordered(length=1.0, order="random").weights(stats, state(step=4, expected=(30.0,)))
-    grown = rows([3.0] * 30, loss=list(range(30)))
-    after = random.weights(grown, state(step=4, expected=(30.0,))) * 3.0
-    assert torch.allclose(before, after), "scores do not move with losses or norms"
-    places = np.stack([np.argsort(np.argsort(shuffled(np.arange(100), step))) for step in range(400)])
+def test_the_random_order_follows_from_a_records_own_row_and_the_step() -> None:
+    random, losses = Ordered(length=1.0, order="random"), [1.0 + 0.01 * place for place in range(30)]
+    first = order_of(random, losses, step=4)
+    assert first not in (sorted(first), sorted(first, reverse=True))
+    assert first != order_of(random, losses, step=5)
+    assert first == order_of(random, losses, step=4, record=list(range(7, 37))), "numbers break ties alone"
+    assert first == order_of(random, [loss * (1 + 1e-7) for loss in losses], step=4), "last digits do not count"
+    loss, norm = np.linspace(0.1, 3.0, 100), np.linspace(0.2, 9.0, 100)
+    keys = [shuffled(loss, norm, step) for step in range(400)]
+    places = np.stack([np.argsort(np.argsort(key)) for key in keys])
     assert np.abs(places.mean(0) - 49.5).max() < 8, "every record comes early and late"
-    assert len(np.unique(shuffled(np.arange(100_000), 3))) == 100_000, "no ties"
+    assert abs(np.corrcoef(places[0], loss)[0, 1]) < 0.4
+    assert len(np.unique(shuffled(np.ones(100), norm, 3))) == 100, "norms tell records of equal loss apart"
+
+
+@pytest.mark.parametrize("order", ["loss", "ascending", "random", "owner"])
+def test_a_record_that_goes_moves_the_sum_by_its_bound_though_others_are_renumbered(order: str) -> None:
+    random, rule = np.random.default_rng(8), Ordered(length=0.7, order=order)
+    for _ in range(20):
+        norms, losses = random.uniform(0.1, 3.0, 24), random.choice(random.uniform(0.0, 2.0, 8), 24)
+        owners, gone = random.integers(0, 2, 24), int(random.integers(24))
+        given = state(step=3, bound=(1.0, 0.6), expected=(8.0, 8.0), rate=(0.1, 0.2))
+        left = np.delete(np.arange(24), gone)
+        everybody, others = (
+            rule.weights(rows(norms[some].tolist(), losses[some].tolist(), owner=owners[some].tolist()), given).numpy()
+            for some in (np.arange(24), left)
+        )
+        moved = everybody[gone] * norms[gone] + (np.abs(everybody[left] - others) * norms[left]).sum()
+        assert moved <= (1.0, 0.6)[owners[gone]] * (1 + 1e-9)
 
 
 def test_an_empty_batch_and_one_record() -> None:

@@ -83,6 +83,7 @@ NOT_BY_THE_AUDIT = {
     **dict.fromkeys(("ClippedSum", "PerLayer", "RealisedDivisor", "Residue"), _REGULAR),
     **dict.fromkeys(("SpoiltRows", "SpoiltBatch", "UnchargedEmpty", "EmptyWithout"), _REGULAR),
     **dict.fromkeys(("lists", "one_key"), "only a run that is resumed is wrong"),
+    "every_second": "the other records keep their numbers where the attacked one is missing",
 }
 """Reasons why the audit shows nothing; ``caught_by`` of each names the check of the kit that does."""
 REFUSED = ("endless", "branching", "narrow")

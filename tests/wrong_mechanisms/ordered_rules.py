@@ -126,6 +126,16 @@ class ByPlace(Tail):
         return float(i), 0.0
 
 
+class ByNumber(Tail):
+    """Orders by a digest of the record's number, which changes for all others when one record goes."""
+
+    name = "by_number"
+
+    def key(self, stats: Stats, i: int) -> tuple[float, float]:
+        """A digest of the number."""
+        return float(int(stats.record[i]) * 2654435761 % 2**32), float(stats.record[i])
+
+
 MEMBERS: tuple[Wrong, ...] = (
     *(
         wrong_rule(rule, "sensitivity")
@@ -133,5 +143,6 @@ MEMBERS: tuple[Wrong, ...] = (
     ),
     wrong_rule(TiesByPlace(), "order"),
     wrong_rule(ByPlace(), "order"),
+    wrong_rule(ByNumber(), "order"),
 )
 """Wrong ordered rules."""

@@ -206,7 +206,19 @@ class Narrow(Unbounded):
         return torch.ones_like(rows.norm).unsqueeze(-1)
 
 
+@dataclass(frozen=True)
+class EverySecond(Clip):
+    """Leaves out records of odd number: without the first record it leaves out all others."""
+
+    name = "every_second"
+
+    def weight(self, row: Stats, state: State) -> Tensor:
+        """Nothing for odd numbers."""
+        return super().weight(row, state) * (row.record % 2 == 0)
+
+
 MEMBERS: tuple[Wrong, ...] = (
+    wrong_rule(EverySecond(), "order"),
     wrong_rule(Unclipped(), "sensitivity"),
     wrong_rule(SquaredNorm(), "sensitivity"),
     wrong_rule(Negative(), "form"),

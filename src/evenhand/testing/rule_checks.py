@@ -6,7 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -281,7 +281,11 @@ def _random(count: int) -> Stats:
 
 
 def order(subject: Subject) -> tuple[bool, str]:
-    """Check that weights belong to rows, not to places: another order gives equal weights to equal records."""
+    """Check that weights belong to rows, not to places or numbers: these may only break ties.
+
+    Another order of the rows, and other numbers in the same order, which records get when one of them goes, give equal
+    weights to equal records.
+    """
 
     def broken(case: Case) -> str:
         stats, state = case.stats(), case.state(subject)
@@ -290,6 +294,9 @@ def order(subject: Subject) -> tuple[bool, str]:
             other = taken(stats, moved)
             if _moved(weights(subject.rule, other, state), here[moved], other):
                 return "gives a record another weight when the rows come in another order"
+        renumbered = replace(stats, record=3 * stats.record + 5)
+        if not same(_results(subject, renumbered, state), _results(subject, stats, state)):
+            return "depends on the numbers of records, which all change when one of them goes, beyond breaking ties"
         return ""
 
     problem = search(cases(), broken, TRIED)

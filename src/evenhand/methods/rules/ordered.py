@@ -49,14 +49,24 @@ def scores(masses: Column | Sequence[float], length: float, tail: Tail) -> Colum
     return np.minimum(np.maximum(importance, 0.0), 1.0)
 
 
-def shuffled(record: NDArray[np.int64], step: int) -> NDArray[np.uint64]:
-    """Return a sort key for every record id, without ties and new at every step; it depends on no data value.
+def shuffled(loss: Column, norm: Column, step: int) -> NDArray[np.uint64]:
+    """Return a sort key for every record, a digest of the step and of its own loss and norm to about four digits.
+
+    It follows from the record's own row, as the proof needs: a digest of its number would change with the numbers, when
+    another record goes.
 
     Examples:
-      >>> [int(np.argmin(shuffled(np.arange(10), step))) for step in range(4)]
-      [1, 8, 7, 9]
+      >>> loss, norm = np.linspace(0.1, 2.0, 10), np.ones(10)
+      >>> [int(np.argmin(shuffled(loss, norm, step))) for step in range(4)]
+      [9, 7, 8, 6]
     """
-    return _mixed(record.astype(np.uint64) ^ _mixed(np.array([step], dtype=np.uint64)))
+    return _mixed(_digits(loss) ^ _mixed(_digits(norm) ^ _mixed(np.array([step], dtype=np.uint64))))
+
+
+def _digits(values: Column) -> NDArray[np.uint64]:
+    """Return sign, exponent and the first bits of each number, so that roundings in its last digits are not seen."""
+    with np.errstate(over="ignore"):
+        return (values.astype(np.float32).view(np.uint32) >> np.uint32(11)).astype(np.uint64)
 
 
 def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -106,9 +116,9 @@ class Ordered(BatchRule):
 
     The tail is ``length`` (a share of the EXPECTED clip mass) long; in it the importance falls from 1 to 0 by ``tail``:
     "beta" with ``a`` and ``b``, "step" with ``steps`` equal steps, or steps of your own (a list, or a function of the
-    place in the tail). ``order`` says who comes first: "loss" (high ones), "ascending" (low ones), "random" (by record
-    id and step), or "owner" (the most exposed owners last, then by loss). Ties go by record id. The paper's tail
-    lengths and step heights are lost in our copy: 0.5 and the middles of the steps are ours.
+    place in the tail). ``order`` says who comes first: "loss" (high ones), "ascending" (low ones), "random" (by a
+    digest of loss, norm and step), or "owner" (the most exposed owners last, then by loss). Ties go by record id. The
+    paper's tail lengths and step heights are lost in our copy: 0.5 and the middles of the steps are ours.
 
     Formal guarantees:
       Unit one record, add/remove: at most the sensitivity of ``over`` for its owner class. docs/proofs/ordered.md.
@@ -202,7 +212,7 @@ class Ordered(BatchRule):
         """Return sort keys, the last one first; the least important record sorts first."""
         loss, record = stats.loss.numpy(force=True), stats.record.numpy(force=True)
         if self.order == "random":
-            return record, shuffled(record, state.step)
+            return record, shuffled(loss, stats.norm.numpy(force=True), state.step)
         if self.order == "ascending":
             return record, -loss
         if self.order == "owner":
