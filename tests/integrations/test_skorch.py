@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from stand_ins import NeuralNet
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
@@ -42,6 +44,13 @@ def test_fit_is_a_run_and_the_history_has_no_training_loss(rows: TensorDataset, 
     assert eh.verify(tmp_path)["ok"]
     with pytest.raises(UsageError, match="holds a run already"):
         fitted.fit(rows)
+
+
+def test_a_net_behind_a_step_that_learns_is_refused_in_a_plain_pipeline(rows: TensorDataset, tmp_path: Path) -> None:
+    behind = make_pipeline(StandardScaler(), net(tmp_path))
+    with pytest.raises(UsageError, match=r"learn from private records, .*\(StandardScaler\)"):
+        behind.fit(rows.tensors[0].numpy(), Subset(rows, range(2)))
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 class Stops:

@@ -28,7 +28,7 @@ from sklearn.preprocessing import (
 from sklearn.random_projection import GaussianRandomProjection
 
 import evenhand as eh
-from evenhand.density import MomentDensity
+from evenhand.density import MomentDensity, RandomFeatureDensity
 from evenhand.errors import DataError, UsageError
 from evenhand.sklearn import (
     DeclaredEncoder,
@@ -76,11 +76,19 @@ def _around(name: str) -> Any:
             make_pipeline(scaler, MODEL), {"privateclassifier__lr": [0.1]}, cv=2, error_score="raise"
         ),
         "scaled targets": TransformedTargetRegressor(PrivateRegressor("linear", epsilon=3.0), transformer=scaler),
+        "a density": make_pipeline(scaler, RandomFeatureDensity(epsilon=3.0)),
+        "a search around a density": GridSearchCV(
+            make_pipeline(scaler, MomentDensity(epsilon=3.0)), {"momentdensity__epsilon": [1]}, error_score="raise"
+        ),
     }[name]
 
 
 @pytest.mark.parametrize(
-    "name", ["a pipeline", "one inside another", "a search at its end", "a search around it", "scaled targets"]
+    "name",
+    [
+        *("a pipeline", "one inside another", "a search at its end", "a search around it", "scaled targets"),
+        *("a density", "a search around a density"),
+    ],
 )
 def test_what_learned_before_a_private_fit_is_refused_also_in_scikit_learns_own_classes(name: str, people: Any) -> None:
     inputs, labels = people

@@ -17,6 +17,7 @@ from evenhand.accounting import accountant
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data.dataset import Data
+from evenhand.data.estimators.learning_steps import refuse_learned_before
 from evenhand.data.fingerprint import survey
 from evenhand.data.owners_and_groups import by_record, owned
 from evenhand.data.record_checks import check_finite
@@ -78,6 +79,7 @@ class PrivateDensity(DensityClassifier):
           budgets: an epsilon per owner (Budgets or a mapping), or one per record (a sequence).
           allow_not_finite: fit although more than one record in a hundred holds values that are not finite.
         """
+        refuse_learned_before(self)
         X, y = checked(self, X, y)
         promise = self.promise(budgets)
         data, names = as_data(X, y, owners=owners, classes=self.classes)

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
-from evenhand.data.estimator_arrays import validated
+from evenhand.data.estimators.arrays import validated
 from evenhand.density.noisy_sums import as_rows
 
 

@@ -82,7 +82,7 @@ def refuse_persons(facts: Facts) -> None:
     Examples:
       >>> refuse_persons(Facts(9, (("all", 9),)))
     """
-    if facts.unit == "person":
+    if facts.promised == "person":
         raise UsageError(
             "Densities promise for single records, and these data are by person: take a method of gradient steps, such "
             "as dpsgd, or wrap the data without persons=."

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from evenhand.accounting.budgets import Promise
 from evenhand.data.dataset import wrap
+from evenhand.data.estimators.learning_steps import refuse_learned_before
 from evenhand.errors import UsageError
 from evenhand.integrations.ask import Ask, finish
 from evenhand.integrations.loaders import EpochLoader, refuse_same_records, whole_of, wrap_dataset
@@ -81,6 +82,7 @@ class PrivateNet:
         if not training:
             return super().get_iterator(dataset, training=training)  # type: ignore[misc]
         net: Any = self
+        refuse_learned_before(net)
         refuse(net)
         data = wrap_dataset(dataset, self.groups, self.owners)
         data = replace(data, origin=partial(_counted_as, dataset))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evenhand.accounting.budgets import Promise
 from evenhand.data.arrays import UNDECLARED
 from evenhand.data.dataset import Data, wrap
-from evenhand.data.estimator_arrays import in_words
+from evenhand.data.estimators.arrays import in_words
 from evenhand.errors import DataError
 from evenhand.methods.catalogue import Method
 from evenhand.methods.priors import Prior

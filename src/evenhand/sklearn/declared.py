@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from evenhand import _validate
 from evenhand.data.columns import Category
-from evenhand.data.estimator_arrays import validated
+from evenhand.data.estimators.arrays import validated
 from evenhand.data.frames import is_frame
 from evenhand.errors import UsageError
 
@@ -36,6 +36,8 @@ class DeclaredScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
       >>> DeclaredScaler([(0, 100), (0, 1)]).fit_transform([[50, 0.0], [130, 1.0]]).tolist()
       [[0.0, -1.0], [1.0, 1.0]]
     """
+
+    learns_from_records = False
 
     def __init__(self, bounds: Any = (0.0, 1.0), *, missing: str = "refuse") -> None:
         self.bounds = bounds
@@ -116,6 +118,8 @@ class DeclaredEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
       >>> DeclaredEncoder([["no", "yes"]]).fit_transform([["yes"], ["no"]]).tolist()
       [[0.0, 1.0], [1.0, 0.0]]
     """
+
+    learns_from_records = False
 
     def __init__(self, categories: Any, *, other: str | None = None) -> None:
         self.categories = categories

@@ -11,9 +11,9 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils import _safe_indexing
 
+from evenhand.data.estimators.learning_steps import refuse_steps
 from evenhand.density.base_estimator import PrivateDensity
 from evenhand.errors import UsageError
-from evenhand.sklearn.learning_steps import refuse_steps
 from evenhand.sklearn.private_estimator import PrivateEstimator
 from evenhand.sklearn.rows import origin
 from evenhand.sklearn.total_privacy import TotalPrivacy

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from evenhand import _validate
 from evenhand.accounting.budgets import Promise
 from evenhand.data.dataset import Data
-from evenhand.data.estimator_arrays import validated
+from evenhand.data.estimators.arrays import validated
+from evenhand.data.estimators.learning_steps import refuse_learned_before
 from evenhand.errors import DataError, UsageError
 from evenhand.mechanism.make_plan import Plan
 from evenhand.mechanism.make_plan import plan as make_plan
 from evenhand.methods.catalogue import method
 from evenhand.models.build import build, from_factory
 from evenhand.sklearn.declared import pairs
-from evenhand.sklearn.learning_steps import refuse_learned_before
 from evenhand.sklearn.rows import origin
 from evenhand.sklearn.total_privacy import TotalPrivacy
 from evenhand.training import evaluate

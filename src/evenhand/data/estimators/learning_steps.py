@@ -16,16 +16,8 @@ from sklearn.random_projection import GaussianRandomProjection, SparseRandomProj
 from sklearn.utils import get_tags
 
 from evenhand.errors import UsageError
-from evenhand.sklearn.declared import DeclaredEncoder, DeclaredScaler
 
-_SHAPES_ONLY = (
-    DeclaredScaler,
-    DeclaredEncoder,
-    PolynomialFeatures,
-    PolynomialCountSketch,
-    RBFSampler,
-    SkewedChi2Sampler,
-)
+_SHAPES_ONLY = (PolynomialFeatures, PolynomialCountSketch, RBFSampler, SkewedChi2Sampler)
 """Transformers whose ``fit`` looks at the number of columns only."""
 _PROJECTIONS = (GaussianRandomProjection, SparseRandomProjection)
 
@@ -107,4 +99,4 @@ def _learns_nothing(step: Any) -> bool:
     if isinstance(step, _PROJECTIONS):
         return bool(step.n_components != "auto")
     stateless: bool = not get_tags(step).requires_fit
-    return stateless or isinstance(step, _SHAPES_ONLY)
+    return stateless or isinstance(step, _SHAPES_ONLY) or getattr(step, "learns_from_records", True) is False
