@@ -34,7 +34,8 @@ class Facts:
     have an order, from the lowest to the highest. ``features`` names the public network that made the inputs, with its
     licence and the data that it was trained on. ``unit`` says whom a row stands for: a record, or a person with all of
     their records; then ``records`` and ``owners`` count persons, whom the column ``told_apart`` tells apart, and a step
-    uses at most ``records_per_person`` records of each drawn person.
+    uses at most ``records_per_person`` records of each drawn person. With a ``person_cap`` rows are records, at most so
+    many of each of ``persons`` persons, and the promise is about a person all the same.
     """
 
     records: int
@@ -48,11 +49,18 @@ class Facts:
     unit: Unit = "record"
     told_apart: str = ""
     records_per_person: int = 1
+    person_cap: int = 0
+    persons: int = 0
 
     @property
     def units(self) -> str:
         """Return the word for several of them: records or persons."""
         return f"{self.unit}s"
+
+    @property
+    def promised(self) -> Unit:
+        """Return whom the promise is about: a person also where rows are records, at most so many of each person."""
+        return "person" if self.person_cap else self.unit
 
     @property
     def owner_names(self) -> tuple[str, ...]:
@@ -64,7 +72,8 @@ class Facts:
 class Stats:
     """All that a rule may see of a batch: columns with one row per sampled record (law 1: never a gradient).
 
-    ``owner`` is the index of the record's budget class; ``record`` is its id and breaks ties.
+    ``owner`` is the index of the record's budget class. ``record`` is its number, which may break ties and decide
+    nothing else: when a record goes, those behind it have other numbers.
     """
 
     norm: Tensor

@@ -130,6 +130,14 @@ def test_releases_without_sampling_hold_all_records_of_the_person() -> None:
     assert mixed > accountant.epsilon([(0.05, 2.0, 100)], 1e-5, cap=4)
 
 
+@pytest.mark.parametrize(("rate", "cap"), [(1 - 1e-6, 100), (0.9999, 400)])
+def test_shares_too_small_for_a_float_are_no_nan(rate: float, cap: int) -> None:
+    """That none of the person's records is sampled has a chance below 1e-324: nearly all are, in every release."""
+    everything = accountant.epsilon([(1.0, 1.0, 5)], 1e-5)
+    ours = accountant.epsilon([(rate, float(cap), 5)], 1e-5, cap=cap)
+    assert everything * (1 - 1e-3) < ours < everything * (1 + 2e-4)
+
+
 def test_many_levels_are_rounded_towards_more_loss() -> None:
     noises = np.linspace(2.0, 3.0, 120)
     many = accountant.epsilon([(0.05, float(noise), 2) for noise in noises], 1e-5, cap=4)
@@ -138,6 +146,19 @@ def test_many_levels_are_rounded_towards_more_loss() -> None:
     few = accountant.epsilon([(0.05, float(noise), 8) for noise in noises[1::4]], 1e-5, cap=4)
     assert least < many < most
     assert many == pytest.approx(few, rel=0.03)
+
+
+@pytest.mark.parametrize(("levels", "rates", "caps"), [(96, 3, [5]), (200, 3, [2, 5]), (120, 6, [5])])
+def test_many_runs_of_unlike_rates_have_a_total(levels: int, rates: int, caps: list[int]) -> None:
+    """A grid that is chosen for less than is composed has no room for epsilon: the total was infinite."""
+    draw = np.random.default_rng(3)
+    rate = 10 ** draw.uniform(-2.5, -0.7, rates)
+    events = [(float(rate[i % rates]), float(draw.uniform(4, 14)), int(draw.integers(1, 4))) for i in range(levels)]
+    cap = [int(draw.choice(caps)) for _ in events]
+    count = sum(n for *_, n in events)
+    most = [(float(rate.max()), 4.0, count), (1.0, 90.0, 1)]
+    together = accountant.epsilon([*events, (1.0, 90.0, 1)], 1e-5, cap=[*cap, 5])
+    assert together <= accountant.epsilon(most, 1e-5, cap=5)
 
 
 def test_other_directions_and_fewer_records_stay_below_the_worst_pair() -> None:
@@ -174,3 +195,35 @@ def test_what_has_no_proof_is_refused() -> None:
     for wrong in (0, 1.5, 10_001):
         with pytest.raises(UsageError, match="cap"):
             accountant.epsilon([(0.05, 2.0, 100)], 1e-5, cap=wrong)  # type: ignore[arg-type]
+
+
+def test_every_event_may_have_its_own_cap() -> None:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    share = stats.binom.pmf(np.arange(7), 6, 0.05)
+    mixed = pld.from_mixture_gaussian_mechanism(
+        4.0, [float(k) for k in range(7)], share.tolist(), value_discretization_interval=1e-3
+    ).self_compose(60)
+    single = pld.from_gaussian_mechanism(1.5, sampling_prob=0.1, value_discretization_interval=1e-3).self_compose(40)
+    plain = pld.from_gaussian_mechanism(40.0 / 6, value_discretization_interval=1e-3)
+    events = [(0.05, 4.0, 60), (0.1, 1.5, 40), (1.0, 40.0, 1)]
+    ours = accountant.epsilon(events, 1e-5, cap=[6, 1, 6])
+    assert ours == pytest.approx(mixed.compose(single).compose(plain).get_epsilon_for_delta(1e-5), rel=1e-3)
+    assert accountant.epsilon(events, 1e-5) < ours < accountant.epsilon(events, 1e-5, cap=6)
+    assert accountant.epsilon(events, 1e-5, cap=[6] * 3) == accountant.epsilon(events, 1e-5, cap=6)
+    assert accountant.epsilon(events[1:2], 1e-5, cap=[1]) == accountant.epsilon(events[1:2], 1e-5)
+
+
+@pytest.mark.parametrize("case", [(0.05, 2.5, 80, 2), (0.05, 2.5, 80, 5), (0.3, 6.0, 12, 3)])
+def test_each_direction_is_that_of_dp_accounting(case: tuple[float, float, int, int]) -> None:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    rate, noise, count, cap = case
+    share = stats.binom.pmf(np.arange(cap + 1), cap, rate).tolist()
+    whole = pld.from_mixture_gaussian_mechanism(
+        noise, list(map(float, range(cap + 1))), share, value_discretization_interval=1e-3
+    ).self_compose(count)
+    composed = accountant.compose([(rate, noise, count)], cap=cap)
+    for direction, theirs_ in (("remove", whole._pmf_remove), ("add", whole._pmf_add)):
+        ours = composed._direction_epsilon(direction, 1e-5, None, 1e-4)  # type: ignore[arg-type]
+        assert ours == pytest.approx(theirs_.get_epsilon_for_delta(1e-5), rel=5e-4), direction

@@ -16,7 +16,7 @@ from commands import evenhand, result
 from evenhand.data import Category, Declaration, Number, read, read_files
 from evenhand.data.fingerprint import fingerprint
 from evenhand.data.large import mapped_cache
-from evenhand.data.persons import by_person
+from evenhand.data.persons import by_person, capped
 from evenhand.data.tables import split
 from evenhand.errors import DataError, UsageError
 
@@ -85,8 +85,13 @@ def test_persons_of_mapped_records_are_those_in_memory(tmp_path: Path) -> None:
     one, two = (by_person(train, train.together, 3) for train, _ in sides)
     assert one.facts == two.facts
     assert torch.equal(one.as_drawn.fetch(torch.arange(50))[0], two.as_drawn.fetch(torch.arange(50))[0])
-    run = eh.fit(nn.Linear(3, 2), two, epsilon=2.0, delta=1e-3, epochs=1, out=tmp_path / "run")
-    assert eh.verify(run.path)["ok"]
+    few = [capped(train, train.together, 3) for train, _ in sides]
+    assert few[0].facts == few[1].facts
+    assert torch.equal(*(data.fetch(torch.arange(50))[0] for data in few))
+    for data, name in ((two, "run"), (few[1], "capped")):
+        run = eh.fit(nn.Linear(3, 2), data, epsilon=2.0, delta=1e-3, epochs=1, out=tmp_path / name)
+        assert eh.verify(run.path)["ok"]
+        assert run.plan.unit == "person"
     nobody = written(tmp_path, who=np.array(["x"] * 999 + [""]))
     with pytest.raises(DataError, match=r"Among records 897 to 1000 of the file.*have no name"):
         read(nobody, declared, mapped=True, cache=tmp_path / "cache")
@@ -101,10 +106,11 @@ def test_a_large_file_is_trained_on_by_person_on_the_command_line(
     assert evenhand(*init, "--only-declared", cwd=tmp_path).returncode == 0
     monkeypatch.setattr(read_files, "LIMIT", 1000)
     asked = ("--persons", "who", "--epsilon", "3", "--delta", "1e-3", "--epochs", "1", "--batch-size", "20")
-    done = evenhand("train", "people.toml", *asked, "--model", "linear", "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "home" / "evenhand" / "mapped").glob("*/together.npy"))
-    assert result("statement", tmp_path / "run")["guarantee"]["unit"] == "person"
+    for name, way in (("run", ()), ("capped", ("--person-cap", "3"))):
+        done = evenhand("train", "people.toml", *asked, *way, "--model", "linear", "--out", name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert list((tmp_path / "home" / "evenhand" / "mapped").glob("*/together.npy"))
+        assert result("statement", tmp_path / name)["guarantee"]["unit"] == "person"
 
 
 def test_several_labels_are_mapped(tmp_path: Path) -> None:

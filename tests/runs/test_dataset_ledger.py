@@ -82,7 +82,8 @@ def test_runs_without_a_guarantee_are_counted_but_in_no_total(tiny: Data, tiny_p
     run(tiny, tiny_plan, tmp_path / "b")
     found = statement(tmp_path / "b")["accounting"]
     assert (found["runs_composed"], found["uncounted_runs"]) == (2, 1)
-    assert "promise nothing about whole records and are in no total" in (tmp_path / "b" / "statement.md").read_text()
+    said = (tmp_path / "b" / "statement.md").read_text()
+    assert "promise nothing about single, whole records and are in no total" in said
 
 
 def test_a_run_with_a_public_seed_is_in_no_later_total(tiny: Data, tiny_plan: Plan) -> None:

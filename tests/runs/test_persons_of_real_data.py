@@ -35,28 +35,30 @@ def pictures(name: str) -> Path:
     return SHARED
 
 
-def check_reported(run: Path, persons: int, name: str, learned: tuple[str, float]) -> None:
+def check_reported(run: Path, counted: tuple[int, str], name: str, learned: tuple[str, float]) -> None:
     """Verify a finished run, and look at what statement and page say of its persons and how well it does."""
     checked = result("verify", run)
     assert checked["ok"], checked["problems"]
     assert checked["epsilon"] <= 3
     statement = json.loads((run / "statement.json").read_text())
     assert statement["guarantee"]["unit"] == "person"
-    assert (statement["public_inputs"]["records"], statement["public_inputs"]["persons"]) == (persons, name)
+    assert (statement["public_inputs"]["records"], statement["public_inputs"]["persons"]) == (counted[0], name)
     page = Path(result("report", run)["report"]).read_text()
-    assert f"on {persons} persons" in page
+    assert f"on {counted[0]} {counted[1]}" in page
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     measure, least = learned
     assert max(row[measure] for row in rows if measure in row) > least
 
 
-def test_ham10000_by_lesion_is_stopped_and_resumed_on_the_command_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["--records-per-person", "--person-cap"])
+def test_ham10000_by_lesion_is_stopped_and_resumed_on_the_command_line(way: str, tmp_path: Path) -> None:
     folder = pictures("ham10000")
     train, _ = eh.data.load("ham10000", data_dir=folder)
     assert train.together is not None
-    lesions = len(torch.unique(train.together))
+    pictures_of_each = torch.unique(train.together, return_counts=True)[1]
+    lesions = len(pictures_of_each)
     assert lesions < len(train)
-    asked = ("--data", "ham10000", "--data-dir", folder, "--persons", "lesion", "--records-per-person", "2")
+    asked = ("--data", "ham10000", "--data-dir", folder, "--persons", "lesion", way, "2")
     trained = ("--epsilon", "3", "--epochs", "6", "--batch-size", "256", "--model", "linear", "--lr", "0.05")
     process, run = started("train", *asked, *trained, "--out", "run"), tmp_path / "run"
     wait_for(lambda: (run / "ledger.jsonl").exists() and eh.verify(run)["steps"] > 20)
@@ -65,7 +67,9 @@ def test_ham10000_by_lesion_is_stopped_and_resumed_on_the_command_line(tmp_path:
     assert process.returncode == 128 + signal.SIGTERM
     before = eh.verify(run)["steps"]
     assert 20 < before < result("resume", run)["steps"] == eh.verify(run)["steps"]
-    check_reported(run, lesions, "lesion", ("roc_auc", 0.6))
+    kept = int(pictures_of_each.clamp(max=2).sum())
+    counted = (kept, "records") if way == "--person-cap" else (lesions, "persons")
+    check_reported(run, counted, "lesion", ("roc_auc", 0.6))
 
 
 class Crash:
@@ -97,4 +101,4 @@ def test_mnist_with_one_to_twenty_pictures_a_person_is_resumed(tmp_path: Path) -
     lost = eh.verify(run)["steps"]
     done = eh.resume(run, model=model(), train=data, test=test)
     assert 0 < lost < eh.verify(run)["steps"] == done.plan.steps
-    check_reported(run, persons, "writer", ("accuracy", 0.6))
+    check_reported(run, (persons, "persons"), "writer", ("accuracy", 0.6))

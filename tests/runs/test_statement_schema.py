@@ -34,7 +34,7 @@ def test_the_schema_is_a_schema_and_describes_every_key() -> None:
     assert len(found) == 13
     for part in found:
         assert part["additionalProperties"] is False
-        optional = ("prior", "features", "persons", "packages")
+        optional = ("prior", "features", "persons", "person_cap", "number_of_persons", "packages")
         assert part["required"] == [key for key in part["properties"] if key not in optional]
         assert [key for key, value in part["properties"].items() if not value.get("description")] == []
 

@@ -252,7 +252,8 @@ class Records(torch.utils.data.Dataset[Any]):
 
 FITS: dict[str, dict[str, Any]] = {
     "goal": {"goal": "balanced", "average": 0.9},
-    "persons": {"persons": True},
+    "persons": {"persons": {"records_per_person": 2}},
+    "person_cap": {"persons": {"person_cap": 2}},
     "micro_batch": {"compute": eh.Compute(micro_batch=7)},
     "lean": {"compute": eh.Compute(lean=True), "optimizer": "adam_bc", "lr": 0.01},
     "dataset": {"dataset": True, "workers": 2},
@@ -270,10 +271,10 @@ def fit_all(rank: int, folder: str) -> None:
             model = nn.Sequential(nn.Dropout(0.5), model)
         if given.pop("dataset", False):
             data = eh.data.wrap(Records(), labels=(0, 1, 2))
-        if given.pop("persons", False):
+        if by_person := given.pop("persons", {}):
             inputs, targets = people().fetch(torch.arange(240))
             names = [f"p{i // 3}" for i in range(240)]
-            data = eh.data.wrap(inputs, targets, persons=names, records_per_person=2, labels=(0, 1, 2))
+            data = eh.data.wrap(inputs, targets, persons=names, **by_person, labels=(0, 1, 2))
         usual = {"noise": 1.0, "epochs": 2, "batch_size": 24, "insecure_seed": 5, "compose": False, "progress": False}
         run = eh.fit(model, data, test=people(count=60), training_records=True, out=f"{folder}/{name}", **usual | given)
         assert run.path.name == name

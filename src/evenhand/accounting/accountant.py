@@ -115,7 +115,8 @@ def dp_event(events: Iterable[Event]) -> Any:
 MOST_RECORDS = 10_000
 """Largest cap of the records of a person."""
 _LEAST_NOISE = 1e-5  # below this a release counts as made without noise: epsilon would be reported as infinite anyway
-_FINE = 1e-4
+FINE = 1e-4
+"""Relative accuracy of an epsilon, unless another is asked for."""
 _COARSE = 2e-3
 _TINY = 1e-4  # rates below which rounding in the FFT may exceed the thin tail that decides epsilon
 _CUTS = (1e-2, 0.1)  # shares of delta that cutting that tail off may then take
@@ -130,11 +131,19 @@ def _check_relation(relation: Relation) -> Relation:
     return relation
 
 
+def _check_caps(cap: int | Sequence[int], events: int) -> tuple[int, ...]:
+    """Return the cap of every event."""
+    caps = tuple(cap) if isinstance(cap, Sequence) else (cap,) * max(1, events)
+    if max(whole(each, "cap") for each in set(caps)) > MOST_RECORDS:
+        raise UsageError(f"cap={max(caps)} is more records of a person than are accounted for: at most {MOST_RECORDS}.")
+    return caps[:events]
+
+
 class Composition:
     """Privacy profile of a composition: gives epsilon, delta, GDP mu and the best membership guess.
 
     With a ``cap`` the unit is a person with at most so many records, each of which is sampled by itself and moves a
-    release by at most 1 / noise (docs/proofs/capped_persons.md).
+    release by at most 1 / noise (docs/proofs/capped_persons.md); there may be one for each event.
 
     Guarantee: every answer is an upper bound on the exact one for all pairs of neighbouring datasets.
 
@@ -145,27 +154,29 @@ class Composition:
     """
 
     def __init__(
-        self, events: Sequence[Event], relation: Relation = "add_remove", *, rel: float = _FINE, cap: int = 1
+        self,
+        events: Sequence[Event],
+        relation: Relation = "add_remove",
+        *,
+        rel: float = FINE,
+        cap: int | Sequence[int] = 1,
     ) -> None:
         self.events = tuple(check_events(events))
-        self.relation, self.cap = _check_relation(relation), whole(cap, "cap")
-        if cap > MOST_RECORDS:
-            raise UsageError(f"cap={cap} is more records of a person than are accounted for: at most {MOST_RECORDS}.")
-        if cap > 1 and relation != "add_remove":
+        self.relation, self.caps = _check_relation(relation), _check_caps(cap, len(self.events))
+        if relation != "add_remove" and any(each > 1 for each in self.caps):
             raise UsageError("With a cap persons are added or removed: replacing one by another has no proof here.")
         self._rel = rel
-        released = [event for event in self.events if event[2] > 0]
-        self._unbounded = any(noise < _LEAST_NOISE for _, noise, _ in released)
-        self._levels = NoiseLevels.of([event for event in released if event[1] >= _LEAST_NOISE], relation, cap)
+        self._unbounded = any(noise < _LEAST_NOISE for _, noise, count in self.events if count > 0)
+        noisy = [(event, each) for event, each in zip(self.events, self.caps, strict=True) if event[1] >= _LEAST_NOISE]
+        self._levels = NoiseLevels.of([event for event, _ in noisy], relation, [each for _, each in noisy])
         self._nothing = self._levels.rate.size == 0
         self._single = float(self._levels.count.sum()) == 1
 
     @property
     def _total_variation(self) -> float:
-        """Return the sum of the releases' total variations: a bound on delta(0)."""
+        """Return the sum of the releases' total variations, those of a person's records added up: bounds delta(0)."""
         levels = self._levels
-        sampled = np.where(levels.rate < 1, self.cap, 1)  # of several records the total variations add up
-        each = levels.rate * sampled * total_variation_gap(0.0, 1 / levels.noise, self.relation)
+        each = levels.rate * levels.cap * total_variation_gap(0.0, 1 / levels.noise, self.relation)
         return float((levels.count * each).sum()) * (1 + 1e-9)
 
     def _exact(self, eps: Array) -> Array:
@@ -173,7 +184,7 @@ class Composition:
         values = []
         for direction in directions(self.relation):
             level = float(self._levels.rate[0]), float(self._levels.noise[0])
-            g, error = release_excess(eps, *level, direction, self.cap)
+            g, error = release_excess(eps, *level, direction, int(self._levels.cap[0]))
             values.append(g + error + np.maximum(0.0, -np.expm1(np.minimum(eps, 0.0))))
         worst = np.max(values, axis=0)
         return np.where(np.isfinite(worst), np.minimum(worst, 1.0), 1.0)
@@ -195,7 +206,7 @@ class Composition:
         if self._total_variation <= delta:
             return 0.0
         if len(self.events) <= _REMEMBERED:
-            return _epsilon(self.events, self.relation, self._rel, self.cap, delta, near)
+            return _epsilon(self.events, self.relation, self._rel, self.caps, delta, near)
         return self._largest_epsilon(delta, near)
 
     def _largest_epsilon(self, delta: float, near: float | None) -> float:
@@ -353,13 +364,13 @@ class Composition:
 
 @lru_cache(maxsize=512)
 def _epsilon(
-    events: tuple[Event, ...], relation: Relation, rel: float, cap: int, delta: float, near: float | None
+    events: tuple[Event, ...], relation: Relation, rel: float, cap: tuple[int, ...], delta: float, near: float | None
 ) -> float:
     """Return the epsilon of checked events: it depends on nothing but the arguments, so each is computed once."""
     return Composition(events, relation, rel=rel, cap=cap)._largest_epsilon(delta, near)
 
 
-def compose(events: Sequence[Event], *, relation: Relation = "add_remove", cap: int = 1) -> Composition:
+def compose(events: Sequence[Event], *, relation: Relation = "add_remove", cap: int | Sequence[int] = 1) -> Composition:
     """Compose events into one privacy profile.
 
     Example:
@@ -369,7 +380,9 @@ def compose(events: Sequence[Event], *, relation: Relation = "add_remove", cap: 
     return Composition(events, relation, cap=cap)
 
 
-def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_remove", cap: int = 1) -> float:
+def epsilon(
+    events: Sequence[Event], delta: float, *, relation: Relation = "add_remove", cap: int | Sequence[int] = 1
+) -> float:
     """Compute the epsilon of the events at ``delta``: an upper bound, typically 0.01 to 0.02 % above the exact value.
 
     At rates below 1e-4 it may lie a few per cent above it, never below (docs/proofs/accountant.md, section 9).
@@ -378,7 +391,8 @@ def epsilon(events: Sequence[Event], delta: float, *, relation: Relation = "add_
         events: (rate, noise, count) triples; rate in (0, 1], noise >= 0, count >= 0.
         delta: strictly between 0 and 1; do not rely on values below 1e-12.
         relation: neighbouring datasets differ by one record added or removed, or by one record replaced.
-        cap: above 1, they differ by one person with at most so many records, each of which is sampled by itself.
+        cap: above 1, they differ by one person with at most so many records, each of which is sampled by itself; or
+            one number for each of the events.
 
     Example:
         >>> 1.826 < epsilon([(0.01, 1.0, 1000)], 1e-5) < 1.829
@@ -424,7 +438,7 @@ def curve(events_in_order: Sequence[Event], delta: float, points: int = 64, *, c
             left -= prefix[-1][2]
             if left == 0:
                 break
-        rel = _FINE if place == total else _COARSE
+        rel = FINE if place == total else _COARSE
         spent.append(Composition(prefix, rel=rel, cap=cap).epsilon(delta))
     # The exact spend never falls, so a later bound also covers every earlier place.
     for i in range(len(spent) - 2, -1, -1):

@@ -16,7 +16,7 @@ import numpy as np
 from evenhand._validate import any_delta, real
 from evenhand.accounting.accountant import Composition, check_events, merged_noise
 from evenhand.accounting.gaussian_profile import Array, Relation
-from evenhand.accounting.many_owners import FEW, certified_deltas, mixture_share, pchip
+from evenhand.accounting.many_owners import FEW, MANY_WITH_CAP, certified_deltas, mixture_share, pchip
 from evenhand.errors import CalibrationError, UsageError
 from evenhand.types import Event
 
@@ -125,6 +125,12 @@ def _check_owners(sizes: Sequence[int], epsilons: Sequence[float], levels: Shape
     return count, budget, _check_shape([(1.0, s, n) for s, n in levels])
 
 
+def _refuse_many(budgets: int, cap: int) -> None:
+    """Raise if budgets would be solved between knots, whose certificates rest on a proof for single records."""
+    if cap > 1 and budgets > FEW:
+        raise CalibrationError(MANY_WITH_CAP.format(budgets))
+
+
 def owner_bounds(
     sizes: Sequence[int],
     epsilons: Sequence[float],
@@ -134,6 +140,7 @@ def owner_bounds(
     *,
     query_noise: float = math.inf,
     fixed: Sequence[Event] = (),
+    cap: int = 1,
 ) -> tuple[float, list[float]]:
     """Compute one noise and a clip bound per owner (IDP Scale), so that every owner spends its own epsilon.
 
@@ -150,6 +157,7 @@ def owner_bounds(
         delta: the same for all.
         query_noise: fixed noise multiplier of side queries on the same samples, the same for all owners.
         fixed: further releases, the same for all owners, whose noise does not scale.
+        cap: above 1, how many records of a person there are at most; then only a few budgets may differ.
 
     Returns:
         The scale and the relative bounds ``c_k``, in the order given.
@@ -163,15 +171,16 @@ def owner_bounds(
     delta = any_delta(delta)
     check_events([(rate, 1.0, 1)])
     unique, index = np.unique(budget, return_inverse=True)
+    _refuse_many(unique.size, cap)
 
     def events(x: float) -> list[Event]:
         return [*((rate, merged_noise(math.exp(x) * s, [query_noise]), n) for _, s, n in shape), *fixed]
 
     def spend(x: float, rel: float, near: float) -> float:
-        return Composition(events(x), rel=rel).epsilon(delta, near=near if rel < COARSE else None)
+        return Composition(events(x), rel=rel, cap=cap).epsilon(delta, near=near if rel < COARSE else None)
 
     alone = [(rate, s, n) for _, s, n in shape]
-    start = math.log(calibrate(alone, float(unique[0]), delta, query_noise=query_noise, fixed=fixed))
+    start = math.log(calibrate(alone, float(unique[0]), delta, query_noise=query_noise, fixed=fixed, cap=cap))
     noises = np.exp(_certified_points(spend, events, unique, delta, start, by_rate=False))[index]
     scale = float(count.sum() / np.sum(count / noises))
     return scale, (scale / noises).tolist()
@@ -186,6 +195,7 @@ def owner_rates(
     *,
     query_noise: float = math.inf,
     fixed: Sequence[Event] = (),
+    cap: int = 1,
 ) -> tuple[float, list[float]]:
     """Compute one noise and a sampling rate per owner (IDP Sample), so that every owner spends its own epsilon.
 
@@ -200,6 +210,7 @@ def owner_rates(
         delta: the same for all.
         query_noise: fixed noise multiplier of side queries on the same samples.
         fixed: further releases, the same for all owners, whose noise does not scale.
+        cap: above 1, how many records of a person there are at most; then only a few budgets may differ.
 
     Returns:
         The scale of the noise and the rates, in the order given.
@@ -217,6 +228,7 @@ def owner_rates(
     if not 0 < batch <= count.sum():
         raise CalibrationError(f"expected_batch must lie in (0, {count.sum():g}] (all records), got {batch:g}.")
     unique, index = np.unique(budget, return_inverse=True)
+    _refuse_many(unique.size, cap)
     records = np.bincount(index, weights=count)
 
     def rates_at(scale: float, fine: bool, certified: bool = False) -> Array:
@@ -224,7 +236,7 @@ def owner_rates(
             return [*((math.exp(-x), merged_noise(scale * s, [query_noise]), n) for _, s, n in shape), *fixed]
 
         def spend(x: float, rel: float, near: float) -> float:
-            return Composition(events(x), rel=rel).epsilon(delta, near=near if rel < COARSE else None)
+            return Composition(events(x), rel=rel, cap=cap).epsilon(delta, near=near if rel < COARSE else None)
 
         start = -math.log(batch / float(count.sum()))
         if certified or (fine and unique.size <= FEW):
@@ -236,7 +248,7 @@ def owner_rates(
 
     full = [(1.0, s, n) for _, s, n in shape]
     try:
-        top = calibrate(full, float(unique[-1]), delta, query_noise=query_noise, fixed=fixed)
+        top = calibrate(full, float(unique[-1]), delta, query_noise=query_noise, fixed=fixed, cap=cap)
     except CalibrationError:  # the queries alone keep every rate below 1, so the noise has no upper end
         top = math.inf
     most = float(records @ rates_at(top, False)) if unique.size > 1 or top == math.inf else float(count.sum())
@@ -248,7 +260,8 @@ def owner_rates(
             "queries more noise, or use owner bounds (Scale)."
         )
     mean = float(records @ np.log(unique) / records.sum())
-    scale = min(top, calibrate([(batch / float(count.sum()), s, n) for _, s, n in shape], math.exp(mean), delta))
+    usual = [(batch / float(count.sum()), s, n) for _, s, n in shape]
+    scale = min(top, calibrate(usual, math.exp(mean), delta, cap=cap))
     fine, power, previous = False, 1.0, None
     for _ in range(24):
         rates = rates_at(scale, fine)

@@ -28,7 +28,7 @@ _FAR = 36.0  # deviations beyond which outputs hardly occur
 class Mixture:
     """The worst pair of one release: ``share[k]`` of its mass at distance ``k / noise``, and ``rest`` beyond them.
 
-    ``slip`` bounds the relative error of each share.
+    ``slip`` bounds the relative error of each share; ``log_share`` keeps those that are too small for a float.
 
     Examples:
       >>> pair = Mixture.of(rate=0.5, noise=2.0, cap=2)
@@ -40,12 +40,13 @@ class Mixture:
     step: float
     rest: float
     slip: Array
+    log_share: Array
 
     @classmethod
     def of(cls, rate: float, noise: float, cap: int) -> Mixture:
         """Return the pair for a sampling rate below 1."""
-        share, rest, slip = _binomial(rate, cap)
-        return cls(share, 1 / noise, rest, slip)
+        log_share, rest, slip = _binomial(rate, cap)
+        return cls(np.exp(log_share), 1 / noise, rest, slip, log_share)
 
     @property
     def shift(self) -> Array:
@@ -60,8 +61,7 @@ class Mixture:
     def loss(self, t: Array) -> tuple[Array, Array]:
         """Return ``log P/Q`` at the outputs ``t``, where it rises, and a bound on the error."""
         alone = self.exponents(t)
-        with np.errstate(divide="ignore"):
-            weighted = np.log(self.share)[:, None] + alone
+        weighted = self.log_share[:, None] + alone
         top = weighted.max(axis=0)
         weight = np.exp(weighted - top)
         total = weight.sum(axis=0)
@@ -81,8 +81,7 @@ class Mixture:
 
     def slope(self, t: Array) -> Array:
         """Return about how fast the loss rises at the outputs ``t``."""
-        with np.errstate(divide="ignore"):
-            weighted = np.log(self.share)[:, None] + self.exponents(t)
+        weighted = self.log_share[:, None] + self.exponents(t)
         weight = np.exp(weighted - weighted.max(axis=0))
         return np.asarray((self.shift[:, None] * weight).sum(axis=0) / weight.sum(axis=0))
 
@@ -101,7 +100,7 @@ class Mixture:
 
 @lru_cache(maxsize=256)
 def _binomial(rate: float, cap: int) -> tuple[Array, float, Array]:
-    """Return the shares of 0, 1, 2 ... sampled records, the mass that is left out, and errors of the shares."""
+    """Return logs of the shares of 0, 1, 2 ... sampled records, the mass left out, and errors of the shares."""
     log_rate, log_not = math.log(rate), math.log1p(-rate)
     count = np.arange(cap + 1)
     ways = np.cumsum(np.append(0.0, np.log((cap - count[:-1]) / (count[:-1] + 1))))
@@ -110,7 +109,7 @@ def _binomial(rate: float, cap: int) -> tuple[Array, float, Array]:
     slip = 4 * _UNIT * (2 + count + np.abs(ways) + count * abs(log_rate) + (cap - count) * abs(log_not))
     above = np.append(np.cumsum(share[::-1])[::-1][1:], 0.0)
     last = max(1, int(np.argmax(above <= _REST)))
-    return share[: last + 1], float(above[last]) * (1 + 1e-6), slip[: last + 1]
+    return log_share[: last + 1], float(above[last]) * (1 + 1e-6), slip[: last + 1]
 
 
 def _remove(eps: Array, pair: Mixture) -> tuple[Array, Array]:
@@ -177,11 +176,9 @@ def capped_range(rate: float, noise: float, cap: int, direction: Direction, reac
 def _upper_end(pair: Mixture, reach: float) -> float:
     """Return the output beyond which as much mass of the person's part lies as beyond ``reach`` deviations of one."""
     low, high, wanted = 0.0, float(pair.shift[-1]) + reach, float(log_ndtr(-reach))
-    with np.errstate(divide="ignore"):
-        log_share = np.log(pair.share[1:])
     while high - low > 1e-3 * max(1.0, high):
         middle = 0.5 * (low + high)
-        mass = float(np.logaddexp.reduce(log_share + log_ndtr(pair.shift[1:] - middle)))
+        mass = float(np.logaddexp.reduce(pair.log_share[1:] + log_ndtr(pair.shift[1:] - middle)))
         low, high = (middle, high) if mass > wanted else (low, middle)
     return high
 

@@ -101,7 +101,7 @@ def _widest_range(levels: NoiseLevels, direction: Direction, reach: float) -> tu
     """
     rate, least, most = float(levels.rate.max()), float(levels.noise.min()), float(levels.noise.max())
     noises = {least, min(max(1 / max(reach, 1e-3), least), most)} if direction == "add" else {least}
-    ranges = [loss_range(rate, noise, direction, reach, levels.cap) for noise in noises]
+    ranges = [loss_range(rate, noise, direction, reach, levels.largest_cap) for noise in noises]
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
@@ -376,7 +376,7 @@ class LossDistribution:
 
     def __init__(self, levels: NoiseLevels, direction: Direction, grid: Grid) -> None:
         knots, cells = levels.reduce(grid.tilt, 0.3 * grid.rel * max(grid.centre, 1e-3), grid.reach)
-        spectra = [transform_release(q, s, direction, grid, levels.cap) for q, s in knots]
+        spectra = [transform_release(q, s, direction, grid, cap) for q, s, cap in knots]
         size = grid.size
         ceiling = np.zeros(size // 2 + 1)
         sizes = [np.log(np.abs(spectrum.spectrum) + spectrum.error) for spectrum in spectra]

@@ -32,6 +32,11 @@ from evenhand.types import Event
 
 FEW = 8
 """Distinct budgets or owners that are solved one by one."""
+MANY_WITH_CAP = (
+    f"With person_cap at most {FEW} distinct budgets can be certified, and these are {{}}: give fewer, or leave out "
+    "person_cap (then persons are drawn, each with some of their records)."
+)
+"""Why many owner classes are refused where records of a person are drawn one by one."""
 _REL = 2e-4  # relative accuracy of the grids on which owners are certified
 _CELL = 0.02  # distance of knots, in logs of epsilon
 _BLOCK = 2e-4  # owners whose rates or bounds are this close (relative) share one certificate

@@ -11,13 +11,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import repeat
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evenhand.accounting.gaussian_profile import Array, Direction, Relation, total_variation_gap
 from evenhand.accounting.renyi import LogMoments, log_moments
 from evenhand.types import Event
+
+Counts: TypeAlias = NDArray[np.int64]
+Knot: TypeAlias = tuple[float, float, int]
+"""(rate, noise, cap) of a release."""
 
 _EXACT = 40  # levels that are composed one by one
 _FINE = 128  # candidate knots along the noise axis
@@ -51,7 +57,8 @@ class _MixingLimit(NamedTuple):
 class NoiseLevels:
     """Distinct (rate, noise) levels and their counts, sorted; releases without sampling are merged into one, exactly.
 
-    With a ``cap`` above 1 each of up to so many records of a person is sampled by itself, see ``capped_profile.py``.
+    ``cap`` has one number for each level: above 1 each of up to so many records of a person is sampled by itself, see
+    ``capped_profile.py``. Of releases without sampling the noise is that for all of them together, and the number is 1.
 
     Example:
         >>> NoiseLevels.of([(1.0, 3.0, 9), (0.1, 2.0, 5), (0.1, 2.0, 5)], "add_remove").noise.round(6).tolist()
@@ -62,48 +69,62 @@ class NoiseLevels:
     noise: Array
     count: Array
     relation: Relation
-    cap: int = 1
+    cap: Counts
 
     @classmethod
-    def of(cls, events: Sequence[Event], relation: Relation, cap: int = 1) -> NoiseLevels:
-        """Merge equal levels of the events; drop those that release nothing."""
-        merged: dict[tuple[float, float], float] = {}
+    def of(cls, events: Sequence[Event], relation: Relation, cap: int | Sequence[int] = 1) -> NoiseLevels:
+        """Merge equal levels of the events; drop those that release nothing. There may be a cap for each event.
+
+        Many levels with a cap are rounded here, so that grids are chosen for the levels that are composed.
+        """
+        merged: dict[tuple[float, float, int], float] = {}
         precisions: list[float] = []
-        for q, s, n in events:
+        for (q, s, n), most in zip(events, repeat(cap) if isinstance(cap, int) else cap, strict=False):
             if n == 0 or math.isinf(s):
                 continue
             if q == 1.0:
-                precisions.append(n * cap * cap / (s * s))
+                precisions.append(n * most * most / (s * s))
             else:
-                merged[q, s] = merged.get((q, s), 0.0) + n
+                merged[q, s, most] = merged.get((q, s, most), 0.0) + n
         if math.fsum(precisions) > 0:
-            merged[1.0, math.fsum(precisions) ** -0.5 * (1 - 1e-15)] = 1.0  # rounded towards more loss
+            merged[1.0, math.fsum(precisions) ** -0.5 * (1 - 1e-15), 1] = 1.0  # rounded towards more loss
         keys = sorted(merged)
-        return cls(
-            np.array([q for q, _ in keys]),
-            np.array([s for _, s in keys]),
+        levels = cls(
+            np.array([q for q, _, _ in keys]),
+            np.array([s for _, s, _ in keys]),
             np.array([merged[key] for key in keys]),
             relation,
-            cap,
+            np.array([most for _, _, most in keys], dtype=np.int64),
         )
+        return levels._rounded() if levels.largest_cap > 1 and len(keys) > _ROUNDED_NOISES else levels
+
+    @property
+    def largest_cap(self) -> int:
+        """Return the largest cap of all levels."""
+        return int(self.cap.max(initial=1))
 
     def events(self) -> list[tuple[float, float, float]]:
         """Return the levels as plain triples (rate, noise, count)."""
         return list(zip(self.rate.tolist(), self.noise.tolist(), self.count.tolist(), strict=True))
 
     @cached_property
-    def _planning_sample(self) -> list[tuple[float, float, float]]:
-        """Return at most a few dozen levels of about the same cost, to choose grids with."""
+    def _planning_sample(self) -> list[tuple[float, float, float, int]]:
+        """Return at most a few dozen levels that cost a little more, each with its cap, to choose grids with.
+
+        A sample that costs less would end the window of a grid too low, and then no epsilon is found.
+        """
+        columns = self.rate, self.noise, self.count, self.cap
         if self.rate.size <= 24:
-            return self.events()
-        log_q, log_s = np.log(self.rate), np.log(self.noise)
+            return list(zip(*map(np.ndarray.tolist, columns), strict=True))
+        sampled = self.rate < 1
+        log_q, log_s = np.log(self.rate[sampled]), np.log(self.noise[sampled])
         wide_q, wide_s = max(0.1, float(np.ptp(log_q)) / 4), max(0.02, float(np.ptp(log_s)) / 12)
-        key_q = np.rint((log_q.max() - log_q) / wide_q)
-        key_s = np.rint((log_s - log_s.min()) / wide_s)
-        bins, index = np.unique(np.stack([key_q, key_s]), axis=1, return_inverse=True)
+        keys = np.stack([np.floor((log_q.max() - log_q) / wide_q), np.floor((log_s - log_s.min()) / wide_s)])
+        bins, index = np.unique(keys, axis=1, return_inverse=True)
         q, s = np.exp(log_q.max() - bins[0] * wide_q), np.exp(log_s.min() + bins[1] * wide_s)
-        n = np.bincount(index.ravel(), weights=self.count)
-        return list(zip(q.tolist(), s.tolist(), n.tolist(), strict=True))
+        n = np.bincount(index.ravel(), weights=self.count[sampled])
+        rest = zip(*(column[~sampled].tolist() for column in columns), strict=True)
+        return [*zip(q.tolist(), s.tolist(), n.tolist(), [self.largest_cap] * q.size, strict=True), *rest]
 
     def moments(self, orders: Array, direction: Direction, reach: float) -> Array:
         """Return rows ``K``, ``K'``, ``K''`` of the composed, truncated loss at every order; see ``log_moments``.
@@ -111,19 +132,12 @@ class NoiseLevels:
         Approximate: only for choosing grids.
         """
         total = np.zeros((3, orders.size))
-        for q, s, n in self._planning_sample:
-            total += n * np.array(self._log_moments(q, s, orders, direction, reach))
+        for q, s, n, cap in self._planning_sample:
+            total += n * np.array(_log_moments(q, s, cap, orders, direction, reach))
         return total
 
-    def _log_moments(self, rate: float, noise: float, orders: Array, direction: Direction, reach: float) -> LogMoments:
-        if self.cap > 1 and rate < 1:
-            from evenhand.accounting.capped_profile import capped_moments
-
-            return capped_moments(rate, noise, self.cap, orders, direction, reach)
-        return log_moments(rate, noise, orders, direction, reach=reach)
-
-    def reduce(self, tilt: float, cost: float, reach: float) -> tuple[list[tuple[float, float]], list[MixtureCell]]:
-        """Choose knots (rate, noise) that stand for all levels, and the cells that mix them.
+    def reduce(self, tilt: float, cost: float, reach: float) -> tuple[list[Knot], list[MixtureCell]]:
+        """Choose knots (rate, noise, cap) that stand for all levels, and the cells that mix them.
 
         Few levels are knots themselves, each with a cell of its own.
 
@@ -132,9 +146,7 @@ class NoiseLevels:
             cost: by how much mixing may raise epsilon, about.
             reach: where the loss is truncated, in deviations of the noise.
         """
-        if self.cap > 1:
-            return (self if self.rate.size <= _ROUNDED_NOISES else self._rounded())._one_by_one()
-        if self.rate.size <= _EXACT:
+        if self.largest_cap > 1 or self.rate.size <= _EXACT:
             return self._one_by_one()
         rates = np.unique(self.rate)
         if rates.size > _RATES:
@@ -153,17 +165,17 @@ class NoiseLevels:
             if low < high:
                 part = np.minimum((self.rate[rows] - low) / (high - low) + _ROUNDING, 1.0)
             cells += self._cells_between_rates(rows, low, high, part, place, _MixingLimit(tilt, cost, reach))
-        return list(place), cells
+        return [(q, s, 1) for q, s in place], cells
 
-    def _one_by_one(self) -> tuple[list[tuple[float, float]], list[MixtureCell]]:
+    def _one_by_one(self) -> tuple[list[Knot], list[MixtureCell]]:
         """Return all levels as knots, each with a cell of its own."""
-        knots = [(q, s) for q, s, _ in self.events()]
+        knots = list(zip(self.rate.tolist(), self.noise.tolist(), self.cap.tolist(), strict=True))
         return knots, [MixtureCell((i,), np.ones((1, 1)), self.count[i : i + 1]) for i in range(len(knots))]
 
     def _rounded(self) -> NoiseLevels:
-        """Return fewer levels, each with less noise and a larger rate than those that it stands for.
+        """Return fewer levels, each with less noise, a larger rate and a larger cap than those that it stands for.
 
-        A profile grows with rate and distance. With a cap its convexity, by which levels are mixed, is not proved.
+        A profile grows with rate, distance and cap. With a cap its convexity, by which levels are mixed, is not proved.
         """
         sampled = self.rate < 1
         rate, distance = self.rate.copy(), 1 / self.noise
@@ -175,7 +187,8 @@ class NoiseLevels:
                 column[sampled] = knots[np.searchsorted(knots, column[sampled])]
         pairs, place = np.unique(rate + 1j * distance, return_inverse=True)
         total = np.bincount(place, weights=self.count)
-        return NoiseLevels(pairs.real, 1 / pairs.imag, total.astype(float), self.relation, self.cap)
+        cap = np.where(pairs.real < 1, self.largest_cap, 1)
+        return NoiseLevels(pairs.real, 1 / pairs.imag, total.astype(float), self.relation, cap)
 
     def _cells_between_rates(
         self,
@@ -254,3 +267,12 @@ class NoiseLevels:
             for part in parts:
                 heapq.heappush(heap, part)
         return fine[np.unique([i for _, i, _ in heap + unsplit] + [last])]
+
+
+def _log_moments(rate: float, noise: float, cap: int, orders: Array, direction: Direction, reach: float) -> LogMoments:
+    """Return the moments of one release with this cap, see ``NoiseLevels``."""
+    if cap > 1:
+        from evenhand.accounting.capped_profile import capped_moments
+
+        return capped_moments(rate, noise, cap, orders, direction, reach)
+    return log_moments(rate, noise, orders, direction, reach=reach)

@@ -12,7 +12,7 @@ import numpy as np
 from evenhand._numbers import rounded_up, setting
 from evenhand.accounting import accountant
 from evenhand.accounting.accountant import merged_noise
-from evenhand.accounting.many_owners import FEW, owner_epsilons
+from evenhand.accounting.many_owners import FEW, MANY_WITH_CAP, owner_epsilons
 from evenhand.errors import UsageError
 
 if TYPE_CHECKING:
@@ -163,27 +163,46 @@ def further_owners(owners: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"And {len(left)} more owners, {remark}."]
 
 
-def owner_words(row: Mapping[str, Any], delta: float, unit: str = "record") -> str:
-    """Return the promise to an owner class, and what its records (or persons) are exposed to, as a sentence."""
+def owner_words(row: Mapping[str, Any], delta: float, unit: str = "record", one: str | None = None) -> str:
+    """Return the promise to an owner class, and what its records (or persons) are exposed to, as a sentence.
+
+    Args:
+      row: of the class, see ``rows``.
+      delta: that belongs to its epsilon.
+      unit: what is counted and drawn.
+      one: whom the promise is about, if that is another.
+
+    Examples:
+      >>> row = {"name": "a", "records": 9, "budget": None, "epsilon": 1.0}
+      >>> owner_words(row, 1e-5)
+      "Each of the 9 records of owner 'a': epsilon 1.000, delta 1e-05, add/remove one record."
+      >>> owner_words(row, 1e-5, "record", "person")
+      "Each person behind the 9 records of owner 'a': epsilon 1.000, delta 1e-05, add/remove one person."
+    """
     promised = "" if row["budget"] is None else f", promised {row['budget']:g}"
+    each, drawn = ("Each of", "drawn") if one in (None, unit) else (f"Each {one} behind", f"each {unit} drawn")
     return (
-        f"Each of the {row['records']} {unit}s of owner {row['name']!r}: epsilon {rounded_up(row['epsilon'])}"
-        f"{promised}, delta {delta:g}, add/remove one {unit}{_exposed(row)}."
+        f"{each} the {row['records']} {unit}s of owner {row['name']!r}: epsilon {rounded_up(row['epsilon'])}"
+        f"{promised}, delta {delta:g}, add/remove one {one or unit}{_exposed(row, drawn)}."
     )
 
 
-def _exposed(row: Mapping[str, Any]) -> str:
+def _exposed(row: Mapping[str, Any], drawn: str) -> str:
     if row.get("bound") is None:
         return ""
     if row["rate"] == 0:
         return "; not drawn any more"
     bound, noise = span(row["bound"]), span(row["noise_multiplier"])
-    return f"; drawn with rate {row['rate']:.4g}, clip bound {bound}, noise multiplier {noise}"
+    return f"; {drawn} with rate {row['rate']:.4g}, clip bound {bound}, noise multiplier {noise}"
 
 
 @lru_cache(maxsize=64)
-def epsilon_by_class(stages: tuple[Stage, ...], delta: float, budgets: tuple[float | None, ...]) -> tuple[float, ...]:
+def epsilon_by_class(
+    stages: tuple[Stage, ...], delta: float, budgets: tuple[float | None, ...], cap: int = 1
+) -> tuple[float, ...]:
     """Compute the epsilon of every owner class after all these stages, composed step by step: an upper bound.
+
+    With a ``cap`` it is that of a person with at most so many records, for few classes only.
 
     Exact for a few distinct classes. For many, classes must be ordered: who is exposed more in one stage is exposed at
     least as much in every other; then one number along that order certifies them all (see ``owner_epsilons``).
@@ -211,8 +230,10 @@ def epsilon_by_class(stages: tuple[Stage, ...], delta: float, budgets: tuple[flo
 
     ordered = bool((np.diff(rows, axis=0) >= 0).all() and (rows > 0).all())
     if len(rows) <= FEW or (not ordered and len(rows) <= _ONE_BY_ONE):
-        spent = [accountant.epsilon(events(row.tolist()), delta) for row in rows]
+        spent = [accountant.epsilon(events(row.tolist()), delta, cap=cap) for row in rows]
         return tuple(spent[index] for index in place.reshape(-1).tolist())
+    if cap > 1:
+        raise UsageError(MANY_WITH_CAP.format(len(rows)))
     if not ordered:
         raise UsageError(
             f"The budgets of {len(rows)} owner classes changed in different orders, which cannot be certified. "

@@ -19,7 +19,7 @@ from typing import Any
 from evenhand import _notebook, untrusted
 from evenhand._numbers import promised, rounded_up
 from evenhand.accounting import accountant
-from evenhand.accounting.accountant import merged_noise
+from evenhand.accounting.accountant import FINE, Composition, merged_noise
 from evenhand.accounting.budgets import delta_warnings
 from evenhand.accounting.owner_classes import epsilon_by_class
 from evenhand.errors import UsageError
@@ -54,11 +54,13 @@ _SHAPE: untrusted.Shape = {
 _PRIOR: untrusted.Shape = {"kind": str, "noise": _NUMBER}
 _OPTIONAL = {"earlier", "prior", "packages"}
 """Keys that are left out of plan.json where there is nothing to say."""
-_LATER: dict[str, Any] = {"derived": [], "features": "", "unit": "record", "told_apart": "", "records_per_person": 1}
+_UNSAID = {"features": "", "unit": "record", "told_apart": "", "records_per_person": 1, "person_cap": 0, "persons": 0}
+"""Public facts that are left out of plan.json where there is nothing to say."""
+_LATER: dict[str, Any] = {"derived": [], **_UNSAID}
 """Public facts that plans of earlier versions do not have."""
 _LATER_SHAPE: untrusted.Shape = {
     **{"derived": [str], "features": str, "unit": str, "told_apart": str},
-    "records_per_person": int,
+    **{"records_per_person": int, "person_cap": int, "persons": int},
 }
 
 
@@ -200,24 +202,48 @@ class Plan:
         parts = self._stages if steps is None else _first_steps(self._stages, steps)
         return parts if self.prior is None else (self.prior.stage(len(self.rates)), *parts)
 
+    @property
+    def cap(self) -> int:
+        """Return how many records of a person there are at most, each of which is drawn by itself; else 1."""
+        return max(1, self.facts.person_cap)
+
     def events(self, owner: int = 0, steps: int | None = None) -> list[Event]:
-        """Return what a record of this class is exposed to in the first ``steps`` steps (all of them by default)."""
+        """Return what a record of this class is exposed to in the first ``steps`` steps (all of them by default).
+
+        Raises:
+            UsageError: the promise is about all records of a person, each drawn by itself: see ``events_of_each``.
+        """
+        if self.cap > 1:
+            raise UsageError(
+                f"Up to {self.cap} records of a person are each drawn by themselves here, and this looks at single "
+                "ones, which would make epsilon too small: it knows data by person without person_cap."
+            )
+        return self.events_of_each(owner, steps)
+
+    def events_of_each(self, owner: int = 0, steps: int | None = None) -> list[Event]:
+        """Return what each record of this class is exposed to. What a person risks follows with ``cap=plan.cap``."""
         return [event for part in self.exposures(steps) for event in part.events(part.rates[owner], part.scales[owner])]
+
+    def composed(self, owner: int = 0, steps: int | None = None, *, rel: float = FINE) -> Composition:
+        """Return the privacy of the first ``steps`` steps (all by default) for whom this plan promises it."""
+        return Composition(self.events_of_each(owner, steps), rel=rel, cap=self.cap)
 
     def spent(self, steps: int, owner: int = 0) -> float | None:
         """Return epsilon after ``steps`` steps for a record of this class; None if none is established."""
-        return accountant.epsilon(self.events(owner, steps), self.delta) if self.certified else None
+        return self.composed(owner, steps).epsilon(self.delta) if self.certified else None
 
     def spent_by_owner(self, steps: int | None = None) -> tuple[float | None, ...]:
         """Return ``spent`` of every class: exact for a few distinct ones, certified upper bounds for many thousands."""
         if not self.certified:
             return (None,) * len(self.rates)
         parts = self.exposures(self.steps if steps is None else steps)
-        return epsilon_by_class(parts, self.delta, self.budgets) if parts else (0.0,) * len(self.rates)
+        return epsilon_by_class(parts, self.delta, self.budgets, self.cap) if parts else (0.0,) * len(self.rates)
 
     def spending(self, owner: int = 0, points: int = 64) -> list[tuple[int, float]]:
         """Return (steps, epsilon) over the whole plan, for progress and charts; empty if no epsilon is established."""
-        curve = accountant.curve(self.events(owner), self.delta, points=points) if self.certified else []
+        if not self.certified:
+            return []
+        curve = accountant.curve(self.events_of_each(owner), self.delta, points=points, cap=self.cap)
         before = 0 if self.prior is None else 1
         return [(releases - before, epsilon) for releases, epsilon in curve if releases > before]
 
@@ -306,6 +332,8 @@ class Plan:
             unit=facts["unit"],
             told_apart=facts["told_apart"],
             records_per_person=facts["records_per_person"],
+            person_cap=facts["person_cap"],
+            persons=facts["persons"],
         )
         values["levels"] = _levels(data["levels"])
         values["earlier"] = tuple(
@@ -333,7 +361,10 @@ class Plan:
             all(len(column) == owners for column in columns)
             and self.facts.records >= 1
             and self.facts.unit in UNITS
-            and (self.unit == UNITS["person"]) == (self.facts.unit == "person")
+            and (self.unit == UNITS["person"]) == (self.facts.promised == "person")
+            and 0 <= self.facts.person_cap <= (accountant.MOST_RECORDS if self.facts.unit == "record" else 0)
+            and (self.facts.persons <= self.facts.records <= self.facts.persons * self.facts.person_cap)
+            == (self.facts.person_cap > 0)
             and 1 <= self.facts.records_per_person <= (_LARGE if self.facts.unit == "person" else 1)
             and 0 < self.delta < 1
             and self.steps == sum(stage.steps for stage in self._stages)
@@ -393,8 +424,7 @@ def _first_steps(stages: Sequence[Stage], steps: int) -> tuple[Stage, ...]:
 def _fields(part: Any) -> dict[str, Any]:
     """Return a dataclass as plain data, without the copies of ``asdict``: these cost time with many thousand owners."""
     plain = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    defaults = {"ordered": False, "features": "", "unit": "record", "told_apart": "", "records_per_person": 1}
-    for name, default in defaults.items():
+    for name, default in {"ordered": False, **_UNSAID}.items():
         if plain.get(name) == default:  # not in plans of earlier versions nor their digests
             del plain[name]
     return plain

@@ -42,12 +42,14 @@ class RemainingSteps:
       batch: expected batch size.
       delta: delta of all steps together.
       query_noise: fixed noise multiplier of side queries on the same samples.
+      cap: above 1, how many records of a person there are at most, each of which is sampled by itself.
     """
 
     shape: tuple[tuple[float, int], ...]
     batch: float
     delta: float
     query_noise: float = math.inf
+    cap: int = 1
 
     def events(self, rate: float, scale: float) -> list[Event]:
         """Return what a class with this rate is exposed to when noise and bound stand in the ratio ``scale``."""
@@ -90,7 +92,7 @@ def remaining_rates(classes: Sequence[OwnerBudget], steps: RemainingSteps) -> tu
       >>> round(500 * sum(fractions), 6), fractions[0] < fractions[1]
       (10.0, True)
     """
-    distinct = [owner for owner in _distinct(classes) if not _exhausted(owner, steps.delta)]
+    distinct = [owner for owner in _distinct(classes) if not _exhausted(owner, steps)]
     records = {owner: sum(one.records for one in classes if _key(one) == owner) for owner in distinct}
     reach = sum(records.values())
     if reach < steps.batch:
@@ -105,7 +107,7 @@ def remaining_rates(classes: Sequence[OwnerBudget], steps: RemainingSteps) -> tu
     def excess(x: float, fine: bool) -> float:
         return math.log(sum(records[owner] * rate for owner, rate in at(x, fine).items()) / steps.batch)
 
-    mean = sum(records[owner] * math.log(_left(owner, steps.delta)) for owner in distinct) / reach
+    mean = sum(records[owner] * math.log(_left(owner, steps)) for owner in distinct) / reach
     x = math.log(_start(math.exp(mean), steps.batch / reach, steps))
     x = _crossing(lambda point: excess(point, False), x, width=0.25, within=0.02, grain=0.02)
     x = _crossing(lambda point: excess(point, True), x, width=0.02, within=0.001, grain=1e-4)
@@ -151,13 +153,17 @@ def _key(owner: OwnerBudget) -> OwnerBudget:
     return OwnerBudget(0, owner.budget, owner.before)
 
 
-def _exhausted(owner: OwnerBudget, delta: float) -> bool:
-    return epsilon(owner.before, delta) >= owner.budget * (1 - _EXHAUSTED)
+def _spent(owner: OwnerBudget, steps: RemainingSteps) -> float:
+    return epsilon(owner.before, steps.delta, cap=steps.cap)
 
 
-def _left(owner: OwnerBudget, delta: float) -> float:
+def _exhausted(owner: OwnerBudget, steps: RemainingSteps) -> bool:
+    return _spent(owner, steps) >= owner.budget * (1 - _EXHAUSTED)
+
+
+def _left(owner: OwnerBudget, steps: RemainingSteps) -> float:
     """Estimate what may still be spent: only a place to start searching from."""
-    return owner.budget - epsilon(owner.before, delta)
+    return owner.budget - _spent(owner, steps)
 
 
 def _spend(
@@ -165,7 +171,7 @@ def _spend(
 ) -> Callable[[float, float, float], float]:
     def spend(x: float, rel: float, near: float) -> float:
         whole = [*owner.before, *events(x)]
-        return Composition(whole, rel=rel).epsilon(steps.delta, near=near if rel < COARSE else None)
+        return Composition(whole, rel=rel, cap=steps.cap).epsilon(steps.delta, near=near if rel < COARSE else None)
 
     return spend
 
@@ -179,11 +185,11 @@ def _start(budget: float, rate: float, steps: RemainingSteps) -> float:
 
 
 def _noise(owner: OwnerBudget, rate: float, steps: RemainingSteps, advice: str) -> float:
-    if _exhausted(owner, steps.delta):
+    if _exhausted(owner, steps):
         raise NothingLeftError(
             f"An owner with epsilon {owner.budget:g} has nothing left of it for further steps: {advice}."
         )
-    start = math.log(_start(_left(owner, steps.delta), rate, steps))
+    start = math.log(_start(_left(owner, steps), rate, steps))
     return math.exp(find_point(_spend(owner, steps, lambda x: steps.events(rate, math.exp(x))), owner.budget, start))
 
 

@@ -85,10 +85,13 @@ class Subject:
                 f"{config.method} releases densities once, and has no training steps to attack. Nothing was spent."
             )
         data = wrap(train) if train is not None else config.load_data()[0]
-        if data.persons is not None:
+        if data.facts.promised == "person":
+            able = (
+                "no audit knows data with person_cap" if data.persons is None else 'only kind="mechanism" audits that'
+            )
             raise UsageError(
                 "These attacks put single records in and leave single records out, and the promise is about persons: "
-                'only kind="mechanism" audits that. Nothing was spent.'
+                f"{able}. Nothing was spent."
             )
         return cls(config, data, public, folder, copy.deepcopy(model))
 

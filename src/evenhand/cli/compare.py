@@ -47,6 +47,7 @@ def run(
     keep_together: options.KeepTogether = None,
     persons: options.Persons = None,
     records_per_person: options.RecordsPerPerson = None,
+    person_cap: options.PersonCap = None,
     owners: options.Owners = None,
     budgets: Annotated[
         str | None,
@@ -110,6 +111,7 @@ def run(
         keep_together=keep_together,
         persons=persons,
         records_per_person=records_per_person,
+        person_cap=person_cap,
         methods=None if methods is None else [name.strip() for name in methods.split(",") if name.strip()],
         goals=None if goals is None else [name.strip() for name in goals.split(",") if name.strip()],
         epsilons=None if epsilons is None else [_number(text) for text in epsilons.split(",")],

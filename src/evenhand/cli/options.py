@@ -99,6 +99,10 @@ Persons = Annotated[
 RecordsPerPerson = Annotated[
     int | None, typer.Option("--records-per-person", help="Records of a drawn person that a step uses; default 1.")
 ]
+PersonCap = Annotated[
+    int | None,
+    typer.Option("--person-cap", metavar="G", help="Draw records one by one instead, at most G of each person."),
+]
 LeastRecords = Annotated[
     int | None,
     typer.Option("--least-records", help="Share no figures of groups with fewer held-out records; default 10."),
@@ -286,7 +290,11 @@ def built_schedule(
 
 
 def draw_spending(
-    path: Path, spending: Mapping[str, Sequence[tuple[int, float]]], budgets: Mapping[str, float], delta: float
+    path: Path,
+    spending: Mapping[str, Sequence[tuple[int, float]]],
+    budgets: Mapping[str, float],
+    delta: float,
+    unit: str = "record",
 ) -> None:
     """Write an SVG of the spent epsilon per owner, with the promises as dashed lines."""
     from evenhand._numbers import rounded_up
@@ -297,7 +305,7 @@ def draw_spending(
         spending,
         title="Spent epsilon",
         x_label="step",
-        y_label=f"spent epsilon (per record, add/remove, delta {delta:g})",
+        y_label=f"spent epsilon (per {unit}, add/remove, delta {delta:g})",
         limits={f"promised to {name}": value for name, value in budgets.items()},
         printed=rounded_up,
     )

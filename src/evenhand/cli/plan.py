@@ -35,6 +35,7 @@ def run(
     ] = None,
     persons: options.Persons = None,
     records_per_person: options.RecordsPerPerson = None,
+    person_cap: options.PersonCap = None,
     budgets: options.Budgets = None,
     method: options.MethodName = "dpsgd",
     settings: options.Settings = None,
@@ -53,6 +54,7 @@ def run(
     """Print the plan for a promise (--epsilon, --budgets), or the cost of a noise (--noise)."""
     from evenhand.accounting.owner_classes import chosen_few, rows
     from evenhand.mechanism.describe_plan import warnings
+    from evenhand.mechanism.ways_by_person import compare_ways
     from evenhand.methods.catalogue import DENSITIES
     from evenhand.runs import statement_files
 
@@ -61,7 +63,7 @@ def run(
     planner = _planner(name, options.parsed(settings), shape, epochs or 0.0, batch_size)
     asked = options.budgets(budgets)
     named = options.given(data=data, data_dir=data_dir, source=options.source(source), features=features)
-    named |= options.given(persons=persons, records_per_person=records_per_person)
+    named |= options.given(persons=persons, records_per_person=records_per_person, person_cap=person_cap)
     facts = _facts(named, records, owners, asked.get("record_budgets"))
     promise = _promise(epsilon, delta, noise, asked, facts)
     if name in DENSITIES and DENSITIES[name].guarantee == "not established":
@@ -72,11 +74,13 @@ def run(
         shown = {facts.owner_names[index]: index for index in chosen_few(plan.epsilons)}
         spending = {name: plan.spending(index) for name, index in shown.items()}
         promised = {name: plan.budgets[index] for name, index in shown.items()}
-        options.draw_spending(plot, spending, {k: v for k, v in promised.items() if v is not None}, plan.delta)
+        limits = {name: value for name, value in promised.items() if value is not None}
+        options.draw_spending(plot, spending, limits, plan.delta, plan.facts.promised)
     owner_figures = statement_files.as_json(rows(plan, plan.epsilons), {}) if json else {}
-    options.emit(
-        {**plan.to_json(), **owner_figures, "digest": plan.digest, "warnings": warnings(plan)}, str(plan), json
-    )
+    ways = compare_ways(plan)
+    compared = {} if ways is None else {"by_person_in_two_ways": {**dataclasses.asdict(ways), "better": ways.better}}
+    told = {**plan.to_json(), **owner_figures, **compared, "digest": plan.digest, "warnings": warnings(plan)}
+    options.emit(told, str(plan), json)
 
 
 def _planner(
@@ -125,6 +129,8 @@ def _unproven(density: Density, facts: Facts, json: bool) -> None:
 def _facts(named: Mapping[str, Any], records: int | None, owners: str | None, by_record: str | None) -> Facts:
     from evenhand.types import Facts
 
+    if "person_cap" in named and "persons" not in named:
+        raise UsageError("--person-cap is about persons: name the column of --data that tells them apart, --persons.")
     if "persons" in named and "data" not in named:
         raise UsageError("--persons names a column of --data. Without data count persons: --records N is their number.")
     sizes = None if "data" in named or owners is None else options.pairs(owners, "--owners")

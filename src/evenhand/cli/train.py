@@ -45,6 +45,7 @@ def run(
     keep_together: options.KeepTogether = None,
     persons: options.Persons = None,
     records_per_person: options.RecordsPerPerson = None,
+    person_cap: options.PersonCap = None,
     delimiter: Annotated[str | None, typer.Option("--delimiter", help="Between the cells of a CSV file.")] = None,
     model: Annotated[
         str | None,
@@ -119,6 +120,7 @@ def run(
         keep_together=keep_together,
         persons=persons,
         records_per_person=records_per_person,
+        person_cap=person_cap,
         delimiter=delimiter,
         model=model,
         device=device,

@@ -141,8 +141,12 @@ def together(results: Iterable[Result]) -> float | None:
     if not runs:
         return None
     owners = range(len(runs[0].facts.owners))
-    exposed = {tuple(event for plan in runs for event in plan.events(owner)) for owner in owners}
-    return max(accountant.epsilon(events, runs[0].delta) for events in exposed)
+    exposed = {tuple((event, plan.cap) for plan in runs for event in plan.events_of_each(owner)) for owner in owners}
+    delta = runs[0].delta
+    return max(
+        accountant.epsilon([event for event, _ in pairs], delta, cap=[cap for _, cap in pairs] or 1)
+        for pairs in exposed
+    )
 
 
 def _by_seed(runs: Sequence[Result]) -> dict[int, Mapping[str, Any]]:

@@ -77,7 +77,7 @@ def _page(
     steps = f"{plan.steps} of about {plan.expected_batch:g} {plan.facts.units}"
     return ComparisonData(
         title=f"{', '.join(dict.fromkeys(entry.method for entry in entries))} on {named}, {size}",
-        unit=plan.facts.unit,
+        unit=plan.facts.promised,
         entries=entries,
         delta=next((result.task.plan.delta for result in results if result.task.cell.private), plan.delta),
         together=together(done) if sweep.tune is None else None,

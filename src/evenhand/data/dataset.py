@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data import Sampler as TorchSampler
 
 from evenhand.data.arrays import coded, from_arrays, nameless, target_codes
-from evenhand.data.persons import Persons, by_person
+from evenhand.data.persons import Persons, by_person, capped
 from evenhand.data.record_seeds import Changed, Quiet, guarded
 from evenhand.errors import DataError, ForeignLoaderError, UsageError
 from evenhand.model_io import on_device
@@ -56,6 +56,8 @@ class Data:
     def __post_init__(self) -> None:
         if (self.persons is None) != (self.facts.unit == "record"):
             raise DataError("Data are by person if and only if they hold persons: use wrap(..., persons=...).")
+        if self.facts.person_cap and self.together is None:
+            raise DataError("Data with a cap of records a person say whose record each is: use wrap(..., persons=...).")
         if self.together is not None and self.partition is None:
             object.__setattr__(self, "partition", partial(hash_together, self.together))
         object.__setattr__(self, "fetch", guarded(self.fetch))
@@ -86,7 +88,9 @@ class Data:
         present = counts.nonzero().squeeze(1)
         code = torch.zeros_like(counts).index_put((present,), torch.arange(len(present)))
         owners = tuple((self.facts.owner_names[index], int(counts[index])) for index in present.tolist())
-        facts = replace(self.facts, records=len(rows), owners=owners)
+        together = None if self.together is None else self.together[rows]
+        persons = len(torch.unique(together)) if self.facts.person_cap and together is not None else 0
+        facts = replace(self.facts, records=len(rows), owners=owners, persons=persons)
         return replace(
             self,
             facts=facts,
@@ -94,7 +98,7 @@ class Data:
             owner=code[self.owner[rows]],
             fetch=Quiet(lambda r: self.fetch(rows[r])),
             origin=self.origin or self.whole,
-            together=None if self.together is None else self.together[rows],
+            together=together,
         )
 
     @property
@@ -137,6 +141,7 @@ def wrap(
     keep_together: Iterable[Any] | None = None,
     persons: Iterable[Any] | None = None,
     records_per_person: int = 1,
+    person_cap: int | None = None,
     inputs: Sequence[str] | None = None,
     collate_fn: Collate | None = None,
     shared: Mapping[str, Any] | None = None,
@@ -168,6 +173,8 @@ def wrap(
         with all of their records: persons are drawn, and a step uses one record of each.
       records_per_person: how many records of a drawn person a step uses at most; their losses are averaged before the
         gradient is bounded. All have the group of the first one that is chosen.
+      person_cap: draw records one by one instead, at most so many of each person: some of those who have more are left
+        out once and for all. The promise is about the person all the same.
       inputs: the columns of a ``datasets.Dataset`` that the model sees, handed over by name.
       collate_fn: makes a batch of a list of records, one row for each, in their order and of one shape, see `Pad`.
       shared: public constants among the model's arguments that all records share, such as position ids (1, T).
@@ -187,6 +194,7 @@ def wrap(
                 for given in (targets, groups, owners, keep_together, collate_fn, shared, inputs, persons)
             )
             or records_per_person != 1
+            or person_cap is not None
         ):
             raise DataError("These data are wrapped already: pass groups, owners and so on to the first wrap.")
         return data
@@ -200,9 +208,10 @@ def wrap(
         named |= {"collate_fn": collate_fn, "shared": shared, "tokenizer": tokenizer, "missing_tokens": missing_tokens}
         records = wrap(data, targets, **named, keep_together=persons)
         assert records.together is not None
-        return by_person(records, records.together, records_per_person)
-    if records_per_person != 1:
-        raise DataError("records_per_person= is about persons: say whose record each is, persons=.")
+        return by_person_or_capped(records, records.together, records_per_person, person_cap)
+    if records_per_person != 1 or person_cap is not None:
+        setting = "records_per_person" if person_cap is None else "person_cap"
+        raise DataError(f"{setting}= is about persons: say whose record each is, persons=.")
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         from evenhand.data.named_columns import Columns
 
@@ -249,6 +258,18 @@ def wrap(
     )
     together = None if keep_together is None else kept_together(keep_together, count)
     return Data(facts=facts, group=group, owner=owner, fetch=fetch, together=together)
+
+
+def by_person_or_capped(data: Data, persons: Tensor, records_per_person: int, person_cap: int | None) -> Data:
+    """Return the data in one of the two ways of training by person: rows are persons, or records with a cap."""
+    if person_cap is None:
+        return by_person(data, persons, records_per_person)
+    if records_per_person != 1:
+        raise UsageError(
+            "Give records_per_person or person_cap: either persons are drawn, each with some records, or records one "
+            "by one, at most so many of a person."
+        )
+    return capped(data, persons, person_cap)
 
 
 def kept_together(names: Iterable[Any], count: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from evenhand import untrusted
-from evenhand.data.dataset import Data
+from evenhand.data.dataset import Data, hash_together
 from evenhand.data.record_seeds import Quiet
 from evenhand.errors import DataError, VerificationError
 from evenhand.model_io import Shared, of_one_width
@@ -99,7 +99,7 @@ def assignment(data: Data) -> str:
     if len(names) > 1:
         digest.update(_contents(data).encode())
         digest.update(data.owner.cpu().contiguous().numpy().data)
-    if data.persons is None or data.partition is None:
+    if data.facts.promised == "record" or data.partition is None:
         return digest.hexdigest()
     return f"{data.partition()}/{digest.hexdigest()}"
 
@@ -115,6 +115,8 @@ def persons_of(data: Data) -> str:
       >>> persons_of(one) == persons_of(two), persons_of(one) == persons_of(three)
       (True, False)
     """
+    if data.facts.person_cap and data.together is not None:
+        return f"{hash_together(data.together)}, at most {data.facts.person_cap} records each"
     if data.persons is None:
         return ""
     sizes = data.persons.starts.diff()

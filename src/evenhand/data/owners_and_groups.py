@@ -100,7 +100,7 @@ def owned(data: Data, owners: Iterable[Any]) -> Data:
 
 
 def _refuse_persons(data: Data, what: str) -> None:
-    if data.persons is not None:
+    if data.facts.promised == "person":
         raise UsageError(
             f"These data are by person already, and {what} belong to records: give {what}= for every record to wrap, "
             "before or together with persons=."

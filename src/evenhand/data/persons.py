@@ -4,6 +4,9 @@ Data by person have one row per person. A step draws persons, and of each of the
 (key, step, person), or up to ``most`` records of one group, whose losses are averaged. So a person has one gradient and
 one vector for every query, whatever number of records is theirs: all that holds for a record holds for a person.
 Outside of training a person's row is their first record. Proof: docs/proofs/persons.md.
+
+The second way is ``capped``: rows are records, at most so many of each person, drawn one by one, and the accountant is
+asked about all of a person's records together. Proof: docs/proofs/capped_persons.md.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from evenhand.errors import DataError
 
 if TYPE_CHECKING:
     from evenhand.data.dataset import Data
+
+_GOLDEN, _FIRST, _SECOND = (np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""Constants of the mixing function splitmix64."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,8 @@ def by_person(data: Data, persons: Tensor, records_per_person: int = 1) -> Data:
     """
     if data.persons is not None:
         raise DataError("These data are by person already: name the persons once.")
+    if data.facts.person_cap:
+        raise DataError("Of these data each record is drawn by itself, with a cap for each person: name them once.")
     _, first, whose_number = np.unique(persons.numpy(), return_index=True, return_inverse=True)
     inverse = np.argsort(np.argsort(first))[whose_number]  # persons are numbered as they first appear
     order = torch.from_numpy(np.argsort(inverse, kind="stable"))
@@ -173,14 +181,24 @@ def by_person(data: Data, persons: Tensor, records_per_person: int = 1) -> Data:
     records = replace(data, together=persons, together_by=by, partition=partition, origin=data.origin or data.whole)
     most = _validate.whole(records_per_person, "records_per_person")
     whose = Persons(records, order, starts, most)
-    differ = data.owner != data.owner[whose.first][inverse]
-    torn = len(np.unique(inverse[differ.numpy()]))
+    refuse_several_owners(data.owner, whose.first, inverse)
+    return _of(whose)
+
+
+def refuse_several_owners(owner: Tensor, first: Tensor, person: NDArray[np.int64]) -> None:
+    """Raise if records of one person have different owners.
+
+    Args:
+      owner: the owner class of every record.
+      first: the number of one record of every person.
+      person: whose record every record is.
+    """
+    torn = len(np.unique(person[(owner != owner[first][person]).numpy()]))
     if torn:
         raise DataError(
             f"{torn} person(s) have records of different owners, so it is not known which budget is theirs: give all "
             "records of a person one owner, for example the strictest."
         )
-    return _of(whose)
 
 
 def _of(persons: Persons) -> Data:
@@ -205,3 +223,72 @@ def _of(persons: Persons) -> Data:
         together=None if records.together is None else records.together[first],
         persons=persons,
     )
+
+
+def capped(data: Data, persons: Tensor, cap: int) -> Data:
+    """Return the data with at most ``cap`` records of each person; equal numbers in ``persons`` are one person's.
+
+    Guarantee:
+      Which records of a person are kept follows from the person's number and from how many records they have, and from
+      nothing else: data that differ in one person differ, after it, in at most ``cap`` records, all of that person. The
+      same data keep the same records.
+
+    Raises:
+      DataError: some person's records have different owners.
+
+    Examples:
+      >>> from evenhand.data import wrap
+      >>> data = capped(wrap(torch.zeros(5, 2), [0, 1, 0, 1, 0]), torch.tensor([7, 7, 3, 3, 3]), 2)
+      >>> len(data), data.facts.persons, data.facts.unit, data.facts.promised
+      (4, 2, 'record', 'person')
+    """
+    if data.persons is not None or data.facts.person_cap:
+        raise DataError("These data are by person already: name the persons once.")
+    cap, numbers = _validate.whole(cap, "person_cap"), persons.numpy()
+    _, first, person = np.unique(numbers, return_index=True, return_inverse=True)
+    refuse_several_owners(data.owner, torch.from_numpy(first), person)
+    named = data.together is not None and torch.equal(data.together, persons)
+    by, partition = (data.together_by, data.partition) if named else ("", None)
+    told = replace(data, together=persons, together_by=by, partition=partition)
+    rest = told.take(torch.from_numpy(np.flatnonzero(keep(numbers, cap))))
+    return replace(rest, facts=replace(rest.facts, told_apart=by, person_cap=cap, persons=len(first)))
+
+
+def keep(numbers: NDArray[np.int64], cap: int) -> NDArray[np.bool_]:
+    """Return which records stay if each person, by number, keeps at most ``cap``: those with the smallest digests.
+
+    A digest is of the person's number and the record's place among the person's own.
+
+    Examples:
+      >>> [int(keep(np.array([7, 3, 7, 7]), cap).sum()) for cap in (1, 2, 3)]
+      [2, 3, 4]
+    """
+    order = np.argsort(numbers, kind="stable")
+    begins = np.flatnonzero(np.r_[True, np.diff(numbers[order]) != 0])
+    sizes = np.diff(np.r_[begins, len(numbers)])
+    places = np.arange(len(numbers)) - np.repeat(begins, sizes)
+    ranked = np.lexsort((_mixed(numbers[order], places), np.repeat(begins, sizes)))
+    stays = np.empty(len(numbers), dtype=np.bool_)
+    stays[order[ranked]] = places < cap
+    return stays
+
+
+def _mixed(numbers: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a digest of 64 bits of each pair (splitmix64)."""
+    word = numbers.astype(np.uint64)
+    for part in (np.uint64(0), places.astype(np.uint64)):
+        word = (word + part + np.uint64(1)) * _GOLDEN
+        word = (word ^ (word >> np.uint64(30))) * _FIRST
+        word = (word ^ (word >> np.uint64(27))) * _SECOND
+        word = word ^ (word >> np.uint64(31))
+    return word
+
+
+def refuse_beyond_cap(data: Data) -> None:
+    """Raise if some person has more records than the cap in the facts, as after rows were taken twice."""
+    whose = data.together
+    if whose is None or int(torch.unique(whose, return_counts=True)[1].max()) > data.facts.person_cap:
+        raise DataError(
+            f"Some person has more than {data.facts.person_cap} of these records, which is the cap that privacy is "
+            "accounted with: take rows at most once, and wrap the data again. Nothing was spent."
+        )

@@ -14,7 +14,6 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from evenhand.accounting import accountant
 from evenhand.accounting.budgets import FixedNoise, Privacy, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError
@@ -155,7 +154,7 @@ class PrivacyEngine:
         """Return what the steps charged so far spend at this delta; blocks of steps are charged before they run."""
         loop = self._begun()
         charged = 0 if loop.private is None else loop.private.folder.ledger().reserved
-        return accountant.epsilon(loop.plan.events(0, charged), delta) if charged else 0.0
+        return loop.plan.composed(0, charged).epsilon(delta) if charged else 0.0
 
     @property
     def accountant(self) -> PrivacyEngine:

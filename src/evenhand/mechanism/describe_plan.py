@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenhand._numbers import promised, rounded_up
-from evenhand.accounting import accountant, owner_classes
+from evenhand.accounting import owner_classes
+from evenhand.mechanism.ways_by_person import compare_ways
 from evenhand.methods.averages import noise_left
 from evenhand.methods.densities import DENSITIES
 from evenhand.methods.queries import GroupCounts, GroupLosses, GroupSizes
@@ -42,6 +43,7 @@ def describe(plan: Plan) -> str:
         f"groups {_listed(facts.groups)}; labels {_listed(facts.labels)}; inputs {facts.inputs or 'not declared'}"
         + (f", features of {facts.features}" if facts.features else "")
     )
+    lines += _ways(plan)
     lines += [f"  warning: {text}" for text in warnings(plan)]
     return "\n".join(lines)
 
@@ -54,9 +56,17 @@ def warnings(plan: Plan) -> list[str]:
     return [*plan.warnings(), *plan.replacement_warnings(plan.steps), *_hidden_groups(plan)]
 
 
+def _ways(plan: Plan) -> list[str]:
+    """Return a line on the other way to train by person, of a plan that draws a person's records one by one."""
+    ways = compare_ways(plan) if plan.facts.person_cap else None
+    return [] if ways is None else [f"  by person in two ways: {ways}"]
+
+
 def _used(facts: Facts) -> str:
-    """Return how many records of a person a step uses, if it may be several."""
-    several = facts.records_per_person
+    """Return how many records of a person a step uses, or there are, if it may be several."""
+    several, cap = facts.records_per_person, facts.person_cap
+    if cap:
+        return f" of {facts.persons} persons, at most {cap} of each, drawn one by one"
     return f", of each at most {several} records a step" if several > 1 else ""
 
 
@@ -111,7 +121,7 @@ def _prior(plan: Plan) -> list[str]:
     if not plan.certified:
         return [f"  counts of {what}, once, with noise multiplier {plan.prior.noise:.4g}"]
     dearest = max(range(len(plan.epsilons)), key=lambda owner: plan.epsilons[owner] or 0.0)
-    alone = accountant.epsilon(dataclasses.replace(plan, prior=None).events(dearest), plan.delta)
+    alone = dataclasses.replace(plan, prior=None).composed(dearest).epsilon(plan.delta)
     spends = f"{rounded_up(alone)} of {rounded_up(plan.epsilons[dearest] or 0.0)} (delta {plan.delta:g})"
     return [
         f"  counts of {what}, released once with noise multiplier {plan.prior.noise:.4g}, part of the same promise: "
@@ -142,8 +152,9 @@ def _owner(row: Mapping[str, Any], plan: Plan) -> str:
         bound, noise = owner_classes.span(row["bound"]), owner_classes.span(row["noise_multiplier"])
         seen = f", bound {bound}, noise multiplier {noise}"
     sampled = "in every release" if plan.method in DENSITIES else f"sampled with rate {row['rate']:.6g}"
+    each = "each of" if plan.facts.promised == plan.facts.unit else f"each {plan.facts.promised} behind"
     return (
-        f"each of {row['records']} {plan.facts.units} of owner {row['name']!r}: {spends} at delta {plan.delta:g}"
+        f"{each} {row['records']} {plan.facts.units} of owner {row['name']!r}: {spends} at delta {plan.delta:g}"
         f" ({plan.adjacency} {plan.unit}); {sampled}{seen}"
     )
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from evenhand import _validate
 from evenhand.accounting import calibration
-from evenhand.accounting.accountant import merged_noise
+from evenhand.accounting.accountant import MOST_RECORDS, merged_noise
 from evenhand.accounting.budgets import Budgets, FixedNoise, Privacy, Promise, default_delta
 from evenhand.accounting.many_owners import FEW
 from evenhand.accounting.plan import UNITS, Plan, PlannedLevel, PlannedPrior
@@ -68,6 +68,7 @@ def plan(
     if not isinstance(privacy, Privacy | Budgets | FixedNoise | None):
         raise UsageError("Say what is promised: Privacy(3, delta=1e-5), Budgets({...}, delta=1e-5), FixedNoise(1).")
     records = _validate.whole(data.records, "the number of records")
+    _check_cap(data)
     epochs = _validate.number(epochs, "epochs", low=0)
     batch = _validate.number(default_batch(records) if batch_size is None else batch_size, "batch_size", low=0)
     if batch > records:
@@ -103,7 +104,7 @@ def plan(
         scales=scales,
         levels=tuple(level_of(chosen, count, scale * level.noise, level.bound) for count, level in stretches),
         epsilons=(None,) * len(rates),
-        unit=UNITS[data.unit],
+        unit=UNITS[data.promised],
         prior=counts,
         packages=() if chosen.ours else packages(chosen),
     )
@@ -114,6 +115,20 @@ def plan(
             "the method 'sgd' to train without privacy and say so."
         )
     return dataclasses.replace(draft, epsilons=epsilons)
+
+
+def _check_cap(facts: Facts) -> None:
+    """Raise unless a cap of records a person, if there is one, fits the numbers of records and persons."""
+    cap, persons = facts.person_cap, facts.persons
+    if cap > MOST_RECORDS:
+        raise UsageError(
+            f"person_cap={cap} is more records of a person than are accounted for: at most {MOST_RECORDS}."
+        )
+    if (cap or persons) and not (cap >= 1 and facts.unit == "record" and persons <= facts.records <= persons * cap):
+        raise UsageError(
+            f"{persons} persons with at most {cap} records each do not have {facts.records} records: take the facts of "
+            "eh.data.wrap(..., persons=..., person_cap=...)."
+        )
 
 
 def _solved_rate(chosen: Method, steps: int, first_noise: Callable[[Method], float]) -> Method:
@@ -193,7 +208,7 @@ def _calibrated(
 
     A method that treats owners alike gives every class the strictest promise: one rate, one bound.
     """
-    rate, owners = batch / facts.records, len(facts.owners)
+    rate, owners, cap = batch / facts.records, len(facts.owners), max(1, facts.person_cap)
     alike = (rate,) * owners, (1.0,) * owners
     if chosen.rule.guarantee == "not private":
         return 0.0, *alike
@@ -206,28 +221,30 @@ def _calibrated(
     side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
     fixed: list[Event] = [] if counts is None else [(1.0, counts.noise, 1)]
     if chosen.sampling == "owner":
-        scale, rates = _solve_rates(sizes, promised, batch, tuple(shape), delta, side, tuple(fixed))
+        scale, rates = _solve_rates(sizes, promised, batch, tuple(shape), delta, side, tuple(fixed), cap)
         return scale, rates, alike[1]
     if chosen.bounds == "owner":
-        scale, bounds = calibration.owner_bounds(sizes, promised, rate, shape, delta, query_noise=side, fixed=fixed)
+        scale, bounds = calibration.owner_bounds(
+            *(sizes, promised, rate, shape, delta), query_noise=side, fixed=fixed, cap=cap
+        )
         return scale, alike[0], tuple(bounds)
     events = [(rate, noise, count) for noise, count in shape]
-    return calibration.calibrate(events, min(promised), delta, query_noise=side, fixed=fixed), *alike
+    return calibration.calibrate(events, min(promised), delta, query_noise=side, fixed=fixed, cap=cap), *alike
 
 
-def default_prior_noise(epsilon: float, delta: float, records: int, cells: int) -> float:
+def default_prior_noise(epsilon: float, delta: float, records: int, cells: int, cap: int = 1) -> float:
     """Return the noise multiplier of counts in ``cells`` cells that loses least: steps and counts share one promise.
 
     Counts with multiplier s take the share (z / s)^2 of the promise's squared mu = 1 / z, which makes the gradient's
     noise larger by half of that; and they miss a cell of n records by about s / n. The smaller of both errors together
     is at s = sqrt(n z), with n a tenth of a cell's average: small cells are what counts are for. At least 10 z is
-    taken: counts never cost more than a hundredth of the promise.
+    taken: counts never cost more than a hundredth of the promise. With a ``cap`` all of a person's records count.
 
     Examples:
       >>> round(default_prior_noise(3.0, 1e-5, 60_000, 10), 1)  # unbalanced MNIST
       28.9
     """
-    alone = calibration.calibrate([(1.0, 1.0, 1)], epsilon, delta)
+    alone = calibration.calibrate([(1.0, 1.0, 1)], epsilon, delta, cap=cap)
     return max(_LEAST_PRIOR_NOISE * alone, math.sqrt(records / (10 * cells) * alone))
 
 
@@ -255,7 +272,7 @@ def _planned_prior(
         return PlannedPrior(kind, _LEAST_PRIOR_NOISE * privacy.noise)
     cells = len(facts.labels) * (len(facts.groups) if kind == "labels by group" else 1)
     strictest = min((float(epsilon) for epsilon in budgets if epsilon is not None), default=1.0)
-    return PlannedPrior(kind, default_prior_noise(strictest, delta, facts.records, cells))
+    return PlannedPrior(kind, default_prior_noise(strictest, delta, facts.records, cells, max(1, facts.person_cap)))
 
 
 @lru_cache(maxsize=64)
@@ -267,9 +284,12 @@ def _solve_rates(
     delta: float,
     side: float,
     fixed: tuple[Event, ...],
+    cap: int,
 ) -> tuple[float, tuple[float, ...]]:
     """Return the scale of the noise and each owner's rate, once for all methods of a comparison that need the same."""
-    scale, rates = calibration.owner_rates(sizes, promised, batch, shape, delta, query_noise=side, fixed=fixed)
+    scale, rates = calibration.owner_rates(
+        *(sizes, promised, batch, shape, delta), query_noise=side, fixed=fixed, cap=cap
+    )
     return scale, tuple(rates)
 
 

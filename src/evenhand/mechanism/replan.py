@@ -120,7 +120,7 @@ def refuse_overspent(plan: Plan, budgets: Sequence[float], charged: int) -> None
         name, epsilon, budget = over[0]
         others = f", and {len(over) - 1} more owners likewise" if len(over) > 1 else ""
         raise OverspentError(
-            f"Owner {name!r} has spent epsilon {rounded_up(epsilon)} (delta {plan.delta:g}, one {plan.facts.unit}, "
+            f"Owner {name!r} has spent epsilon {rounded_up(epsilon)} (delta {plan.delta:g}, one {plan.facts.promised}, "
             f"add/remove) and would be promised {budget:g}{others}. What is spent is in the weights and cannot be "
             "taken back."
         )
@@ -190,10 +190,12 @@ def _calibrate_remaining(
     """Return scale of the noise, rates and relative bounds of the remaining steps, given what is spent already."""
     side = merged_noise(math.inf, [query.noise for query in chosen.queries if query.noise is not None])
     left = remaining_budget.RemainingSteps(
-        tuple((part.noise, part.count) for part in rest), plan.expected_batch, plan.delta, query_noise=side
+        *(tuple((part.noise, part.count) for part in rest), plan.expected_batch, plan.delta),
+        query_noise=side,
+        cap=plan.cap,
     )
     owed = [
-        remaining_budget.OwnerBudget(records, budget, tuple(plan.events(owner, charged)))
+        remaining_budget.OwnerBudget(records, budget, tuple(plan.events_of_each(owner, charged)))
         for owner, ((_, records), budget) in enumerate(zip(plan.facts.owners, budgets, strict=True))
     ]
     rate, ones = plan.expected_batch / plan.facts.records, (1.0,) * len(owed)

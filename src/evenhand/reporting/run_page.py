@@ -88,7 +88,7 @@ class ReportData:
         metrics: further metrics, each by group; ``together`` has those over all records.
         further: sections that others made, behind the first.
         audit: the section on the audit of the promise, before the statement.
-        unit: whom the promise is about: "record" or "person".
+        unit: whom the promise is about: "record" or "person"; ``counted`` is what is counted and drawn.
     """
 
     title: str
@@ -113,6 +113,7 @@ class ReportData:
     further: Sequence[Section] = ()
     audit: Section | None = None
     unit: str = "record"
+    counted: str = "record"
 
     @property
     def worst(self) -> str | None:
@@ -357,13 +358,13 @@ def _spending(data: ReportData) -> Section:
     open_end = "nothing bounds what this model reveals about a single record, so there is no epsilon to draw."
     if not drawn:
         return Section(heading, [Words(open_end, strong="Not private:")])
-    limits = {owner: limit for owner in drawn if math.isfinite(limit := _limit(data.budgets.get(owner)))}
+    limits = {owner: limit for owner in drawn if (limit := data.budgets.get(owner)) is not None}
     chart = figure(
         lambda size: lines(
             drawn,
             title=f"Spent epsilon over steps ({data.terms})",
             x_label="step",
-            y_label="spent epsilon (per record, add/remove)",
+            y_label=f"spent epsilon (per {data.unit}, add/remove)",
             limits=limits,
             printed=rounded_up,
             size=size,
@@ -381,10 +382,6 @@ def _spending(data: ReportData) -> Section:
     return Section(heading, [intro, chart, Notes(remarks), numbers, *_owner_classes(data)])
 
 
-def _limit(budget: float | None) -> float:
-    return math.inf if budget is None else budget
-
-
 def _owner_classes(data: ReportData) -> list[Block]:
     """Return what a step does to a record of each owner class: a table of a few, quantiles of many."""
     if data.summary:
@@ -392,10 +389,10 @@ def _owner_classes(data: ReportData) -> list[Block]:
         return [Words(intro), Bullets([Words(line) for line in data.summary])]
     if not data.classes:
         return []
-    head = ["owner", f"{data.unit}s", "promised epsilon", "spent epsilon"]
+    head = ["owner", f"{data.counted}s", "promised epsilon", "spent epsilon"]
     head += ["sampling rate", "clip bound", "noise multiplier"]
     cells = [[c.name, count(c.records), c.promised, c.spent, c.rate, c.bound, c.noise] for c in data.classes]
-    caption = f"What a step does to a {data.unit} of each owner. Epsilon {data.terms}."
+    caption = f"What a step does to a {data.counted} of each owner. Epsilon {data.terms}."
     return [Table(head, cells, caption, folded=False)]
 
 

@@ -25,6 +25,7 @@ from evenhand.accounting.plan import UNITS, Plan, Stage
 from evenhand.data import record_checks
 from evenhand.data.dataset import Data
 from evenhand.data.fingerprint import assignment, fingerprint, identity, survey
+from evenhand.data.persons import refuse_beyond_cap
 from evenhand.errors import EvenhandError, PlanMismatchError, StorageError, UsageError
 from evenhand.runs import dataset_entries
 from evenhand.runs.dataset_entries import Entry
@@ -179,9 +180,10 @@ class DatasetLedger:
         part of a record where this run protects all of it; deleted entries count here too, as far as their numbers
         show. Where this run protects persons, runs that protect single records or other persons are in no total; where
         it protects records, all runs are counted for replacing one if some are by person: a person stays when one of
-        their records goes. Of a run whose budgets changed, the steps before are counted with the plan they began under,
-        if an entry of the same ``run`` has it. ``left`` is the plan of a run that this one was forked from: it counts
-        in full, and is entered too if it is not here. No run is forgotten, whatever its owners were called.
+        their records goes; runs with a cap of records a person are in no total then. Of a run whose budgets changed,
+        the steps before are counted with the plan they began under, if an entry of the same ``run`` has it. ``left`` is
+        the plan of a run that this one was forked from: it counts in full, and is entered too if it is not here. No run
+        is forgotten, whatever its owners were called.
         """
         return self.enter_all([Entry(plan, self.owners, seeded, run)], left=left)
 
@@ -229,7 +231,7 @@ class DatasetLedger:
     def _protects(self, entry: Entry, plan: Plan) -> bool:
         """Return whether the promise of an earlier run is about whom this plan protects, or about more."""
         if plan.unit != PERSON:
-            return entry.plan.unit in (WHOLE, PERSON, plan.unit)
+            return entry.plan.unit in (WHOLE, PERSON, plan.unit) and not entry.plan.facts.person_cap
         return entry.plan.unit == PERSON and _partition(entry.owners) == _partition(self.owners)
 
 
@@ -254,22 +256,22 @@ def _rows(reading: Reading) -> set[str]:
 def _total(runs: list[tuple[Plan, bool]], name: str, delta: float, relation: Relation = "add_remove") -> float:
     """Return the epsilon of a record of this class over all runs: as this class, or as the dearest.
 
-    Equal plans are composed as one with so many more steps: the order of steps does not matter.
+    Equal plans are composed as one with so many more steps: the order of steps does not matter. Every plan is counted
+    with its own cap of a person's records.
     """
     times = Counter((plan.digest, same) for plan, same in runs)
-    counts: Counter[tuple[float, float]] = Counter()
+    counts: Counter[tuple[float, float, int]] = Counter()
     for plan, same in {(plan.digest, same): (plan, same) for plan, same in runs}.values():
         for rate, noise, count in _events(plan, name if same else ANYONE):
-            counts[rate, noise] += count * times[plan.digest, same]
-    return accountant.epsilon(
-        [(rate, noise, count) for (rate, noise), count in counts.items()], delta, relation=relation
-    )
+            counts[rate, noise, plan.cap] += count * times[plan.digest, same]
+    events = [(rate, noise, count) for (rate, noise, _), count in counts.items()]
+    return accountant.epsilon(events, delta, relation=relation, cap=[cap for _, _, cap in counts] or 1)
 
 
 def _events(plan: Plan, name: str) -> list[Event]:
     names = plan.facts.owner_names
     if name in names and name != ANYONE:
-        return plan.events(names.index(name))
+        return plan.events_of_each(names.index(name))
     return [event for stage in plan.exposures() for event in _dearest(stage)]
 
 
@@ -298,6 +300,8 @@ def check_records(folder: Folder, data: Data) -> str:
       PlanMismatchError: other records, another order, or other owners than the run was started with: what was charged
         for one record would be counted for another.
     """
+    if data.facts.person_cap:
+        refuse_beyond_cap(data)
     records = identity(data)
     if not folder.records_file.exists():
         write_json(folder.records_file, {"records": records, "run": secrets.token_hex(16)})

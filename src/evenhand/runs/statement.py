@@ -146,7 +146,8 @@ def digest(body: Mapping[str, Any]) -> str:
 
 def paragraphs(statement: Mapping[str, Any]) -> list[str]:
     """Return the statement in words. Epsilon never stands without unit, adjacency, delta and what is not covered."""
-    guarantee, unit = statement["guarantee"], unit_of(statement["public_inputs"])
+    guarantee, inputs = statement["guarantee"], statement["public_inputs"]
+    unit, promised = unit_of(inputs), promised_to(inputs)
     files = statement_files.words(statement["sharing"]) if "sharing" in statement else []
     if guarantee["epsilon"] is None:
         return [promise(statement), *files]
@@ -154,7 +155,8 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
     owners = statement["owners"]
     if len(owners) > 1 or owners[0]["budget"] is not None:
         texts += [
-            owner_classes.owner_words(row, guarantee["delta"], unit) for row in owners[: owner_classes.OWNERS_SHOWN]
+            owner_classes.owner_words(row, guarantee["delta"], unit, promised)
+            for row in owners[: owner_classes.OWNERS_SHOWN]
         ]
         texts += owner_classes.further_owners(owners)
         if len(owners) > owner_classes.OWNERS_SHOWN:
@@ -164,13 +166,14 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
     mechanism = statement["mechanism"]
     source = f" of the package {' and '.join(mechanism['packages'])}" if mechanism.get("packages") else ""
     drawn = "all of them" if mechanism["sampling"] == EVERYONE else "by Poisson sampling"
+    drawn += f", at most {inputs['person_cap']} records of each person in all" if "person_cap" in inputs else ""
     texts.append(
         f"Made by {mechanism['method']}{source} ({guarantee['level']}): {mechanism['steps_charged']} of "
         f"{mechanism['steps_planned']} planned steps are charged, about {mechanism['expected_batch']:g} {unit}s each, "
         f"{drawn}. Randomness: {mechanism['randomness']}."
     )
     texts += stop_words(mechanism) + prior_words(mechanism, unit)
-    texts.append(runs_words(statement["accounting"], guarantee["delta"], unit))
+    texts.append(runs_words(statement["accounting"], guarantee["delta"], promised))
     texts.append("Not covered: " + "; ".join(statement["does_not_cover"]) + ".")
     texts += features_words(statement["public_inputs"])
     texts += files
@@ -181,13 +184,18 @@ def paragraphs(statement: Mapping[str, Any]) -> list[str]:
 
 def _not_covered(plan: Plan) -> list[str]:
     """Return what the promise does not cover; several records of one person are covered where the unit is a person."""
-    if plan.facts.unit == "record":
+    if plan.facts.promised == "record":
         return list(DOES_NOT_COVER)
     return [part for text in DOES_NOT_COVER for part in (_OF_PERSONS if text == _OF_RECORDS else (text,))]
 
 
 def unit_of(inputs: Mapping[str, Any]) -> str:
     """Return whom the public counts of a statement count: "record" or "person"."""
+    return "person" if "persons" in inputs and "person_cap" not in inputs else "record"
+
+
+def promised_to(inputs: Mapping[str, Any]) -> str:
+    """Return whom a statement with these public facts promises something: "record" or "person"."""
     return "person" if "persons" in inputs else "record"
 
 
@@ -198,12 +206,20 @@ def public_counts(inputs: Mapping[str, Any]) -> str:
       >>> public_counts({"records": 900, "owners": [["all", 900]], "expected_batch": 64.0})[:61]
       'Public, not protected: the number of records (900) and the ex'
     """
-    owners, unit = len(inputs["owners"]), unit_of(inputs)
+    owners, unit, cap = len(inputs["owners"]), unit_of(inputs), inputs.get("person_cap")
+    one = promised_to(inputs)
     each = f", of the {unit}s of each of the {owners} owners," if owners > 1 else ""
     return (
         f"Public, not protected: the number of {unit}s ({inputs['records']}){each} and the expected batch "
-        f"({inputs['expected_batch']:g}). The promise compares training with and without a {unit} under the same "
-        f"counts; who knows all other {unit}s learns from these alone that one more was there, not what is in it."
+        f"({inputs['expected_batch']:g}). The promise compares training with and without a {one} under the same "
+        f"counts; who knows all other {one}s learns from these alone that one more was there"
+        + (
+            f", and with how many of these records, not what is in them. They are what is left of "
+            f"{inputs['number_of_persons']} persons, also a public number, when each keeps at most {cap} records; each "
+            "record is drawn by itself."
+            if cap
+            else ", not what is in it."
+        )
         + (f" A person is all records with one value of {inputs['persons']!r}." if inputs.get("persons") else "")
     )
 
@@ -300,7 +316,7 @@ def promise(statement: Mapping[str, Any]) -> str:
             "no proof. No epsilon is printed for that reason."
         )
     guess = rounded_up(100 * guarantee["guess_rate_at_1_percent"], 1)
-    person = unit_of(statement["public_inputs"]) == "person"
+    person = promised_to(statement["public_inputs"]) == "person"
     change = (
         "one person is added or removed, with all of their records," if person else "one record is added or removed,"
     )
@@ -315,15 +331,15 @@ def promise(statement: Mapping[str, Any]) -> str:
 def _profile(plan: Plan, ledger: Reading, owner: int) -> dict[str, Any]:
     if not plan.certified or ledger.blocked:
         return {"mu": None, "guess_rate_at_1_percent": None, "profile": []}
-    mu, guess, deltas = _figures(tuple(plan.events(owner, ledger.counted)), plan.delta)
+    mu, guess, deltas = _figures(tuple(plan.events_of_each(owner, ledger.counted)), plan.delta, plan.cap)
     pairs = zip(PROFILE_EPSILONS, deltas, strict=True)
     return {"mu": mu, "guess_rate_at_1_percent": guess, "profile": [list(pair) for pair in pairs]}
 
 
 @lru_cache(maxsize=512)
-def _figures(events: tuple[Event, ...], delta: float) -> tuple[float, float, tuple[float, ...]]:
+def _figures(events: tuple[Event, ...], delta: float, cap: int) -> tuple[float, float, tuple[float, ...]]:
     """Return mu, guess rate and profile; cached, since a run that ends needs them several times at 0.1 seconds each."""
-    composed = accountant.compose(events)
+    composed = accountant.compose(events, cap=cap)
     return composed.mu(delta), composed.guess_rate(0.01), tuple(map(composed.delta, PROFILE_EPSILONS))
 
 
@@ -345,7 +361,7 @@ def _composed(composition: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def runs_words(accounting: Mapping[str, Any], delta: float, unit: str = "record") -> str:
-    """Return one or two sentences on what other runs on the same data add."""
+    """Return one or two sentences on what other runs on the same data add; ``unit`` is whom this run promises it."""
     runs = accounting["runs_composed"]
     if runs is None:
         return "Other runs on the same data, tuning included, were NOT added up: the trainer chose not to count them."
@@ -353,7 +369,7 @@ def runs_words(accounting: Mapping[str, Any], delta: float, unit: str = "record"
     if runs == 1:
         return f"This is the first run on these data that the trainer's machine has counted.{chosen}"
     total = rounded_up(accounting["epsilon_all_runs"])
-    records = "of them promise nothing about whole records and are"
+    records = "of them promise nothing about single, whole records and are"
     persons = "of them promise something about records or other persons, or nothing, and are"
     without = records if unit == "record" else persons
     extra = f"; {accounting['uncounted_runs']} {without} in no total" if accounting["uncounted_runs"] else ""
@@ -376,7 +392,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "read_off_the_data": list(facts.derived),
         "expected_batch": plan.expected_batch,
         **network,
-        **({"persons": facts.told_apart} if facts.unit == "person" else {}),
+        **({"persons": facts.told_apart} if facts.promised == "person" else {}),
+        **({"person_cap": facts.person_cap, "number_of_persons": facts.persons} if facts.person_cap else {}),
     }
 
 

@@ -13,7 +13,7 @@ from evenhand.accounting.owner_classes import OWNERS_SHOWN, further_owners, in_w
 from evenhand.reporting.page import Block, Bullets, Facts, Section, Words, document
 from evenhand.reporting.text import clip
 from evenhand.runs.audits import record
-from evenhand.runs.statement import promise, public_counts, runs_words, stop_words, unit_of
+from evenhand.runs.statement import promise, promised_to, public_counts, runs_words, stop_words, unit_of
 
 NAMES_SHOWN, NAME_LENGTH = 12, 60
 STYLE = "statement.css"
@@ -104,7 +104,7 @@ def _made(statement: Mapping[str, Any]) -> list[Section]:
             "Accountant": statement["accounting"]["accountant"],
         }
     runs = (
-        runs_words(statement["accounting"], statement["guarantee"]["delta"], unit_of(inputs))
+        runs_words(statement["accounting"], statement["guarantee"]["delta"], promised_to(inputs))
         if established
         else "This run has no established guarantee and is in no total."
     )
@@ -141,9 +141,14 @@ def _inputs(inputs: Mapping[str, Any]) -> dict[str, str]:
         "Groups": _names(inputs["groups"]),
         "Labels": _names(inputs["labels"]),
         "Inputs": inputs["inputs"] or "not declared",
+        **({"Persons": _persons(inputs)} if "person_cap" in inputs else {}),
         **({"Features of": inputs["features"]} if inputs.get("features") else {}),
         "Read off the data": f"{derived}: declare them if they are not public" if derived else "nothing",
     }
+
+
+def _persons(inputs: Mapping[str, Any]) -> str:
+    return f"{inputs['number_of_persons']}, at most {inputs['person_cap']} records of each"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from evenhand import untrusted
 from evenhand._versions import software
-from evenhand.accounting import accountant
 from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
 from evenhand.runs import released_weights, signatures, statement_files, statement_warnings
@@ -210,7 +209,7 @@ def _holds(plan: Plan, owner: int, steps: int, written: float, computed: float) 
         return True
     if written < computed * (1 - _LOOSER) or owner >= _PROOFS:
         return False
-    return accountant.Composition(plan.events(owner, steps), rel=_FINER).epsilon(plan.delta) <= written
+    return plan.composed(owner, steps, rel=_FINER).epsilon(plan.delta) <= written
 
 
 def _noise_problems(plan: Plan, reading: Reading) -> list[str]:

@@ -84,6 +84,7 @@ class Config:
     keep_together: str | None = None
     persons: str | None = None
     records_per_person: int = 1
+    person_cap: int | None = None
     model: str = "mlp"
     device: str = "cpu"
     method: str = "dpsgd"
@@ -129,8 +130,10 @@ class Config:
             _validate.whole(self.split_seed, "split_seed", low=0)
         _validate.number(self.test_share, "test_share", low=0, high=1)
         _validate.whole(self.least_records, "least_records", low=0)
-        if _validate.whole(self.records_per_person, "records_per_person") > 1 and self.persons is None:
-            raise UsageError("records_per_person is about persons: name the column that tells them apart, --persons.")
+        several = _validate.whole(self.records_per_person, "records_per_person") > 1
+        if self.persons is None and (several or self.person_cap is not None):
+            name = "records_per_person" if several else "person_cap"
+            raise UsageError(f"{name} is about persons: name the column that tells them apart, --persons.")
         if self.persons is not None and self.keep_together is not None:
             raise UsageError("Give persons or keep_together: a person's records are kept together by themselves.")
         if self.record_budgets is not None and (self.budgets or self.owners is not None):
@@ -190,10 +193,10 @@ class Config:
             train, test = self._with_features(train, test)
         if self.persons is None:
             return train, test
-        from evenhand.data.persons import by_person
+        from evenhand.data.dataset import by_person_or_capped
 
         assert train.together is not None
-        return by_person(train, train.together, self.records_per_person), test
+        return by_person_or_capped(train, train.together, self.records_per_person, self.person_cap), test
 
     def _with_features(self, train: Data, test: Data | None) -> tuple[Data, Data | None]:
         """Return the records with the features of a frozen network as inputs."""

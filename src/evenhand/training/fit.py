@@ -82,6 +82,7 @@ def fit(
     owners: Iterable[Any] | None = None,
     persons: Iterable[Any] | None = None,
     records_per_person: int = 1,
+    person_cap: int | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
     insecure_seed: int | None = None,
@@ -136,6 +137,7 @@ def fit(
       owners: the budget class of each training record, likewise.
       persons: whose record each training record is, likewise: the promise is then about a person.
       records_per_person: how many records of a drawn person a step uses at most; their losses are averaged.
+      person_cap: draw records one by one instead, at most so many of each person, see `evenhand.data.wrap`.
       out: the run folder; default a new one in runs/.
       progress: show progress; default only in a terminal or a notebook.
       insecure_seed: bit-reproducible noise and sampling, for research only.
@@ -172,7 +174,8 @@ def fit(
     """
     refuse_wrapped(model)
     group = Group.of_this_process()
-    data = _wrapped(train, groups, owners, persons, records_per_person)
+    by_person = {"persons": persons, "records_per_person": records_per_person, "person_cap": person_cap}
+    data = _wrapped(train, groups=groups, owners=owners, **by_person)
     if isinstance(privacy, Budgets) and privacy.owners is not None:
         data = by_record(data, privacy.owners, owners)
     held_out = None if test is None else wrap(test).by_record
@@ -429,17 +432,10 @@ def choose_promise(
     return privacy if epsilon is None else Privacy(epsilon, delta)
 
 
-def _wrapped(
-    train: Any,
-    groups: Iterable[Any] | None,
-    owners: Iterable[Any] | None,
-    persons: Iterable[Any] | None,
-    records_per_person: int,
-) -> Data:
-    if groups is None and owners is None and persons is None and records_per_person == 1:
+def _wrapped(train: Any, *, records_per_person: Any, **named: Any) -> Data:
+    if records_per_person == 1 and all(given is None for given in named.values()):
         return wrap(train)
     inputs, targets = train if isinstance(train, tuple) and len(train) == 2 else (train, None)
-    named: dict[str, Any] = {"groups": groups, "owners": owners, "persons": persons}
     return wrap(inputs, targets, **named, records_per_person=records_per_person)
 
 

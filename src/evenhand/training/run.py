@@ -69,7 +69,8 @@ class Statement:
         return "\n\n".join(statements.paragraphs(self.data))
 
     def _repr_html_(self) -> str:
-        head = {"Epsilon (per record, add/remove)": _epsilon(self.epsilon), "Delta": self.data["guarantee"]["delta"]}
+        unit = statements.promised_to(self.data["public_inputs"])
+        head = {f"Epsilon (per {unit}, add/remove)": _epsilon(self.epsilon), "Delta": self.data["guarantee"]["delta"]}
         return _notebook.facts("Privacy", head, [*self.data["warnings"], *statements.paragraphs(self.data)])
 
 
@@ -165,7 +166,7 @@ class Run:
         values = {
             "Run": self.path,
             "Method": self.plan.method,
-            "Spent epsilon (per record, add/remove)": _epsilon(statement.epsilon),
+            f"Spent epsilon (per {self.plan.facts.promised}, add/remove)": _epsilon(statement.epsilon),
             "Delta": self.plan.delta,
         }
         names = [name for name in ("accuracy", *run_findings.FURTHER) if last.get(name) is not None]
@@ -277,11 +278,12 @@ def _report(
         owners=run_findings.owners(last),
         delta=plan.delta,
         research=research,
-        unit=plan.facts.unit,
+        unit=plan.facts.promised,
+        counted=plan.facts.unit,
         majority=last.get("majority"),
         metrics=by_metric,
         together=last.get("metrics", {}),
-        audit=audit_section(statement["audit"], f"per {plan.facts.unit}, add/remove, delta {plan.delta:g}"),
+        audit=audit_section(statement["audit"], f"per {plan.facts.promised}, add/remove, delta {plan.delta:g}"),
         further=[part for part in [changes_section(last), frontier_section(metrics)] if part is not None],
     )
 

@@ -175,7 +175,7 @@ def _answer(plan: Plan, budgets: Sequence[float], epochs: float, batch: float) -
 
 
 def _spent(plan: Plan) -> str:
-    terms = f"per {plan.facts.unit}, add/remove, delta {delta(plan.delta)}"
+    terms = f"per {plan.facts.promised}, add/remove, delta {delta(plan.delta)}"
     spent = [epsilon for epsilon in plan.epsilons if epsilon is not None]
     if len(set(plan.budgets)) == 1:
         return f"epsilon {rounded_up(max(spent))} of {promised(plan.budgets[0])} ({terms})"

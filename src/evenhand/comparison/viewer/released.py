@@ -125,7 +125,7 @@ def _promise(plan: Plan) -> str:
 
 
 def _unit(plan: Plan) -> str:
-    return f"{'person' if plan.facts.unit == 'person' else 'record'} added or removed"
+    return f"{'person' if plan.facts.promised == 'person' else 'record'} added or removed"
 
 
 def _spent(statement: Mapping[str, Any]) -> str:

@@ -197,6 +197,11 @@ def prepare(
     _validate.known(effort, _WORK, "effort")
     if not plan.certified:
         raise UsageError(f"For {plan.method!r} no epsilon is established, so there is no promise to attack.")
+    if plan.cap > 1:
+        raise UsageError(
+            f"This audit puts one record in, and up to {plan.cap} records of a person are each drawn by themselves "
+            "here: it attacks data by person without person_cap."
+        )
     if plan.method in DENSITIES and player is play:
         raise UsageError(f"{plan.method!r} takes no gradient steps: the mechanism audit does not know its release.")
     classes = tuple(sorted(chosen_few(plan.epsilons, MOST_OWNERS)))
