@@ -39,10 +39,11 @@ def samplers(records: int, batch: int) -> dict[str, PoissonSampler]:
 
 
 def microseconds(draws: dict[str, Callable[[int], object]], rounds: int) -> dict[str, float]:
-    """Return the median time of each draw; they take turns."""
+    """Return the median time of each draw; they take turns, each after an untimed one that fills the caches."""
     times: dict[str, list[float]] = {name: [] for name in draws}
     for step in range(rounds):
         for name, draw in draws.items():
+            draw(rounds + step)
             start = time.perf_counter()
             draw(step)
             times[name].append(1e6 * (time.perf_counter() - start))

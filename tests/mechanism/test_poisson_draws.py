@@ -209,6 +209,22 @@ def test_strata_hold_every_record_once_and_no_rate_above_their_own() -> None:
     assert all(stats.poisson.cdf(seen, 1.01 * mean) > 1e-6 for seen, mean in zip(observed[:8], wanted[:8], strict=True))
 
 
+def test_candidates_pass_by_their_whole_words_whatever_their_first_bytes() -> None:
+    """The first byte decides nearly all coins; words close to their limits, and limits of one byte, must not differ."""
+    random, count = np.random.default_rng(4), 4_000
+    rates = random.choice(np.concatenate([random.uniform(0.5, 1, 50), [0.5, 1 - 2.0**-30, 1.0, 1e-9]]), 300) * 1e-3
+    owner = random.integers(0, 300, count).astype(np.int32)
+    shares = Shares.of(owner, rates, np.arange(300))
+    limits = [int(limit) for limit in shares.limits[owner]]
+    near = [int(random.choice([-1, 1])) * int(random.integers(1, 1 << int(random.integers(1, 60)))) for _ in limits]
+    words = [min(max(limit + by, 0), WORDS - 1) for limit, by in zip(limits, near, strict=True)]
+    passed = shares.thin(np.arange(count), Scripted(words), 0, 0)  # type: ignore[arg-type]
+    wanted = [place for place in range(count) if words[place] < limits[place]]
+    assert 1_000 < len(wanted) < 3_500
+    assert sum(word >> 56 == limit >> 56 for word, limit in zip(words, limits, strict=True)) > 1_000
+    assert [place for place in passed.tolist() if words[place] != limits[place]] == wanted
+
+
 def test_coins_and_gaps_use_one_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record's probability must not depend on how many others there are, so all ways share one rounding."""
     for rate in (0.3, 1 / 3, 0.01, 1e-12):

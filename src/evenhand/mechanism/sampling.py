@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 
 COINS_FROM = 0.125
 """Rate from which a coin for every record costs less than gaps."""
-LONGEST_GAP = 8192
+LONGEST_GAP = 1 << 15
 """Records that one random word skips at most."""
+REACH = 2.5
+"""Length of a gap table in mean gaps: 92 of 100 words then end at a candidate."""
 NEVER = 2.0**-62
 """Rate below which no record is drawn at all."""
 MOST_RECORDS = 1 << 37
 """Records that one draw can be made from: beyond, words of one purpose would meet those of another."""
-GUIDED = 14
+GUIDED = 16
 """First bits of a word that tell where in the gap table to look for it."""
 FURTHEST = 4
 """Entries of the table with the same first bits up to which looking at each costs less than a binary search."""
@@ -227,12 +229,14 @@ class Shares:
     """Coins of the candidates of a stratum whose rates differ: ``limits`` of each class in multiples of 2^-64.
 
     ``owner`` is the class of every record of the data, ``rates`` those of all classes, ``top`` the stratum's.
+    ``first_bytes`` of every record's limit decide nearly all coins: they fit into the processor's cache.
     """
 
     owner: NDArray[np.int32]
     rates: NDArray[np.float64]
     top: float
     limits: NDArray[np.uint64]
+    first_bytes: NDArray[np.uint8]
 
     @classmethod
     def of(cls, owner: NDArray[np.int32], rates: NDArray[np.float64], classes: NDArray[np.int64]) -> Shares:
@@ -240,16 +244,20 @@ class Shares:
         top, limits = float(rates[classes].max()), np.zeros(len(rates), dtype=np.uint64)
         most = per_word(top)
         limits[classes] = [min((per_word(rate) << 64) // most, (1 << 64) - 1) for rate in rates[classes].tolist()]
-        return cls(owner, rates, top, limits)
+        return cls(owner, rates, top, limits, (limits >> np.uint64(56)).astype(np.uint8)[owner])
 
     def thin(self, records: NDArray[np.int64], stream: Stream, step: int, first: int) -> NDArray[np.int64]:
         """Return the candidates that pass; coins lie from cipher block ``first`` on."""
-        words, limits = stream.words("sampling", step, len(records), first), self.limits[self.owner[records]]
-        passed = words < limits
-        for place in np.flatnonzero(words == limits).tolist():
-            share = Fraction(per_word(float(self.rates[self.owner[records[place]]])), per_word(self.top))
-            passed[place] = self.settles(int(words[place]), share, _more(stream, step, first, place))
-        return records[passed]
+        words, bytes_of_limits = stream.words("sampling", step, len(records), first), self.first_bytes.take(records)
+        first_bytes = (words >> np.uint64(56)).astype(np.uint8)
+        passed, open_places = first_bytes < bytes_of_limits, np.flatnonzero(first_bytes == bytes_of_limits)
+        if len(open_places):
+            coins, limits = words[open_places], self.limits[self.owner[records[open_places]]]
+            passed[open_places] = coins < limits
+            for place in open_places[coins == limits].tolist():
+                share = Fraction(per_word(float(self.rates[self.owner[records[place]]])), per_word(self.top))
+                passed[place] = self.settles(int(words[place]), share, _more(stream, step, first, place))
+        return records.compress(passed)
 
     @staticmethod
     def settles(word: int, share: Fraction, more: bytes) -> bool:
@@ -261,7 +269,7 @@ class Shares:
           >>> Shares.settles(2**64 - 1, Fraction(1), bytes([255] * 16))
           True
         """
-        return Fraction(_longer(word, more) + 1, 1 << 192) <= share
+        return Fraction((word << 128) + int.from_bytes(more, "big") + 1, 1 << 192) <= share
 
 
 @dataclass(frozen=True)
@@ -321,11 +329,6 @@ def _more(stream: Stream, step: int, first: int, place: int) -> bytes:
     return stream.words("sampling", step, 2, first + _TIES + place).tobytes()
 
 
-def _longer(word: int, more: bytes) -> int:
-    """Return a word with its further bits behind it."""
-    return (word << 128) + int.from_bytes(more, "big")
-
-
 @functools.lru_cache(maxsize=64)
 def gap_table(rate: float) -> NDArray[np.uint64]:
     """Return floor(2^64 (1 - (1 - p)^k)) for k = 1, 2, 3 ..., where p is ``rate`` rounded down to a multiple of 2^-64.
@@ -333,10 +336,10 @@ def gap_table(rate: float) -> NDArray[np.uint64]:
     A word above the k-th entry skips at least k records, one below it fewer; one equal to it needs ``settle_tie``.
 
     Examples:
-      >>> [round(float(word) / 2**64, 4) for word in gap_table(0.125)]
-      [0.125, 0.2344, 0.3301, 0.4138, 0.4871, 0.5512]
+      >>> [round(float(word) / 2**64, 4) for word in gap_table(0.5)]
+      [0.5, 0.75, 0.875, 0.9375, 0.9688]
     """
-    length = LONGEST_GAP if rate * LONGEST_GAP < math.log(2) else math.ceil(math.log(2) / rate)
+    length = LONGEST_GAP if rate * LONGEST_GAP < REACH else math.ceil(REACH / rate)
     stay, left, words = (1 << 64) - per_word(rate), 1 << 128, list[int]()
     for number in range(1, length + 1):
         left = left * stay >> 64
@@ -349,7 +352,7 @@ def gap_table(rate: float) -> NDArray[np.uint64]:
 
 
 @functools.lru_cache(maxsize=64)
-def gap_guide(rate: float) -> tuple[NDArray[np.int64], NDArray[np.uint64], int]:
+def gap_guide(rate: float) -> tuple[NDArray[np.uint16], NDArray[np.uint64], int]:
     """Return where in the gap table words with equal first bits begin, the table with largest words behind it, and how
     many entries share their first bits at most.
 
@@ -361,7 +364,7 @@ def gap_guide(rate: float) -> tuple[NDArray[np.int64], NDArray[np.uint64], int]:
     table, first = gap_table(rate), np.arange(1 << GUIDED, dtype=np.uint64) << np.uint64(64 - GUIDED)
     begins = np.searchsorted(table, first, side="right")
     furthest = int(np.diff(begins, append=len(table)).max())
-    return begins, np.append(table, np.full(furthest, (1 << 64) - 1, dtype=np.uint64)), furthest
+    return begins.astype(np.uint16), np.append(table, np.full(furthest, (1 << 64) - 1, dtype=np.uint64)), furthest
 
 
 def look_up(rate: float, words: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -375,7 +378,7 @@ def look_up(rate: float, words: NDArray[np.uint64]) -> NDArray[np.int64]:
     begins, table, furthest = gap_guide(rate)
     if furthest > FURTHEST:
         return np.searchsorted(gap_table(rate), words, side="right")
-    gaps = begins[(words >> np.uint64(64 - GUIDED)).astype(np.int64)]
+    gaps = begins[(words >> np.uint64(64 - GUIDED)).astype(np.int64)].astype(np.int64)
     for _ in range(furthest):
         gaps += table[gaps] <= words
     return np.minimum(gaps, len(table) - furthest)
@@ -400,7 +403,7 @@ def settle_tie(rate: float, word: int, gap: int, more: bytes) -> int:
       >>> settle_tie(0.1, word, 3, bytes(16)), settle_tie(0.1, word, 3, bytes([255] * 16))
       (2, 3)
     """
-    return gap if _longer(word, more) >= threshold(rate, gap, bits=192) else gap - 1
+    return gap if (word << 128) + int.from_bytes(more, "big") >= threshold(rate, gap, bits=192) else gap - 1
 
 
 def stratify(owner: NDArray[np.int32], rates: NDArray[np.float64]) -> tuple[Stratum, ...]:
