@@ -11,6 +11,7 @@ from commands import evenhand, result
 from evenhand.gradients.doctor import timing
 
 NETS = """
+import torch
 from torch import nn
 
 def normed(facts):
@@ -18,8 +19,16 @@ def normed(facts):
         nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, len(facts.labels))
     )
 
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 8))
+
+    def forward(self, x):
+        return torch.einsum("bi,io->bo", x, self.weight.softmax(0))
+
 def slow():
-    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.ConvTranspose1d(1, 2, 3), nn.Flatten(), nn.Linear(12, 10))
+    return nn.Sequential(nn.Linear(4, 4), Mixed(), nn.Linear(8, 10))
 
 class Tagger(nn.Module):
     def __init__(self):
@@ -92,7 +101,7 @@ def test_a_slow_model_is_told_why(nets: str) -> None:
     done = evenhand("doctor", "--model", f"{nets}:slow", "--input-shape", 4, "--batch", 8)
     assert done.returncode == 0
     assert "run again (vmap)" in done.stdout
-    assert "1 (ConvTranspose1d): no kernel for this type" in done.stdout
+    assert "1 (Mixed): no kernel for this type" in done.stdout
 
 
 def test_coupled_records_end_with_code_1(nets: str) -> None:

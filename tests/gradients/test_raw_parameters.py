@@ -112,6 +112,9 @@ def masked(m: Any, x: Tensor) -> Tensor:
 
 
 SERVED: dict[str, Made] = {
+    "raw convolution": model(
+        lambda m, x: end(m, functional.conv1d(m.l(x), m.w, padding=1)), (5, 6, 4), w=lambda: par(6, 6, 3)
+    ),
     "tokens, positions, scales": model(
         vit, (5, 6, 4), cls=lambda: par(1, 1, 4), pos=lambda: par(1, 9, 4), gamma=lambda: par(4)
     ),
@@ -190,9 +193,6 @@ FALLBACK: dict[str, Made] = {
     ),
     "softmax of parameters": model(lambda m, x: m.o(m.l(x) * torch.softmax(m.s, 0)), (5, 4), s=lambda: par(4)),
     "einsum": model(lambda m, x: m.o(torch.einsum("bi,oi->bo", m.l(x), m.w)), (5, 4), w=lambda: par(4, 4)),
-    "raw convolution": model(
-        lambda m, x: end(m, functional.conv1d(m.l(x), m.w, padding=1)), (5, 6, 4), w=lambda: par(6, 6, 3)
-    ),
     "penalty": model(lambda m, x: m.o(m.l(x) * m.s) + m.s.square().sum(), (5, 4), s=lambda: par(4)),
     "copies averaged over the batch": model(averaged, (5, 6, 4), s=lambda: par(4)),
 }  # fmt: skip
@@ -269,3 +269,18 @@ def test_an_input_changed_after_the_pass_is_noticed() -> None:
     x.mul_(2)
     with pytest.raises(UsageError, match="in place"):
         result.weighted_sum(torch.ones(len(x)))
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6])
+def test_as_many_prompts_as_records_that_are_compared(count: int) -> None:
+    """Look up one row of indices for all records, as prompt tuning does: it looks like one of each of four records."""
+
+    def prompted(m: Any, x: Tensor) -> Tensor:
+        return end(m, torch.cat([m.p(torch.arange(count).unsqueeze(0)).repeat(len(x), 1, 1), m.l(x)], dim=1))
+
+    made = Custom(prompted, p=nn.Embedding(count, 4), l=lin(4, 4), o=lin())
+    engine, x, y = Engine(made, loss), torch.randn(7, 2, 4, dtype=DOUBLE), torch.randint(3, (7,))
+    result = engine.run(x, y)
+    assert engine.way() == "kernels"
+    alone = torch.cat([Engine(made, loss).run(x[i : i + 1], y[i : i + 1]).norm for i in range(7)])
+    torch.testing.assert_close(result.norm, alone, rtol=1e-9, atol=1e-9)

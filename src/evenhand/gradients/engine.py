@@ -15,7 +15,7 @@ Rows that float32 cannot carry are computed again in float64. A row that is not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -28,14 +28,14 @@ from evenhand.errors import EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients.batch_utils import LossFn, arguments, as_plain, batch_size, fitted, hollow, losses, versions
 from evenhand.gradients.fast_paths import FastPath, UnsuitedError, fast
 from evenhand.gradients.layer_recorder import LayerRecorder, LearnedUse
-from evenhand.gradients.learned_models import Habits, Key, recall, remember
+from evenhand.gradients.learned_models import Habits, Key, in_float64, recall, remember
 from evenhand.gradients.memory import ScratchBuffers, out_of_memory
 from evenhand.gradients.model_layout import Call, Layout, ModelSnapshot, Served, ServedLayer, modules_of
 from evenhand.gradients.norms_and_sums import Raw, RecordedGradients, RescuedPass, zero
-from evenhand.gradients.pass_context import RandomState, exclusive, plain
+from evenhand.gradients.pass_context import RandomState, exclusive, lowered, plain
 from evenhand.gradients.record_blocks import Blocks, PerRecordGradients
 from evenhand.gradients.record_by_record import Fallback
-from evenhand.gradients.self_check import Comparison
+from evenhand.gradients.self_check import Comparison, Taped
 from evenhand.gradients.unserved.module_fallback import AloneError, further_apart
 from evenhand.gradients.unserved.raw_parameters import uses
 from evenhand.gradients.views import Viewed
@@ -237,10 +237,13 @@ class Engine:
         inputs: Any,
         targets: Any,
         size: int,
+        *,
+        comparing: bool = False,
     ) -> tuple[Tensor, list[Call]] | None:
         """Run forward and backward; return one loss per record and what every layer saw.
 
-        None if a parameter was used past its kernel. Raises `UnsuitedError` if a speed path turns out not to be one.
+        None if a parameter was used past its kernel, or made a weight that depends on the records. Raises
+        `UnsuitedError` if a speed path turns out not to be one.
         """
         if path is not None and served:
             recorded = path.differentiate(self._loss_fn, inputs, targets, size)
@@ -248,6 +251,7 @@ class Engine:
             return recorded
         rows, rest = size * self._views, layout.trainable
         answers: Sequence[Tensor | None] = ()
+        unsteady: Sequence[nn.Parameter] = ()
         with LayerRecorder(rows, habits, served) as recorder:
             args, kwargs = arguments(inputs, shared=self._views > 1)
             loss = losses(self._loss_fn, self._model(*args, **kwargs), targets, size)
@@ -257,6 +261,8 @@ class Engine:
                 if habits.learning or habits.ways:
                     direct = uses(loss, rest, rows, None if habits.learning else habits.ways)
                     habits.ways.update(use.key for use in direct.uses)
+                    odd = habits.unsteady(direct.weights, comparing=comparing)
+                    unsteady = [p for use in direct.uses if use.key in odd for p in use.site.all_parameters]
                     rest = {name: p for name, p in rest.items() if id(p) not in direct.covered}
                 asked = (*rest.values(), *(direct.edges if direct else ()), *wanted)
                 answers = (
@@ -271,6 +277,7 @@ class Engine:
                 if self._views > 1:
                     recorder.calls = [replace(call, views=self._views) for call in recorder.calls]
         past = [name for name, gradient in zip(rest, answers, strict=False) if gradient is not None]
+        past += [layout.names[id(p)] for p in unsteady]
         self._past, self._refused = past, recorder.refused
         if self._satisfied is not layout:
             names = layout.names
@@ -299,7 +306,11 @@ class Engine:
             return LearnedUse(apart=apart, unlike=habits.unlike, folds=habits.folds, few=habits.few)
         if habits.folds and not self._past:
             return LearnedUse(unlike=habits.unlike, folds=False, few=OTHERWISE)
-        return LearnedUse(unlike=trials, folds=habits.folds, few=habits.few) if trials - habits.unlike else None
+        if trials - habits.unlike:
+            return LearnedUse(unlike=trials, folds=habits.folds, few=habits.few)
+        if habits.few < OTHERWISE and not self._past:
+            return LearnedUse(unlike=habits.unlike, folds=habits.folds, few=OTHERWISE)
+        return None
 
     def _memory(self, rooms: list[ScratchBuffers], count: int) -> list[ScratchBuffers]:
         """Return the ``rooms``, at least ``count`` of them: one for each call of a layer. The next pass takes them."""
@@ -319,7 +330,7 @@ class Engine:
         served = self._kernels(layout)
 
         def run_few(inputs: Any, targets: Any, size: int) -> PerRecordGradients | None:
-            recorded = self._record(layout, path, served, habits, inputs, targets, size)
+            recorded = self._record(layout, path, served, habits, inputs, targets, size, comparing=True)
             if recorded is None:
                 return None
             quick = path.measure(*recorded) if path is not None and served else None
@@ -329,7 +340,27 @@ class Engine:
             return quick
 
         writes = path is None or bool(layout.buffers)
-        return Comparison(self._model, self._loss_fn, layout, run_few, writes, habits.few)
+        precise = partial(self._in_float64, layout, habits) if path is None else lambda: None
+        return Comparison(self._model, self._loss_fn, layout, run_few, precise, writes, habits.few)
+
+    def _in_float64(self, layout: Layout, habits: LearnedUse) -> Taped | None:
+        """Return what runs a few records by the same kernels in float64, on a copy of the model; None without one."""
+        copied = None if lowered() else in_float64(layout, habits)
+        if copied is None:
+            return None
+        other, known = copied
+        engine = Engine(other.model, self._loss_fn, lean=True)
+        engine._channels_last_works = self._channels_last_works
+
+        def run_few(inputs: Any, targets: Any, size: int) -> PerRecordGradients | None:
+            with suppress(RuntimeError, AloneError):  # code that insists on float32
+                recorded = engine._record(other, None, engine._kernels(other), known, inputs, targets, size)
+                if recorded is not None:
+                    with plain():
+                        return RecordedGradients(*recorded, other.names, self._memory([], len(recorded[1])))
+            return None
+
+        return run_few
 
     def _demand_use(self, layout: Layout) -> None:
         """Raise if a trainable parameter was used by no batch so far."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,7 +33,7 @@ class LearnedUse:
     ``ways``: how parameters are used without a layer, see ``raw_parameters.py``. ``apart``: by name the modules that
     are run again for their parameters, see ``module_fallback.py``. ``unlike``: modules that are not like the layer that
     they resemble. ``folds``: layers with places may have records and times folded together in their first dimension.
-    ``few`` records are compared with autograd.
+    ``few`` records are compared with autograd. ``weights`` are those that were made of parameters while comparing.
     """
 
     learning: bool = True
@@ -43,10 +43,31 @@ class LearnedUse:
     unlike: set[nn.Module] = field(default_factory=set)
     folds: bool = False
     few: int = 4
+    weights: dict[tuple[str, ...], tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
 
     def uses(self, site: ServedLayer | ServedComposite) -> bool:
         """Return whether the kernel of a layer is used."""
         return site.module not in self.unlike and not any(apart.contains(site) for apart in self.apart.values())
+
+    def unsteady(
+        self, weights: Mapping[tuple[str, ...], tuple[tuple[int, ...], Tensor]], *, comparing: bool
+    ) -> set[tuple[str, ...]]:
+        """Return the ways whose weights are others than with other records, though their parameters are the same.
+
+        A constant of the graph may come from the batch; then a record alone has another weight. The batch after a
+        comparison is the last that is looked at, until the next comparison.
+
+        >>> habits, weight = LearnedUse(), torch.ones(2)
+        >>> habits.unsteady({("w",): ((0,), weight)}, comparing=True)
+        set()
+        >>> habits.unsteady({("w",): ((0,), weight + 1)}, comparing=False)
+        {('w',)}
+        """
+        before = [(key, *self.weights[key], *now) for key, now in weights.items() if key in self.weights]
+        self.weights.clear()
+        if comparing:
+            self.weights.update(weights)
+        return {key for key, old, was, new, now in before if old == new and not torch.equal(was, now)}
 
     def place(self, site: ServedLayer, x: Tensor, size: int) -> tuple[int | None, bool]:
         """Return the batch axis of ``x``, and whether it is as it was. Only layers with places may have it second.

@@ -9,11 +9,13 @@ differs in any of these, or another loss, is looked at anew. The guards of every
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from evenhand.gradients.layer_recorder import LearnedUse
@@ -53,6 +55,23 @@ class Named:
         }
         batch = {modules[name]: axis for name, axis in self.batch.items()}
         return replace(self.rest, batch=batch, apart=apart, unlike={modules[name] for name in self.unlike})
+
+
+def in_float64(layout: Layout, use: LearnedUse) -> tuple[Layout, LearnedUse] | None:
+    """Return a copy of a model in float64 and what was learned, for its modules; None if there can be no such copy.
+
+    >>> copied = in_float64(Layout.read(nn.Linear(1, 1)), LearnedUse())
+    >>> copied[0].model.weight.dtype, in_float64(*copied) is None
+    (torch.float64, True)
+    """
+    if all(p.dtype == torch.float64 for p in layout.parameters):
+        return None
+    try:
+        doubled = Layout.read(copy.deepcopy(layout.model).double())
+    except Exception:  # whatever the model's own attributes raise
+        return None
+    names = {module: name for name, module in layout.modules}
+    return doubled, replace(Named.of(use, names).use(doubled), learning=False, weights={})
 
 
 @dataclass(frozen=True)

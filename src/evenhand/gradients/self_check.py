@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -10,13 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenhand.gradients.batch_utils import LossFn, buffers_restored, finite_rows, take
+from evenhand.gradients.batch_utils import LossFn, buffers_restored, cast, finite_rows, take
 from evenhand.gradients.model_layout import Layout, Trainable
 from evenhand.gradients.pass_context import lowered, means, preserved
 from evenhand.gradients.record_blocks import Blocks, PerRecordGradients
 from evenhand.gradients.record_by_record import Fold, apart, fold_of, norms_and_folds, plain_norms
 
 Taped = Callable[[Any, Any, int], PerRecordGradients | None]
+KINK = 0.1
+"""How far from autograd kernels may be in float32, in parts of a norm, if they are right in float64."""
+FINE = 1e-6
+"""How far from autograd kernels may be in float64."""
 _CHOICE = random.Random()
 """A generator of our own: a comparison must not move the one that a user's augmentation draws from."""
 
@@ -24,15 +29,24 @@ _CHOICE = random.Random()
 class Comparison:
     """``taped`` runs a few records by kernels; None if a parameter was used past them.
 
+    ``precise`` gives the same for a copy of the model in float64, or None if there can be none. Where a model
+    multiplies rounding, a ReLU may be on at one time and off at another; kernels that are right there are believed.
     ``writes`` says whether forward might write into buffers or parameters, which are then copied and put back.
     ``most`` records are compared: a number that a model has otherwise too can look like that of the records.
     """
 
     def __init__(
-        self, model: nn.Module, loss_fn: LossFn, layout: Layout, taped: Taped, writes: bool = True, most: int = 4
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        layout: Layout,
+        taped: Taped,
+        precise: Callable[[], Taped | None],
+        writes: bool = True,
+        most: int = 4,
     ):
         self._model, self._loss_fn, self._layout, self._taped, self._writes = model, loss_fn, layout, taped, writes
-        self._most = most
+        self._precise, self._most = precise, most
 
     def agree(self, inputs: Any, targets: Any, size: int) -> bool | None:
         """Return whether the kernels agree with plain autograd on a few records, in two orders and another batch size.
@@ -44,25 +58,42 @@ class Comparison:
         """
         if size == 1:  # the same record several times cannot show an order
             return None
-        some, conclusive = _some(inputs, targets, size, self._most), True
-        tolerance, floor = self._tolerance(), norm_floor(self._layout.trainable)
+        some = _some(inputs, targets, size, self._most)
         with preserved(self._model), buffers_restored(self._model), means():
-            for rows in (some, some.flip(0)):
-                x, y = take(inputs, rows), take(targets, rows)
-                gradients = self._taped(x, y, len(rows))
-                if gradients is None:
-                    return False
-                seeds = {name: _CHOICE.getrandbits(64) for name in self._layout.trainable}
-                norm, exact = norms_and_folds(self._model, self._loss_fn, x, y, seeds)
-                slip = torch.zeros_like(norm) if gradients.slip is None else gradients.slip
-                finite = torch.isfinite(norm) & torch.isfinite(gradients.norm) & torch.isfinite(slip)
-                error, slack = (gradients.norm - norm).abs(), tolerance * norm + 10 * slip
-                if bool(((error > slack + floor) & finite).any()):
-                    return False
-                conclusive &= bool((finite & (error <= slack)).all())
-                if conclusive and not self._same_sum(gradients, exact, seeds, float((slack + floor).sum())):
-                    return False
-        return True if conclusive else None
+            verdict, furthest = self._verdict(self._taped, inputs, targets, some, self._tolerance())
+            if verdict is not False or not furthest <= KINK:
+                return verdict
+            precise = self._precise()
+            if precise is None:
+                return False
+            doubled = cast(inputs, torch.float64), cast(targets, torch.float64)
+            return self._verdict(precise, *doubled, some, FINE)[0] is True
+
+    def _verdict(
+        self, taped: Taped, inputs: Any, targets: Any, some: Tensor, tolerance: float
+    ) -> tuple[bool | None, float]:
+        """Return whether some records agree in both orders, and the largest error of a norm, in parts of it."""
+        right, conclusive, furthest = True, True, 0.0
+        floor = norm_floor(self._layout.trainable)
+        for rows in (some, some.flip(0)):
+            x, y = take(inputs, rows), take(targets, rows)
+            gradients = taped(x, y, len(rows))
+            if gradients is None:
+                return False, math.inf
+            seeds = {name: _CHOICE.getrandbits(64) for name in self._layout.trainable}
+            norm, exact = norms_and_folds(self._model, self._loss_fn, x, y, seeds)
+            slip = torch.zeros_like(norm) if gradients.slip is None else gradients.slip
+            finite = torch.isfinite(norm) & torch.isfinite(gradients.norm) & torch.isfinite(slip)
+            error, slack = (gradients.norm - norm).abs(), tolerance * norm + 10 * slip
+            wrong = (error > slack + floor) & finite
+            right &= not bool(wrong.any())
+            furthest = max([furthest, *(error / (norm + floor))[wrong].tolist()])
+            conclusive &= bool((finite & ((error <= slack) | wrong)).all())
+            if conclusive:
+                moved = self._sum_error(gradients, exact, seeds)
+                right &= moved <= float((slack + floor).sum())
+                furthest = max(furthest, moved / float((norm + floor).sum()))
+        return (None if right and not conclusive else right), furthest
 
     def still_agree(self, inputs: Any, targets: Any, size: int) -> bool | None:
         """Compare on a later batch, without touching the model; what float32 puts in doubt, float64 decides.
@@ -86,16 +117,18 @@ class Comparison:
                 return True
         return self.agree(inputs, targets, size) is not False
 
-    def _same_sum(
-        self, gradients: PerRecordGradients, exact: dict[str, Fold], seeds: Mapping[str, int], slack: float
-    ) -> bool:
-        """Return whether the kernels' sum over all records is that of their own gradients, in place and shape."""
+    def _sum_error(self, gradients: PerRecordGradients, exact: dict[str, Fold], seeds: Mapping[str, int]) -> float:
+        """Return how far the kernels' sum over all records is from that of autograd.
+
+        It is infinite for another shape, or if one of them is not finite.
+        """
         trainable = self._layout.trainable
         with torch.no_grad():
             sums = gradients.weighted_sum(torch.ones_like(gradients.norm), None, Blocks(len(gradients.norm)))
         if any(total.shape != trainable[name].shape for name, total in sums.items()):
-            return False
-        return apart({name: fold_of(sums.pop(name), seeds[name]) for name in list(sums)}, exact) <= slack
+            return math.inf
+        moved = apart({name: fold_of(sums.pop(name), seeds[name]) for name in list(sums)}, exact)
+        return moved if math.isfinite(moved) else math.inf
 
     def _tolerance(self) -> float:
         """Return how far norms may be from those of autograd; a kernel that is wrong is further off."""

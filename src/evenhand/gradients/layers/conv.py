@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,28 @@ from evenhand.gradients.row_norms import RowNorms, chunks
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Pads = Sequence[tuple[int, int]]
 """Before and after the input along each dimension."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution that is no layer: its weight may be made of parameters.
+
+    >>> Convolution(torch.ones(4, 2, 3), (1,), (1,), 1).kernel_size
+    (3,)
+    """
+
+    weight: Tensor
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """Return the sizes of the kernel along each dimension."""
+        return tuple(self.weight.shape[2:])
+
+
+Convolves = Conv | Convolution
 
 
 def flat(pads: Pads) -> list[int]:
@@ -76,7 +98,7 @@ def ghost_is_cheaper(geometry: Geometry, channels: int, outputs: int, groups: in
     return ghost < parameters * places / 55 + (0.8 * parameters if keep else 0.3 * parameters + convolution)
 
 
-class _Convolved(WeightAndBias):
+class Convolved(WeightAndBias):
     """Input (B, C, *size) and output gradient (B, O, *out) of a convolution with zero padding.
 
     Three forms, chosen by cost: inner products of pixels where they are few and the layer is wide; the gradients of all
@@ -85,7 +107,7 @@ class _Convolved(WeightAndBias):
     """
 
     def __init__(
-        self, module: Conv, x: Tensor, pads: Pads, grad: Tensor, trainable: frozenset[str], room: ScratchBuffers
+        self, module: Convolves, x: Tensor, pads: Pads, grad: Tensor, trainable: frozenset[str], room: ScratchBuffers
     ):
         self.grad, self.trainable, self._room = grad, trainable, room
         self._module, self._groups, self._shape = module, module.groups, module.weight.shape
@@ -100,6 +122,11 @@ class _Convolved(WeightAndBias):
         self._kept: Tensor | None = None
         self._reach: Tensor | None = None
         self._sums: Tensor | None = None
+
+    @property
+    def by_pixels(self) -> bool:
+        """Return whether the weight is measured by inner products in float64."""
+        return self._ghost
 
     def lengths(self, gauge: RowNorms) -> list[Tensor]:
         """Measure by the chosen form."""
@@ -125,7 +152,7 @@ class _Convolved(WeightAndBias):
             inputs.append(gauge(self.x[rows]))
             outputs.append(gauge(self.grad[rows]))
         self._kept = buffer if self._keep else None
-        self._reach = self._bound(torch.cat(inputs), torch.cat(outputs))
+        self._reach = self.bound(torch.cat(inputs), torch.cat(outputs))
         return list(torch.cat(lengths, dim=1).unbind())
 
     def _patches(self) -> Patches:
@@ -160,9 +187,10 @@ class _Convolved(WeightAndBias):
             return self._reach
         if not self._weighs:
             return gauge(self.grad).double() * math.sqrt(self.terms)
-        return self._bound(gauge(self.x), gauge(self.grad))
+        return self.bound(gauge(self.x), gauge(self.grad))
 
-    def _bound(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+    def bound(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """Return the reach of records whose inputs and output gradients have these lengths."""
         energy = inputs.double().square_().mul_(self._geometry.overlap)
         return outputs.double() * (energy + self.terms).sqrt_()
 
@@ -235,7 +263,7 @@ def _hit(steps: Sequence[int], out: Sequence[int], size: Sequence[int]) -> list[
     return [slice(0, (count - 1) * step + 1 if step > 1 else length, step) for step, count, length in spans]
 
 
-def _backward(module: Conv, x: Tensor, grad: Tensor, stride: Sequence[int], pads: Pads, which: int) -> Tensor:
+def _backward(module: Convolves, x: Tensor, grad: Tensor, stride: Sequence[int], pads: Pads, which: int) -> Tensor:
     """Return gradient of the input (``which`` 0) or the weight (1); uneven padding is added first and cut off again."""
     even = all(before == after for before, after in pads)
     none = [0] * len(pads)
@@ -310,9 +338,9 @@ class ConvKernel:
         grad: Tensor,
         trainable: frozenset[str],
         room: ScratchBuffers,
-    ) -> _Convolved:
+    ) -> Convolved:
         """Multiply output gradients by patches."""
-        return _Convolved(module, *surrounded(module, x), grad, trainable, room)
+        return Convolved(module, *surrounded(module, x), grad, trainable, room)
 
 
 _LAST = ConvKernel(last=True)

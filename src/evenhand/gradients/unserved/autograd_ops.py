@@ -100,6 +100,21 @@ MEETINGS: dict[tuple[str, int], Callable[[Node], Factor]] = {
 }
 """Derivatives of operations that mean something only on data: name and place of the parameter."""
 
+
+def group_normalised(node: Node) -> Tensor:
+    """Return the input of ``functional.group_norm``, normalised: the derivative of the output by the scale.
+
+    >>> x, scale = torch.tensor([[[1.0, 3e5]]]), torch.ones(1, requires_grad=True)
+    >>> group_normalised(torch.nn.functional.group_norm(x, 1, scale).grad_fn)
+    tensor([[[-1.,  1.]]])
+    """
+    x: Tensor = node._saved_input
+    apart = x.reshape(len(x), node._saved_group, -1)
+    mean, inverse = (t.reshape(len(x), -1, 1) for t in (node._saved_result1, node._saved_result2))
+    normalised: Tensor = (apart - mean) * inverse
+    return normalised.detach().view(x.shape)
+
+
 _RESHAPES = {
     "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0", "SqueezeBackward0",
     "SqueezeBackward1", "SqueezeBackward2", "AliasBackward0", "CloneBackward0", "ToCopyBackward0",

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -163,9 +163,19 @@ class _Rerun:
     wanted: tuple[int, ...]
     swaps = True
 
-    def share(self, module: nn.Module, tensors: tuple[Tensor, ...], trainable: Any, room: ScratchBuffers) -> _Held:
+    @property
+    def module(self) -> nn.Module:
+        """Return the module that is run again."""
+        return self.apart.module
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters for which it is run."""
+        return self.apart.parameters
+
+    def share(self, module: nn.Module, tensors: tuple[Tensor, ...], trainable: Any, room: ScratchBuffers) -> Held:
         """Return the records' gradients, held if they fit the memory."""
-        return _Held(self, tensors, room)
+        return Held(self, tensors, room)
 
     def outputs(self, values: Values, rows: Sequence[Tensor], dtype: torch.dtype | None) -> tuple[Tensor, ...]:
         """Run the module for one record."""
@@ -240,7 +250,22 @@ class AloneError(Exception):
         self.module = module
 
 
-class _Held:
+class Rerun(Protocol):
+    """Computes gradients of whole records again, by the very same operations on the same rows."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Return the module that an error names."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return the parameters, which must not change until the weighted sum."""
+
+    def gradients(self, tensors: Sequence[Tensor]) -> Values:
+        """Return the gradients of some records, given their rows of the recorded tensors."""
+
+
+class Held:
     """Gradients of whole records: each is measured as it is added, chunk by chunk of fixed rows.
 
     Chunks that do not fit the memory are computed again for the sum, by the very same operations.
@@ -248,9 +273,9 @@ class _Held:
 
     terms = joint = 1
 
-    def __init__(self, rerun: _Rerun, tensors: tuple[Tensor, ...], room: ScratchBuffers):
+    def __init__(self, rerun: Rerun, tensors: tuple[Tensor, ...], room: ScratchBuffers):
         self._rerun, self._tensors = rerun, tensors
-        parameters = rerun.apart.parameters
+        parameters = rerun.parameters
         self._versions = [(p, p._version) for p in parameters.values()]
         each, size = sum(p.numel() for p in parameters.values()), len(tensors[0])
         self._keep = room.keeps(size, each, tensors[-1])
@@ -271,7 +296,7 @@ class _Held:
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
-                raise AloneError(self._rerun.apart.module) from error
+                raise AloneError(self._rerun.module) from error
             self._held[number] = held = {name: rows.to(working_dtype(rows.dtype)) for name, rows in held.items()}
         return held
 

@@ -32,12 +32,14 @@ from evenhand.gradients.unserved.autograd_ops import (
     Shape,
     Step,
     factor_of,
+    group_normalised,
     scaled,
     shape_of,
     step,
     summed,
     through,
 )
+from evenhand.gradients.unserved.convolved_weights import ConvolvedWeight, ends
 
 
 def _followed(piece: Broadcast, grad: Tensor, factor: Tensor | float) -> Share:
@@ -116,11 +118,12 @@ class LookedUp:
         return lookup(tensors[1], tensors[0], self.entries, self.padding, room)
 
 
-Piece: TypeAlias = Broadcast | Product | LookedUp
+Piece: TypeAlias = Broadcast | Product | LookedUp | ConvolvedWeight
 MOST_USES = 1000
 """A graph with more paths than this is not followed."""
 WEIGHT = {"MmBackward0": 1, "AddmmBackward0": 2}
 """Matrix products, and the place of the factor that may be a parameter."""
+CONVOLUTION, GROUP_NORM = "ConvolutionBackward0", "NativeGroupNormBackward0"
 TURNS = {"TBackward0", "PermuteBackward0", "TransposeBackward0"}
 Key: TypeAlias = tuple[str, ...]
 """Which way a gradient went: name of the parameter and of the operations, whatever their sizes."""
@@ -140,7 +143,7 @@ class _Meeting:
         """Return the piece with what lies between the operation and the parameter, if that is known."""
         if isinstance(self.piece, Broadcast):
             return Broadcast(self.piece.shape, self.piece.inner, self.piece.factor, path.steps)
-        if isinstance(self.piece, LookedUp):
+        if not isinstance(self.piece, Product):
             return self.piece if not path.names else None
         if not path.names:
             return Product()
@@ -188,6 +191,12 @@ class Uses:
     def covered(self) -> frozenset[int]:
         """Return the identities of the parameters for which autograd need not be asked."""
         return frozenset(id(p) for use in self.uses for p in use.site.parameters.values())
+
+    @property
+    def weights(self) -> dict[Key, tuple[tuple[int, ...], Tensor]]:
+        """Return the weights that are made of parameters, with the versions of these."""
+        pieces = {use.key: use.meeting.piece for use in self.uses}
+        return {key: (p.versions, p.weight) for key, p in pieces.items() if isinstance(p, ConvolvedWeight)}
 
     @property
     def edges(self) -> list[GradientEdge]:
@@ -296,6 +305,8 @@ class _Walk:
 
     def _meet(self, node: Node, place: int, child: Node, output: int) -> list[Use]:
         """Return the uses of all parameters behind one operand; none if the operation does not put it to the batch."""
+        if node.name() == CONVOLUTION and place == 1:
+            return self._convolve(node, child, output)
         paths: list[_Path] = []
         passed: set[Node] = set()
         for meeting in _meetings(node, place, shape_of(child, output), self._size):
@@ -314,6 +325,27 @@ class _Walk:
                 self._followed |= passed
                 return uses
         return []
+
+    def _convolve(self, node: Node, child: Node, output: int) -> list[Use]:
+        """Return the use of all parameters that the weight of a convolution is made of."""
+        x, weight = node._saved_input.detach(), node._saved_weight
+        if shape_of(node)[0] != self._size or len(x) != self._size:
+            return []
+        passed: set[Node] = set()
+        parameters = ends(child, passed)
+        if parameters is None or any(p.dtype != weight.dtype for p in parameters):
+            raise _UnknownError
+        names = [self._names[id(p)] for p in parameters]
+        raw = hasattr(child, "variable")
+        named = dict(zip(["weight"] if raw else names, parameters, strict=True))
+        piece = ConvolvedWeight.of(node, None if raw else GradientEdge(child, output), named)
+        dtype = working_dtype(weight.dtype)
+        site = ServedLayer(piece.module, piece, named, tuple(parameters), dtype, piece=True)
+        use = Use((*sorted(names), CONVOLUTION), _Meeting((), node, 0, (x,), piece), site)
+        if self._known is not None and use.key not in self._known:
+            return []
+        self._followed |= passed
+        return [use]
 
     def _paths(self, node: Node, output: int, passed: set[Node]) -> Iterator[_Path]:
         if hasattr(node, "variable"):
@@ -341,6 +373,10 @@ def _meetings(node: Node, place: int, shape: Shape, size: int) -> Iterator[_Meet
             yield _Meeting((name, str(place)), node, None, (x.reshape(size, rows, -1),), Product())
     elif name == "AddmmBackward0" and place == 0 and rows and shape == whole[1:] and node._saved_beta == 1:
         yield _Meeting((name, str(place)), node, None, (), Broadcast(shape, shape))
+        return
+    elif rows and (name, place) in {(CONVOLUTION, 2), (GROUP_NORM, 1), (GROUP_NORM, 2)}:
+        scale = (group_normalised(node),) if place == 1 else ()
+        yield _Meeting((name, str(place)), node, 0, scale, Broadcast(shape, (*shape, *[1] * (len(whole) - 2))))
         return
     if name == "EmbeddingBackward0" and not node._saved_scale_grad_by_freq:
         index, padding = node._saved_indices.detach(), node._saved_padding_idx
