@@ -60,7 +60,8 @@ def planned(study: Study, arm: Arm, promise: Promise, facts: Facts) -> tuple[Any
         promised = eh.Budgets(promise.budgets(order, arm.lowered), study.delta)
     else:
         promised = eh.Privacy(promise.epsilon, study.delta)
-    return eh.plan(method, promised, data=facts, epochs=study.epochs, batch_size=study.batch), method
+    epochs, batch = arm.epochs or study.epochs, arm.batch or study.batch
+    return eh.plan(method, promised, data=facts, epochs=epochs, batch_size=batch), method
 
 
 def recipe(study: Study, arm: Arm, promise: Promise, rate: float, data: eh.data.Data) -> Recipe:
@@ -171,7 +172,7 @@ def lessened(split: Split, share: float, seed: int) -> Split:
 def performed(
     study: Study, source: Pool, seed: int, trial: bool, rates: Sequence[float], known: set[Cell]
 ) -> list[Row]:
-    """Return the rows of one seed, without those that are known."""
+    """Return the rows of one seed, without the cells in ``known``."""
     split, rows = source.split(study, seed, trial), []
     sizes = np.bincount(split.part).tolist()
     labels = split.test.fetch(torch.arange(len(split.test)))[1]
@@ -231,6 +232,12 @@ def seeds(study: Study, source: Pool, file: Path, replicas: int) -> Iterator[lis
 
     def train(seed: int, trial: bool) -> None:
         known = {tuple(row["cell"]) for row in rows if (row["seed"], row["trial"]) == (seed, trial)}
+        if not trial and not study.matched:
+            known |= {
+                (arm.name, promise.name, rate)
+                for arm, promise, rate in cells(study, rates)
+                if rate != best(study, rows, arm.name, promise.name)
+            }
         fresh = performed(study, source, seed, trial, rates, known)
         with file.open("a") as target:
             target.writelines(json.dumps(row) + "\n" for row in fresh)

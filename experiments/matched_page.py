@@ -287,6 +287,22 @@ def picture(figures: Figures) -> str:
     )
 
 
+def _at_equal_rates(figures: Figures) -> list[str]:
+    """Return the part of the page on all arms at every rate."""
+    study = figures.study
+    parts = ["## All arms at the same rates", f"![Every arm over the rates]({study.name}.svg)"]
+    second = study.measures[-1] if study.measures[-1] != "auc" else "first"
+    parts += [f"Overall / {HEADS.get(second, figures.table['groups'][study.first])}, means in percent."]
+    for promise in study.promises:
+        parts += [
+            f"{promise.name}:",
+            _matched(figures, promise.name),
+            "Pairs, at equal rates:",
+            _pairs(figures, promise.name),
+        ]
+    return parts
+
+
 def page(table: Mapping[str, Any]) -> str:
     """Return the page of a study from its figures."""
     study = STUDIES[table["study"]]
@@ -298,12 +314,14 @@ def page(table: Mapping[str, Any]) -> str:
         f"Paper: {study.paper}.",
         f"Data: {study.source}, {table['records']:,} training records; held out: {groups}; split anew in every "
         "replica.",
-        f"Linear model; batches of {study.batch:,} expected, {study.epochs:g} epochs, momentum {study.momentum:g}, "
+        f"Linear model; batches of {study.batch:,} expected, {study.epochs:g} epochs"
+        f"{' where the arm names no others' if any(arm.epochs or arm.batch for arm in study.arms) else ''}, "
+        f"momentum {study.momentum:g}, "
         f"{study.schedule} rate, "
         f"{f'weights averaged with decay {study.average:g}' if study.average else 'last weights'}. "
         f"True epsilon, add/remove one record, delta {study.delta:g}.",
-        f"{count} replicas of every cell.{asked} All arms of a replica share split and draws. The rate that is an "
-        "arm's "
+        f"{count} replicas of every {'cell' if study.matched else 'arm at its own rate'}.{asked} All arms of a "
+        "replica share split and draws. The rate that is an arm's "
         f"own is the best by {HEADS[study.score]} in {table['trials']} trials on a fifth of what the same seed "
         "would train on, "
         "from one grid for all arms, which grows where an end was chosen.",
@@ -315,16 +333,8 @@ def page(table: Mapping[str, Any]) -> str:
     parts += [f"Percent, or points, with 95 % intervals (Nadeau and Bengio 2003{DEALS if study.dealt else ''})."]
     for promise in study.promises:
         parts += [f"{promise.name}:", _tuned(figures, promise.name)]
-    parts += ["## All arms at the same rates", f"![Every arm over the rates]({study.name}.svg)"]
-    second = study.measures[-1] if study.measures[-1] != "auc" else "first"
-    parts += [f"Overall / {HEADS.get(second, table['groups'][study.first])}, means in percent."]
-    for promise in study.promises:
-        parts += [
-            f"{promise.name}:",
-            _matched(figures, promise.name),
-            "Pairs, at equal rates:",
-            _pairs(figures, promise.name),
-        ]
+    if study.matched:
+        parts += _at_equal_rates(figures)
     if study.owned and study.watch:
         parts += ["## Conditions 1 and 2", CONDITIONS]
         parts += [part for p in study.promises for part in (f"{p.name}:", _pulls(figures, p.name))]
@@ -366,7 +376,9 @@ def write(table: Mapping[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{table['study']}.json").write_text(json.dumps(table, separators=(",", ":")) + "\n")
     (out / f"{table['study']}.md").write_text(page(table))
-    (out / f"{table['study']}.svg").write_text(picture(Figures(STUDIES[table["study"]], table)))
+    figures = Figures(STUDIES[table["study"]], table)
+    if figures.study.matched:
+        (out / f"{table['study']}.svg").write_text(picture(figures))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

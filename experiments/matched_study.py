@@ -11,7 +11,8 @@ from dataclasses import dataclass
 class Arm:
     """One way to train. ``lowered`` takes the budgets of laxer owners that share of the way to the strictest.
 
-    ``dropped`` is the share of the records of every owner but the strictest that is not trained on.
+    ``dropped`` is the share of the records of every owner but the strictest that is not trained on. ``epochs`` and
+    ``batch`` are the study's where they are 0.
     """
 
     name: str
@@ -22,6 +23,8 @@ class Arm:
     optimizer: str = "sgd"
     schedule: str = ""
     private: bool = True
+    epochs: float = 0
+    batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class Study:
     ``order`` the owners from the strictest (default: by name). ``watch`` are shares of the steps at
     which groups are looked at. ``norms`` are groups whose loss and gradients
     are measured after training. ``guides`` are arms that ``evenhand recommend`` may name, for data of this ``kind``.
-    ``average`` is the decay of the average of weights, 0 for none.
+    ``average`` is the decay of the average of weights, 0 for none. Without ``matched`` replicas train each arm at its
+    own rate alone, which the trials chose.
     """
 
     name: str
@@ -84,6 +88,7 @@ class Study:
     momentum: float = 0.9
     schedule: str = "linear"
     average: float = 0.9
+    matched: bool = True
     owned: bool = False
     dealt: bool = False
     even: bool = False

@@ -42,6 +42,7 @@ from evenhand.training.loop import Interrupted  # noqa: E402
 RESULTS = HERE.parent / "docs" / "results"
 PACKAGED = HERE.parent / "src" / "evenhand" / "comparison" / "recommend.json"
 SCRIPTS: dict[str, tuple[str, ...]] = {
+    "adapt_curves": ("--data-dir", "{data}", "--seeds", "20"),
     "density_leak": (),
     "densities": ("{data}", "--cache", "{runs}/features", "--lines", "{runs}/densities.jsonl"),
     "epsilon_study": (),

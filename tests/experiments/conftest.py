@@ -14,9 +14,17 @@ HERE = Path(__file__).parents[2] / "experiments"
 NAMES = (
     *("results", "page_text", "index_text", "judging", "summarising", "plotting", "correlating", "epsilon_study"),
     *("pooled_tables", "group_curves", "lined", "density_page", "densities", "following", "owner_curves"),
-    *("lira_owners", "findings"),
+    *("lira_owners", "findings", "adapt_curves"),
     *("serving", "serving_data", "serving_page", "serving_studies", "serving_train"),
-    *("matched_study", "matched_owners", "matched_groups", "matched_studies", "matched_data", "matched_page"),
+    *(
+        "matched_study",
+        "matched_owners",
+        "matched_groups",
+        "matched_studies",
+        "matched_data",
+        "matched_settings",
+        "matched_page",
+    ),
     *("matched", "prior_split", "sad_noise", "ham_ideas", "knn_distances", "papers_tables", "papers"),
     "matched_guides",
 )

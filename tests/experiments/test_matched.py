@@ -133,6 +133,30 @@ def test_a_study_trains_every_cell_and_goes_on_where_it_stopped(
     assert "<svg" in page.picture(page.Figures(small, table))
 
 
+def test_replicas_of_an_unmatched_study_train_each_arm_at_its_own_rate_and_for_its_own_rounds(
+    modules: Any, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matched, page = modules["matched"], modules["matched_page"]
+    first, *others = small.arms
+    arms = (dataclasses.replace(first, epochs=1, batch=64), *others)
+    claims = tuple(claim for claim in small.claims if claim.rate is None)
+    study = dataclasses.replace(small, arms=arms, claims=claims, matched=False)
+    source = modules["matched_data"].pool("digits", None, tmp_path)
+    *_, rows = matched.seeds(study, source, tmp_path / "rows.jsonl", 2)
+    replicas = [row for row in rows if not row["trial"]]
+    assert len(replicas) == len(arms) * 2
+    assert all(row["cell"][2] == matched.best(study, rows, *row["cell"][:2]) for row in replicas)
+    facts = source.split(study, 0, False).train.facts
+    plans = [matched.planned(study, arm, study.promises[0], facts)[0] for arm in arms[:2]]
+    assert plans[0].expected_batch == 64 != plans[1].expected_batch
+    assert plans[0].steps == round(facts.records / 64)
+    monkeypatch.setitem(page.STUDIES, study.name, study)
+    text = page.page(json.loads(json.dumps(matched.gathered(study, source, rows))))
+    assert "of every arm at its own rate" in text
+    assert "where the arm names no others" in text
+    assert "at the same rates" not in text
+
+
 def test_owners_are_dealt_other_classes_and_records_of_lax_ones_can_be_dropped(modules: Any, tmp_path: Path) -> None:
     study, data = modules["matched_owners"].MAP, modules["matched_data"]
     source = data.pool("digits", None, tmp_path)

@@ -66,7 +66,7 @@ def test_gradients_of_held_out_records(modules: Any) -> None:
     assert found["norm"][name] > found["pull"][name]
 
 
-@pytest.mark.parametrize("name", ["group_curves", "owner_curves", "lira_owners", "findings"])
+@pytest.mark.parametrize("name", ["group_curves", "owner_curves", "lira_owners", "findings", "adapt_curves"])
 def test_pages_of_curves_are_what_their_figures_make(modules: Any, name: str) -> None:
     text, pictures = modules[name].page(json.loads((RESULTS / f"{name}.json").read_text()))
     for end, made in {f"{name}.md": text, **pictures}.items():
