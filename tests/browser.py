@@ -192,11 +192,19 @@ class Page:
         return result["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true, also of a page that another one is just taking the place of."""
         end = time.monotonic() + WAIT
-        while not self.ask(expression):
+        while not self._holds(expression):
             assert time.monotonic() < end, f"never true: {expression}"
             time.sleep(0.02)
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.ask(expression))
+        except AssertionError as error:
+            if any(word in str(error) for word in ("context", "navigated")):
+                return False
+            raise
 
     def text(self, selector: str) -> str:
         return str(self.ask(f"document.querySelector({json.dumps(selector)}).innerText"))
