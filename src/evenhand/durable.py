@@ -185,6 +185,9 @@ def clean(*folders: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """Put a new name in a folder on disk; file systems that cannot are left alone."""
+    waiting_for: dict[int, int] | None = getattr(_LATER, "disks", None)
+    if waiting_for is not None and path.stat().st_dev in waiting_for:
+        return
     try:
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -146,6 +146,7 @@ def perform_together(tasks: tuple[Task, ...]) -> None:
         with durable.together():
             for replica in replicas:
                 replica.folder.write_statement()
+            ledgers.close()
     share = (time.process_time() - began) / len(tasks)
     with durable.together():
         for task in tasks:

@@ -213,8 +213,9 @@ def without(row: Mapping[str, Any], hidden: Hidden) -> dict[str, Any]:
     for keys, names in ((_BY_GROUP, hidden.groups), (_BY_OWNER, hidden.owners)):
         shown |= {key: rest(row[key], names) for key in keys if isinstance(row.get(key), Mapping)}
     groups = [name for name in row.get("group_records", row.get("groups", {})) if name not in hidden.groups]
+    tables = _tables(row)
     parts = {
-        group: _shown(hidden, {name: table[group] for name, table in _tables(row).items() if group in table}, group)
+        group: _shown(hidden, {name: table[group] for name, table in tables.items() if group in table}, group)
         for group in (_EVERYBODY, *groups)
     }
     if isinstance(row.get("metrics"), Mapping):
