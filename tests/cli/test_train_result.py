@@ -33,7 +33,9 @@ def figures(accuracy: float | None = 0.8, majority: float | None = 0.5, **groups
         "accuracy": accuracy,
         "balanced_accuracy": accuracy,
         "majority": majority,
+        "interval": None if accuracy is None else wilson(accuracy, 1000),
         "records": 1000,
+        "effective_records": 1000,
         "metrics": {"mae": 3.25},
         "groups": {
             name: {"n": count, "accuracy": share, "interval": wilson(share, count)}

@@ -14,7 +14,7 @@ from evenhand.reporting import replicas
 from evenhand.reporting.comparison_findings import corrected
 from evenhand.reporting.comparison_page import ComparisonData, render_comparison
 from evenhand.reporting.comparison_sections import Entry
-from evenhand.reporting.small_cells import left_out
+from evenhand.reporting.held_out.small_cells import left_out
 from evenhand.reporting.uncertainty import Split
 
 SIZES = {"common": 500, "rare": 4, "few": 7, "some": 15}

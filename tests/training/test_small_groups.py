@@ -13,7 +13,7 @@ import evenhand as eh
 from commands import result
 from evenhand.cli.result import summary
 from evenhand.errors import UsageError
-from evenhand.reporting.small_cells import shareable
+from evenhand.reporting.held_out.small_cells import shareable
 from evenhand.runs import statement_files
 from evenhand.training.run import Run
 

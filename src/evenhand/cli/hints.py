@@ -135,10 +135,11 @@ def _loudness(plan: Plan, parameters: int) -> float:
 
 def _gap(last: Mapping[str, Any]) -> list[str]:
     """Return a hint if one group is served worse than all others by more than chance explains."""
+    from evenhand.reporting.held_out import effective_records
     from evenhand.reporting.run_findings import worst_group
 
     groups = {name: share for name, share in last.get("groups", {}).items() if share is not None}
-    worst = worst_group(groups, last.get("group_records", {}))
+    worst = worst_group(groups, effective_records.sizes(last))
     if worst is None or max(groups.values()) - groups[worst] <= GAP or for_nothing(last, ""):
         return []
     return [

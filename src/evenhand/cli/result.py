@@ -48,7 +48,7 @@ def lines(
     """
     from evenhand.reporting.run_findings import against_majority
 
-    warning = against_majority(figures["accuracy"], figures["majority"], figures["records"])
+    warning = against_majority(figures["accuracy"], figures["majority"], figures["effective_records"])
     asked = [
         f"{name} {value:.4g}" for name in figures.get("first", ()) if (value := figures["metrics"][name]) is not None
     ]
@@ -72,15 +72,15 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
     held out. JSON is piped into files and other people's tools, so groups that are too small to be shared have null for
     every figure here too; ``least_records`` is null if none is.
     """
-    from evenhand.reporting import metrics, small_cells
-    from evenhand.reporting.group_metrics import wilson
-    from evenhand.reporting.run_findings import worst_group
+    from evenhand.reporting import metrics
+    from evenhand.reporting.held_out import effective_records, small_cells
+    from evenhand.reporting.run_findings import recorded, worst_group
     from evenhand.runs import statement_files
 
     last = finished.folder.last_evaluation() or {}
     statement = finished.privacy.data
     accuracy, majority = last.get("accuracy"), last.get("majority")
-    shares, records = last.get("groups", {}), last.get("group_records", {})
+    shares, records, frame = last.get("groups", {}), last.get("group_records", {}), recorded(last)
     by_metric, left_out = last.get("group_metrics", {}), last.get(small_cells.LEFT_OUT, {})
     return {
         "epsilon": statement["guarantee"]["epsilon"],
@@ -89,7 +89,9 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
         "balanced_accuracy": last.get("balanced_accuracy"),
         "majority": majority,
         "beats_majority": None if accuracy is None or majority is None else accuracy > majority,
+        "interval": None if accuracy is None else [frame.overall.low, frame.overall.high],
         "records": last.get("records", 0),
+        "effective_records": effective_records.size(last),
         "metrics": {name: metrics.value(last, name) for name in first}
         | (last.get("metrics") or {name: last[name] for name in _METRICS if name in last}),
         "first": list(first),
@@ -99,14 +101,14 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
                 **{metric: values.get(name) for metric, values in by_metric.items()},
                 "n": records.get(name, 0),
                 "accuracy": share,
-                "interval": None if share is None else list(wilson(share, records.get(name, 0))),
+                "interval": None if share is None else [frame.by_group[name].low, frame.by_group[name].high],
             }
             for name, share in shares.items()
         }
         | {name: {"n": None, "accuracy": None, "interval": None} for name in left_out.get("groups", ())},
         "least_records": left_out.get("least"),
         "group_accuracy": shares,
-        "worst_group": worst_group(shares, records),
+        "worst_group": worst_group(shares, effective_records.sizes(last)),
         "initial_drops": [
             {"group": drop.group, "length": drop.length, "depth": drop.depth, "recovered": drop.recovered}
             for drop in metrics.initial_drops(finished.evaluations)
@@ -128,19 +130,18 @@ _METRICS = ("accuracy", "balanced_accuracy", "mcc", "roc_auc", "log_loss")
 
 def _accuracy(figures: Mapping[str, Any]) -> str:
     """Return the overall result in one line, with the majority rate beside it."""
-    from evenhand.reporting.group_metrics import wilson
-
-    accuracy, records = figures["accuracy"], figures["records"]
+    accuracy, records, independent = figures["accuracy"], figures["records"], figures["effective_records"]
     if accuracy is None:
         metrics = {name: value for name, value in figures["metrics"].items() if value is not None}
         listed = ", ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[:6])
         return (
             f"{listed} on {counted(records)} held-out records" if listed else "no held-out data: nothing was measured"
         )
-    low, high = wilson(accuracy, records)
+    low, high = figures["interval"]
     parts = [
         f"accuracy {percent(accuracy, 1000)} (95 % interval {interval(low, high, records=records)}) of "
         f"{counted(records)} held-out records"
+        + (f", taken for {counted(independent)}: several are of one person" if independent < records else "")
     ]
     if figures["balanced_accuracy"] is not None:
         parts.append(f"balanced accuracy {percent(figures['balanced_accuracy'], 1000)}")

@@ -223,7 +223,7 @@ def score_variance(measure: str, rows: Rows, split: Split) -> float:
     """
     values = {"balanced": "balanced_accuracy", "auc": "roc_auc", "mcc": "mcc"}[measure]
     known = [float(row[values]) for row in rows.values() if row.get(values) is not None]
-    records = distinct(replicas.size(rows), len(known), split)
+    records = distinct(replicas.independent(rows), len(known), split)
     if not known or not records:
         return 0.0
     mean = sum(known) / len(known)

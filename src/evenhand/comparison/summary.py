@@ -17,9 +17,10 @@ from evenhand.comparison import declared_claims, measures, training_record_figur
 from evenhand.comparison.executors import Failure
 from evenhand.comparison.run_cell import Task, seconds
 from evenhand.comparison.sweep import EACH_RUN, Chosen, Trial
-from evenhand.reporting import comparison_findings, metrics, replicas, small_cells
+from evenhand.reporting import comparison_findings, metrics, replicas
 from evenhand.reporting.comparison_sections import Effort, Entry
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.held_out import small_cells
 from evenhand.reporting.replicas import Rows
 from evenhand.reporting.uncertainty import LEVEL, Split, of_values
 from evenhand.runs.folder import write_durably

@@ -11,7 +11,6 @@ from typing import Any
 
 from evenhand._numbers import bare_percent, mean, rounded_up
 from evenhand.accounting.plan import UNITS
-from evenhand.reporting import small_cells
 from evenhand.reporting.comparison_findings import finding, findings, lead
 from evenhand.reporting.comparison_page import ComparisonData
 from evenhand.reporting.comparison_sections import (
@@ -22,6 +21,7 @@ from evenhand.reporting.comparison_sections import (
     verdict_line,
 )
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.held_out import small_cells
 from evenhand.reporting.text import cell, unmarked
 from evenhand.reporting.uncertainty import FEWEST
 

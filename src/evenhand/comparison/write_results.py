@@ -13,10 +13,11 @@ from evenhand.comparison.run_cell import loaded
 from evenhand.comparison.summary import Result, together
 from evenhand.comparison.sweep import Sweep
 from evenhand.comparison.tables import as_csv, as_json, as_markdown
-from evenhand.reporting import metrics, replicas, run_findings, small_cells
+from evenhand.reporting import metrics, replicas, run_findings
 from evenhand.reporting.comparison_page import ComparisonData, render_comparison
 from evenhand.reporting.comparison_sections import Entry, Verdict
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.held_out import small_cells
 from evenhand.runs.folder import write_durably
 
 _README = """# A comparison of evenhand

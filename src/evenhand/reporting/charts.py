@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from evenhand._numbers import count, interval, promised, quantity
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.reporting.small_cells import hidden, instead
+from evenhand.reporting.held_out.small_cells import hidden, instead
 from evenhand.reporting.svg import (
     BAR,
     COLOURS,

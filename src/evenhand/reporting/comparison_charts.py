@@ -13,7 +13,7 @@ from typing import Any
 from evenhand._numbers import interval, quantity
 from evenhand.reporting.charts import WIDE, blank, wrapped
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.reporting.small_cells import instead
+from evenhand.reporting.held_out.small_cells import instead
 from evenhand.reporting.svg import (
     COLOURS,
     PAGE,

@@ -15,7 +15,7 @@ from evenhand._numbers import NO_BREAK, bare_percent, ends_in_words, points
 from evenhand.reporting import metrics, replicas
 from evenhand.reporting.comparison_sections import Entry, difference, plain
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.reporting.small_cells import LEAST
+from evenhand.reporting.held_out.small_cells import LEAST
 from evenhand.reporting.text import label, listed
 from evenhand.reporting.uncertainty import FEWEST, LEVEL
 

@@ -17,6 +17,7 @@ from evenhand.reporting import comparison_sections
 from evenhand.reporting.comparison_charts import MethodLine, accuracy_by_promise, dots
 from evenhand.reporting.comparison_findings import findings, lead
 from evenhand.reporting.comparison_sections import Entry, Verdict, mean
+from evenhand.reporting.held_out.small_cells import LEAST, hidden, instead
 from evenhand.reporting.page import (
     Bullets,
     Chooser,
@@ -29,7 +30,6 @@ from evenhand.reporting.page import (
     facts_and_commands,
     figure,
 )
-from evenhand.reporting.small_cells import LEAST, hidden, instead
 from evenhand.reporting.text import label
 from evenhand.reporting.uncertainty import FEWEST
 

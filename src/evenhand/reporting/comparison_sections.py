@@ -10,9 +10,10 @@ from typing import Any
 
 from evenhand import _numbers
 from evenhand._numbers import bare_percent, promised, rounded_up
-from evenhand.reporting import replicas, small_cells
+from evenhand.reporting import replicas
 from evenhand.reporting.comparison_charts import dots
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.held_out import small_cells
 from evenhand.reporting.page import Block, Notes, Section, Table, Words, figure
 from evenhand.reporting.replicas import Rows
 from evenhand.reporting.text import label, listed
@@ -136,7 +137,7 @@ class Entry:
         """Return by how many points the method beats the most common label; not measured if that is not known."""
         rows = {seed: row for seed, row in self.rows.items() if row.get("majority") is not None}
         values = [100 * (float(row["accuracy"]) - float(row["majority"])) for row in rows.values()]
-        records = distinct(replicas.size(rows), len(rows), self.split)
+        records = distinct(replicas.independent(rows), len(rows), self.split)
         chance = (
             1e4 * (replicas.variance(rows, self.split) + share_variance(self.majority, records)) if records else 0.0
         )

@@ -11,7 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +26,26 @@ _Z = 1.959963984540054  # the normal quantile at 97.5 %
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measured value with the ends of its 95 % interval; ``nan`` when ``count`` is zero: it was not measured."""
+    """A measured value with the ends of its 95 % interval; ``nan`` when ``count`` is zero: it was not measured.
+
+    ``effective`` is how many independent records the ``count`` are worth, where a person has several of them.
+    """
 
     value: float
     low: float
     high: float
     count: int
+    effective: int | None = field(default=None, repr=False)
 
     @property
     def measured(self) -> bool:
         """Return whether there was anything to measure."""
         return math.isfinite(self.value)
+
+    @property
+    def independent(self) -> int:
+        """Return the number of independent records behind the value: all of them, unless it is known to be less."""
+        return self.count if self.effective is None else self.effective
 
 
 @dataclass(frozen=True)
@@ -65,15 +74,18 @@ def wilson(share: float, count: int, *, level: float = 0.95) -> tuple[float, flo
     return max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share))
 
 
-def estimate(share: float, count: int) -> Estimate:
-    """Return a share of ``count`` records with its interval.
+def estimate(share: float, count: int, effective: int | None = None) -> Estimate:
+    """Return a share of ``count`` records with its interval, which is that of ``effective`` records if these are fewer.
 
     Examples:
         >>> estimate(1.0, 10).high
         1.0
+        >>> [round(estimate(0.75, 176, effective).low, 2) for effective in (None, 44)]
+        [0.68, 0.61]
     """
-    low, high = wilson(share, count)
-    return Estimate(share if count else math.nan, low, high, count)
+    effective = None if effective == count else effective
+    low, high = wilson(share, count if effective is None else effective)
+    return Estimate(share if count else math.nan, low, high, count, effective)
 
 
 def across(name: str, values: Sequence[float]) -> dict[str, float]:

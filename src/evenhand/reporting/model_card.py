@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from evenhand._numbers import bare_percent, count, interval, percent
 from evenhand.reporting.group_metrics import Estimate
-from evenhand.reporting.small_cells import instead
+from evenhand.reporting.held_out.effective_records import words
+from evenhand.reporting.held_out.small_cells import instead
 from evenhand.reporting.text import label, unmarked
 
 _SMALL = 30
@@ -89,6 +90,7 @@ def _served(data: CardData) -> str:
         f"{percent(whole.value, records)} of {count(records)} held-out records are answered correctly "
         f"(95 % Wilson interval {interval(whole.low, whole.high, '%', records)})."
     )
+    first = " ".join([first, *words(records, whole.independent)])
     rows = sorted(data.groups.items(), key=lambda item: (not item[1].measured, item[1].value))
     lines = ["| group | correct | 95 % interval | held-out records |", "|---|---|---|---|"]
     for name, e in rows:
@@ -103,7 +105,7 @@ def _served(data: CardData) -> str:
 
 
 def _limits(data: CardData) -> list[str]:
-    few = [label(name, 40) for name, group in data.groups.items() if group.measured and group.count < _SMALL]
+    few = [label(name, 40) for name, group in data.groups.items() if group.measured and group.independent < _SMALL]
     limits = ["accuracy is measured on held-out records, which the privacy statement does not cover"]
     if few:
         limits.append(f"fewer than {_SMALL} held-out records, so the value says little: {', '.join(few[:20])}")

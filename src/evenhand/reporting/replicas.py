@@ -9,6 +9,7 @@ from typing import Any
 
 from evenhand.reporting import metrics
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.held_out import effective_records
 from evenhand.reporting.uncertainty import (
     FEWEST,
     LEVEL,
@@ -43,6 +44,23 @@ def size(rows: Rows, name: str | None = None, table: str = "groups") -> int:
     return round(sum(counts) / len(counts)) if counts else 0
 
 
+def independent(rows: Rows, name: str | None = None, table: str = "groups") -> int:
+    """Return how many independent held-out records of a group a training has on average, or of all; 0 if not known.
+
+    They are fewer than ``size`` where a person has several.
+
+    Examples:
+        >>> rows = {seed: {"records": 50, "effective_records": 20} for seed in range(3)}
+        >>> size(rows), independent(rows)
+        (50, 20)
+    """
+    counts = [
+        effective_records.size(row) if name is None else effective_records.sizes(row, table).get(name, 0)
+        for row in rows.values()
+    ]
+    return round(sum(counts) / len(counts)) if counts else 0
+
+
 def large(rows: Rows, table: str = "groups", fewest: int = FEWEST) -> list[str]:
     """Return the groups with enough held-out records to be called worst; all of them if no numbers are known.
 
@@ -52,7 +70,7 @@ def large(rows: Rows, table: str = "groups", fewest: int = FEWEST) -> list[str]:
         (['b'], ['a'])
     """
     known = any(row.get(_COUNTS[table]) for row in rows.values())
-    return [name for name in names(rows, table) if not known or size(rows, name, table) >= fewest]
+    return [name for name in names(rows, table) if not known or independent(rows, name, table) >= fewest]
 
 
 def small(rows: Rows, fewest: int = FEWEST) -> dict[str, int]:
@@ -75,7 +93,7 @@ def shares(rows: Rows, name: str | None = None, table: str = "groups") -> list[f
 def variance(rows: Rows, split: Split, name: str | None = None, table: str = "groups") -> float:
     """Return the variance that the held-out records alone give the mean share; 0 if their number is not known."""
     known = [value for value in shares(rows, name, table) if math.isfinite(value)]
-    records = distinct(size(rows, name, table), len(known), split)
+    records = distinct(independent(rows, name, table), len(known), split)
     return share_variance(sum(known) / len(known), records) if known and records else 0.0
 
 
@@ -95,7 +113,8 @@ def share(
     if not values or not records:
         mean = sum(values) / len(values) if values else math.nan
         return Estimate(mean, math.nan, math.nan, records)
-    estimate = over_replicas(values, distinct(records, len(values), split), split, level=level)
+    behind = distinct(independent(rows, name, table), len(values), split)
+    estimate = over_replicas(values, behind, split, level=level)
     return dataclasses.replace(estimate, count=records)
 
 
@@ -154,7 +173,7 @@ def better_method(
         return ""
     same = {method: {seed: rows[seed] for seed in common} for method, rows in entries.items()}
     chosen = list(groups)
-    if any(size(rows) < FEWEST for rows in same.values()):
+    if any(independent(rows) < FEWEST for rows in same.values()):
         return ""
     values = {method: lowest(rows, chosen) if chosen else shares(rows) for method, rows in same.items()}
     chances = {
@@ -177,7 +196,7 @@ def best_by(metric: str, entries: Mapping[str, Rows], split: Split, *, level: fl
     values = {
         method: [_or_nan(metrics.value(rows[seed], metric)) for seed in common] for method, rows in entries.items()
     }
-    sizes = {method: size(rows) for method, rows in entries.items()}
+    sizes = {method: independent(rows) for method, rows in entries.items()}
     chances = dict.fromkeys(values, 0.0)
     lower = not metrics.higher_is_better(metric)
     return named_group(values, sizes, split, lowest=lower, level=level, chances=chances) or ""
@@ -193,7 +212,7 @@ def worst_by(metric: str, rows: Rows, split: Split, *, level: float = LEVEL) -> 
         return ""
     groups = _known(rows)
     values = {name: [_or_nan(metrics.value(row, metric, name)) for row in rows.values()] for name in groups}
-    sizes = {name: size(rows, name) for name in groups}
+    sizes = {name: independent(rows, name) for name in groups}
     chances = dict.fromkeys(groups, 0.0)
     return named_group(values, sizes, split, lowest=known.higher, level=level, chances=chances) or ""
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from evenhand import untrusted
 from evenhand._numbers import bare_percent, count, percent
-from evenhand.reporting import small_cells
 from evenhand.reporting.charts import lines
 from evenhand.reporting.group_metrics import Estimate, GroupFrame, estimate, wilson
+from evenhand.reporting.held_out import effective_records, small_cells
 from evenhand.reporting.metrics import METRICS, ORDINAL, by_group
 from evenhand.reporting.page import Block, Figure, Notes, Section, Table, Words, figure
 from evenhand.reporting.text import label, listed
@@ -42,7 +42,7 @@ def per_group(row: Mapping[str, Any], *, level: float = 0.95) -> dict[str, dict[
         >>> per_group(row)["fpr"]["a"].count, round(per_group(row)["fpr"]["a"].high, 3)
         (20, 0.469)
     """
-    records = row.get("group_records", {})
+    records, independent = row.get("group_records", {}), effective_records.sizes(row)
     positive, selected = by_group(row, "base_rate"), by_group(row, "selection_rate")
     rates: dict[str, dict[str, Estimate]] = {}
     for name in RATES if positive else RATES[:1]:
@@ -51,8 +51,9 @@ def per_group(row: Mapping[str, Any], *, level: float = 0.95) -> dict[str, dict[
             whole = {"tpr": positive, "precision": selected}.get(name, {}).get(group, 1.0)
             whole = 1 - positive[group] if name in ("fpr", "tnr") else whole
             counted = round(records.get(group, 0) * whole)
+            told = min(counted, max(1, round(independent.get(group, 0) * whole)))
             if counted:
-                rates[name][group] = Estimate(share, *wilson(share, counted, level=level), counted)
+                rates[name][group] = Estimate(share, *wilson(share, told, level=level), counted, told)
     return rates
 
 
@@ -68,7 +69,10 @@ def difference(left: Estimate, right: Estimate) -> Estimate:
     apart = left.value - right.value
     below = math.hypot(left.value - left.low, right.high - right.value)
     above = math.hypot(left.high - left.value, right.value - right.low)
-    return Estimate(apart, max(-1.0, apart - below), min(1.0, apart + above), min(left.count, right.count))
+    fewer = min(left, right, key=lambda rate: rate.independent)
+    return Estimate(
+        apart, max(-1.0, apart - below), min(1.0, apart + above), min(left.count, right.count), fewer.independent
+    )
 
 
 def gaps(row: Mapping[str, Any], *, level: float = 0.95, fewest: int = 1) -> dict[str, Estimate]:
@@ -91,7 +95,7 @@ def gaps(row: Mapping[str, Any], *, level: float = 0.95, fewest: int = 1) -> dic
     pairs = groups * (groups - 1) / 2
     single, double = (
         {
-            name: {group: rate for group, rate in part.items() if rate.count >= fewest}
+            name: {group: rate for group, rate in part.items() if rate.independent >= fewest}
             for name, part in per_group(row, level=1 - (1 - level) / (pairs * times)).items()
         }
         for times in (1, 2)
@@ -173,7 +177,7 @@ def section(row: Mapping[str, Any]) -> Section | None:
 
 def _apart(name: str, gap: Estimate, rates: Mapping[str, Estimate], *, first: bool) -> str:
     """Return how far apart groups are in one rate, and which two are."""
-    large = [group for group, rate in rates.items() if rate.count >= FEWEST]
+    large = [group for group, rate in rates.items() if rate.independent >= FEWEST]
     high, low = (pick(large, key=lambda group: rates[group].value) for pick in (max, min))
     ends = f"{bare_percent(gap.low)} to {bare_percent(gap.high)}"
     between = ", ".join(f"{label(group)} {percent(rates[group].value)}" for group in (high, low))
@@ -233,7 +237,7 @@ def _followed_chart(name: str, series: Mapping[str, Sequence[tuple[float, float]
 
 
 def _cell(rate: Estimate | None) -> str:
-    if rate is None or rate.count < FEWEST:
+    if rate is None or rate.independent < FEWEST:
         return "too few to tell"
     ends = f"{bare_percent(rate.low)}\u2013{bare_percent(rate.high)}"
     return f"{bare_percent(rate.value)} ({ends}, {count(rate.count)})"
@@ -261,21 +265,27 @@ def recorded(last: Mapping[str, Any]) -> GroupFrame:
         >>> recorded({"accuracy": 0.5, "records": 40, "groups": {"a": 0.5}, "group_records": {"a": 40}}).by_group["a"].count
         40
     """  # noqa: E501
-    shares = {name: _share(value, last["group_records"][name]) for name, value in last.get("groups", {}).items()}
-    return GroupFrame(
-        overall=_share(last.get("accuracy"), last.get("records", 0)), by_group=small_cells.with_hidden(shares, last)
-    )
+    overall = _share(last.get("accuracy"), last.get("records", 0), effective_records.size(last))
+    return GroupFrame(overall=overall, by_group=_shares(last, "groups", last.get("group_records", {})))
 
 
 def owners(last: Mapping[str, Any]) -> dict[str, Estimate]:
     """Return the accuracy per owner of one line of metrics.jsonl; owners that it leaves out come last."""
-    shares = {name: _share(share, last["owner_records"][name]) for name, share in last.get("owners", {}).items()}
-    return small_cells.with_hidden(shares, last, "owners")
+    return _shares(last, "owners", last.get("owner_records", {}))
 
 
-def _share(value: float | None, records: int) -> Estimate:
+def _shares(last: Mapping[str, Any], table: str, records: Mapping[str, int]) -> dict[str, Estimate]:
+    """Return the accuracy of every group (or owner) with its interval; those that are left out come last."""
+    independent = effective_records.sizes(last, table)
+    shares = {
+        name: _share(value, records.get(name, 0), independent.get(name)) for name, value in last.get(table, {}).items()
+    }
+    return small_cells.with_hidden(shares, last, table)
+
+
+def _share(value: float | None, records: int, independent: int | None) -> Estimate:
     """Return an accuracy with its interval; not measured where targets are real numbers."""
-    return estimate(math.nan, 0) if value is None else estimate(value, records)
+    return estimate(math.nan, 0) if value is None else estimate(value, records, independent)
 
 
 Value = TypeVar("Value")
@@ -348,7 +358,8 @@ def row_with_column(row: Mapping[str, Any], column: str | None) -> dict[str, Any
         >>> row_with_column({"groups": {"f": 0.9}, "group_metrics": {"fpr": {"f": 0.1}}}, "sex")
         {'groups': {'sex = f': 0.9}, 'group_metrics': {'fpr': {'sex = f': 0.1}}}
     """
-    tables = {key: with_column(row[key], column) for key in ("groups", "group_records") if key in row}
+    keys = ("groups", "group_records", effective_records.BY_GROUP)
+    tables = {key: with_column(row[key], column) for key in keys if key in row}
     metrics = {name: with_column(part, column) for name, part in row.get("group_metrics", {}).items()}
     return {**row, **tables, **({"group_metrics": metrics} if metrics else {})}
 

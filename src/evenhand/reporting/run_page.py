@@ -26,6 +26,8 @@ from evenhand._numbers import (
 from evenhand.reporting import run_findings
 from evenhand.reporting.charts import bars, lines, multiples
 from evenhand.reporting.group_metrics import Estimate, GroupFrame
+from evenhand.reporting.held_out import effective_records
+from evenhand.reporting.held_out.small_cells import SMALL_CELLS, at_most, hidden, instead
 from evenhand.reporting.metrics import METRICS, Drop, initial_drops, sentence
 from evenhand.reporting.page import (
     Block,
@@ -42,7 +44,6 @@ from evenhand.reporting.page import (
     figure,
 )
 from evenhand.reporting.run_findings import against_majority, span_of_large, worst_group
-from evenhand.reporting.small_cells import SMALL_CELLS, at_most, hidden, instead
 from evenhand.reporting.text import label, listed
 
 _OWNERS = 60  # owners that are drawn, lowest first
@@ -204,7 +205,7 @@ def worst_of(groups: Mapping[str, Estimate]) -> str | None:
     measured = {name: group for name, group in groups.items() if group.measured}
     return worst_group(
         {name: group.value for name, group in measured.items()},
-        {name: group.count for name, group in measured.items()},
+        {name: group.independent for name, group in measured.items()},
     )
 
 
@@ -218,7 +219,7 @@ def render(data: ReportData) -> str:
         True
     """
     accuracy = data.overall.value if data.overall.measured else None
-    told = against_majority(accuracy, data.majority, data.overall.count)
+    told = against_majority(accuracy, data.majority, data.overall.independent)
     if told is not None:
         data = replace(data, warnings=[told, *data.warnings])
     sections = [part for make in _SECTIONS if (part := make(data)) is not None]
@@ -256,10 +257,11 @@ def _groups(data: ReportData) -> Section:
     rates = _by_rate(data)
     chart: Block = Choice("Metric", {"accuracy": first, **rates}) if rates else first
     cells = [[name, *_cells(e)] for name, e in rows]
-    few = [label(name, 40) for name, e in rows if e.measured and e.count < _SMALL]
+    few = [label(name, 40) for name, e in rows if e.measured and e.independent < _SMALL]
     remarks = [
         "Measured on held-out records, which the privacy promise does not cover. Whiskers are 95 % Wilson intervals"
-        + (", one group at a time: among many groups the lowest is partly so by chance." if len(rows) > 1 else ".")
+        + (", one group at a time: among many groups the lowest is partly so by chance." if len(rows) > 1 else "."),
+        *effective_records.words(data.overall.count, data.overall.independent),
     ]
     if few:
         named = listed(few[:5] + ([f"{len(few) - 5} more"] if len(few) > 5 else []))
@@ -276,6 +278,7 @@ def _by_rate(data: ReportData) -> dict[str, Figure]:
     """Return a chart for each further rate of two classes, in the order and colours of the first one."""
     row = {
         "group_records": {name: e.count for name, e in data.groups.items() if e.measured},
+        effective_records.BY_GROUP: {name: e.independent for name, e in data.groups.items() if e.measured},
         "group_metrics": data.metrics,
     }
     rates = run_findings.per_group(row)

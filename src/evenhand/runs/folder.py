@@ -15,7 +15,7 @@ from evenhand._versions import software
 from evenhand.accounting.plan import Plan
 from evenhand.errors import UsageError, VerificationError
 from evenhand.methods.priors import Prior
-from evenhand.reporting import small_cells
+from evenhand.reporting.held_out import small_cells
 from evenhand.runs import ledger as ledgers
 from evenhand.runs import released_weights, statement_files
 from evenhand.runs import statement as statements

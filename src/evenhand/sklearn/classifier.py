@@ -20,8 +20,8 @@ from evenhand.data.estimators.arrays import in_words
 from evenhand.errors import DataError
 from evenhand.methods.catalogue import Method
 from evenhand.methods.priors import Prior
+from evenhand.reporting.held_out.small_cells import LEAST
 from evenhand.reporting.metrics import CLASSES
-from evenhand.reporting.small_cells import LEAST
 from evenhand.sklearn.private_estimator import PrivateEstimator
 from evenhand.training.goals.goal import Goal
 from evenhand.training.guards.model_guards import Compute

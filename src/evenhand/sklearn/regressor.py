@@ -15,7 +15,7 @@ from evenhand.accounting.budgets import Promise
 from evenhand.data.dataset import Data, wrap
 from evenhand.errors import UsageError
 from evenhand.methods.catalogue import Method
-from evenhand.reporting.small_cells import LEAST
+from evenhand.reporting.held_out.small_cells import LEAST
 from evenhand.sklearn.declared import pairs
 from evenhand.sklearn.private_estimator import PrivateEstimator
 from evenhand.training.guards.model_guards import Compute

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from evenhand import _toml, _user_code, _validate
 from evenhand._toml import fits, key, literal, tables, words
 from evenhand.errors import UsageError
-from evenhand.reporting.small_cells import LEAST
+from evenhand.reporting.held_out.small_cells import LEAST
 from evenhand.training import trusted_code
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,9 +19,10 @@ from evenhand.errors import UsageError
 from evenhand.gradients.batch_utils import as_plain, batch_size, call, logits, take
 from evenhand.model_io import on_device
 from evenhand.reporting.group_metrics import GroupFrame, Measures, estimate, measure_outcomes, natural
+from evenhand.reporting.held_out import effective_records
+from evenhand.reporting.held_out.small_cells import FEWEST_OF_CLASS
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
 from evenhand.reporting.outcomes import Outcomes, by_group, values
-from evenhand.reporting.small_cells import FEWEST_OF_CLASS
 from evenhand.training.losses import Binary, Loss, by_word
 from evenhand.types import Facts
 
@@ -236,15 +238,30 @@ def outputs(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def evaluate(model: nn.Module, data: Data, decision: Answering | None = None) -> GroupFrame:
-    """Return accuracy overall and per group with 95 % intervals; not measured where targets are real numbers."""
+    """Return accuracy overall and per group with 95 % intervals; not measured where targets are real numbers.
+
+    Where it is known that several records are of one person, intervals take them for fewer (``effective_records``).
+    """
     outcomes = measure_model(model, data, decision)
     if outcomes.kind == NUMBERS:
         nothing = estimate(math.nan, 0)
         return GroupFrame(nothing, dict.fromkeys(dict.fromkeys(data.group_names()), nothing))
     shares, counts = _means(data.group, torch.from_numpy(outcomes.right), data.facts.groups)
+    told = _effective(data)
+    independent = effective_records.sizes(told)
     return GroupFrame(
-        estimate(float(outcomes.right.mean()), len(data)),
-        {name: estimate(shares[name], counts[name]) for name in sorted(shares, key=natural)},
+        estimate(float(outcomes.right.mean()), len(data), told.get(effective_records.ALL)),
+        {name: estimate(shares[name], counts[name], independent.get(name)) for name in sorted(shares, key=natural)},
+    )
+
+
+def _effective(data: Data) -> dict[str, Any]:
+    """Return how many independent records these count as, by group and owner; nothing if all of them do."""
+    whose, owners = data.by_record.together, data.facts.owner_names
+    return effective_records.figures(
+        None if whose is None else whose.cpu().numpy(),
+        (data.group.cpu().numpy(), data.facts.groups),
+        (data.owner.cpu().numpy(), owners if 1 < len(owners) <= OWNERS else ()),
     )
 
 
@@ -282,6 +299,7 @@ def row(model: nn.Module, data: Data, step: int, epoch: float, decision: Answeri
         **{name: _finite(overall[name]) for name in _PLAIN if name in overall},
         "groups": _plain(shares),
         "group_records": records,
+        **_effective(data),
     }
     if "log_loss" in groups:
         line["group_log_loss"] = _plain(groups["log_loss"])
@@ -290,8 +308,16 @@ def row(model: nn.Module, data: Data, step: int, epoch: float, decision: Answeri
         line["owners"] = _plain(owned)
     line |= {"metrics": _plain(overall), "group_metrics": {name: _plain(part) for name, part in groups.items()}}
     if outcomes.kind in (CLASSES, ORDINAL) and len(outcomes):
-        line[FEWEST_OF_CLASS] = int(np.unique(outcomes.truth, return_counts=True)[1].min())
+        line[FEWEST_OF_CLASS] = min(_independent_by_class(outcomes.truth, data).values())
     return line if outcomes.kind == CLASSES else {**line, "targets": outcomes.kind}
+
+
+def _independent_by_class(truth: NDArray[Any], data: Data) -> dict[str, int]:
+    """Return how many independent records each class has that occurs."""
+    classes, code = np.unique(truth, return_inverse=True)
+    whose = data.by_record.together
+    persons = np.arange(len(truth)) if whose is None else whose.cpu().numpy()
+    return effective_records.by_name(persons, code, [str(number) for number in classes.tolist()])
 
 
 _PLAIN = ("balanced_accuracy", "mcc", "roc_auc", "log_loss", "rank_mae")

@@ -26,7 +26,7 @@ from evenhand.mechanism.processes.group import Group, refuse_several
 from evenhand.methods.catalogue import Method
 from evenhand.methods.catalogue import method as find_method
 from evenhand.methods.priors import Prior
-from evenhand.reporting.small_cells import LEAST
+from evenhand.reporting.held_out.small_cells import LEAST
 from evenhand.runs.folder import Folder, write_durably
 from evenhand.runs.os_errors import boundary
 from evenhand.training import density_runs, evaluate, losses, trusted_code, weight_average

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evenhand import durable
 from evenhand.data.dataset import Data
-from evenhand.reporting.small_cells import LEAST
+from evenhand.reporting.held_out.small_cells import LEAST
 from evenhand.runs import released_weights
 from evenhand.runs.folder import write_durably
 from evenhand.runs.ledger import BLOCK

@@ -12,8 +12,9 @@ from evenhand._numbers import promised, rounded_up, setting
 from evenhand.accounting import owner_classes
 from evenhand.density import METHODS
 from evenhand.errors import UsageError, VerificationError
-from evenhand.reporting import group_metrics, metrics, model_card, run_findings, run_page, small_cells
+from evenhand.reporting import group_metrics, metrics, model_card, run_findings, run_page
 from evenhand.reporting.audits.section import section as audit_section
+from evenhand.reporting.held_out import small_cells
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably

@@ -15,7 +15,8 @@ from evenhand import untrusted
 from evenhand._numbers import delta, promised, spent_range
 from evenhand.accounting.plan import Plan
 from evenhand.errors import EvenhandError, UsageError, VerificationError
-from evenhand.reporting.group_metrics import Estimate, estimate, wilson
+from evenhand.reporting.group_metrics import Estimate, estimate
+from evenhand.reporting.held_out import effective_records
 from evenhand.reporting.run_findings import worst_group
 from evenhand.runs.folder import Folder
 
@@ -95,10 +96,10 @@ def _released(folder: Folder) -> ReleasedRun:
         plan=plan,
         promise=_promise(plan),
         spent=_spent(statement),
-        overall=estimate(float("nan"), 0) if accuracy is None else _estimate(accuracy, last.get("records")),
+        overall=estimate(float("nan"), 0) if accuracy is None else _overall(accuracy, last),
         groups=groups,
         worst=worst_group(
-            {name: one.value for name, one in groups.items()}, {name: one.count for name, one in groups.items()}
+            {name: one.value for name, one in groups.items()}, {name: one.independent for name, one in groups.items()}
         ),
         tau=_number(last.get("tau"), 0.0),
         goal=str(last.get("goal", "overall")),
@@ -142,8 +143,9 @@ def _groups(last: Mapping[str, Any]) -> dict[str, Estimate]:
         return {}
     if not untrusted.fits(last, _GROUPS):
         raise _damaged()
+    independent = effective_records.sizes(last)
     return {
-        name: _estimate(share, last["group_records"].get(name))
+        name: _estimate(share, last["group_records"].get(name), independent.get(name))
         for name, share in last["groups"].items()
         if share is not None
     }
@@ -157,7 +159,7 @@ def _strengths(last: Mapping[str, Any]) -> tuple[Strength, ...]:
     return tuple(
         Strength(
             tau=float(row["tau"]),
-            overall=_estimate(row["accuracy"], last.get("records")),
+            overall=_overall(row["accuracy"], last),
             balanced=None if row.get("balanced") is None else _number(row["balanced"], 0.0),
             classes=_listed(row.get("classes", {})),
             groups=_listed(row.get("groups", {})),
@@ -169,14 +171,21 @@ def _strengths(last: Mapping[str, Any]) -> tuple[Strength, ...]:
 def _listed(cells: Any) -> dict[str, Estimate]:
     if not untrusted.fits(cells, _FIGURES):
         raise _damaged()
-    return {name: _estimate(cell["accuracy"], cell["n"]) for name, cell in cells.items()}
+    return {name: _estimate(cell["accuracy"], cell["n"], cell.get("effective")) for name, cell in cells.items()}
 
 
-def _estimate(share: Any, records: Any) -> Estimate:
+def _overall(share: Any, last: Mapping[str, Any]) -> Estimate:
+    return _estimate(share, last.get("records"), last.get(effective_records.ALL))
+
+
+def _estimate(share: Any, records: Any, independent: Any = None) -> Estimate:
     """Return a share with its interval; refuse what is no share of records."""
-    if type(share) not in _SHARE or type(records) is not int or not 0 <= share <= 1 or records < 1:
+    told = records if independent is None else independent
+    if type(share) not in _SHARE or type(records) is not int or type(told) is not int:
         raise _damaged()
-    return Estimate(float(share), *wilson(float(share), records), records)
+    if not 0 <= share <= 1 or not 1 <= told <= records:
+        raise _damaged()
+    return estimate(float(share), records, told)
 
 
 def _number(value: Any, missing: float) -> float:

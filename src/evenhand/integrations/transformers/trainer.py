@@ -28,7 +28,7 @@ from evenhand.integrations.transformers.library import base_of, library, setting
 from evenhand.integrations.transformers.records import Names, Reader, collator_of
 from evenhand.integrations.transformers.relay import Relay, as_metrics
 from evenhand.methods.catalogue import Method
-from evenhand.reporting import small_cells
+from evenhand.reporting.held_out import small_cells
 from evenhand.runs.folder import Folder
 from evenhand.training import evaluate
 from evenhand.training.fit import fit, resume

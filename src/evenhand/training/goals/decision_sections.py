@@ -12,6 +12,7 @@ from typing import Any
 from evenhand import untrusted
 from evenhand._numbers import bare_percent, percent
 from evenhand.reporting.charts import lines
+from evenhand.reporting.held_out import effective_records
 from evenhand.reporting.metrics import CLASSES, ORDINAL
 from evenhand.reporting.page import Bullets, Commands, Section, Table, Words, figure
 from evenhand.reporting.text import label, listed
@@ -100,7 +101,7 @@ def _against_before(row: Mapping[str, Any]) -> str:
 
 def _between(row: Mapping[str, Any], before: Mapping[str, float | None]) -> str:
     """Return in which range the changes of accuracy of large groups lie; no group is named, since it may be chance."""
-    records = row.get("group_records", {})
+    records = effective_records.sizes(row)
     moved = [
         share - known
         for name, share in row.get("groups", {}).items()

@@ -7,18 +7,18 @@ describes held-out records, which the statement does not cover.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from evenhand.methods.priors import Prior
-from evenhand.reporting import small_cells
 from evenhand.reporting.group_metrics import wilson
+from evenhand.reporting.held_out import small_cells
+from evenhand.reporting.held_out.effective_records import effective
 from evenhand.reporting.metrics import CLASSES, LABELS, ORDINAL
 from evenhand.training.goals.decision import Decision
 from evenhand.training.goals.goal import PATH, Goal
@@ -27,6 +27,14 @@ FEW = 30
 """Held-out records below which a class or group says little."""
 LISTED = 100
 """Classes, and groups, up to which each is recorded at every strength; of more only the worst one is."""
+
+
+class Cell(NamedTuple):
+    """The accuracy of a class or group, its held-out records, and how many of them are independent."""
+
+    share: float
+    records: int
+    independent: int
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class Held:
       kind: of the targets.
       labels: names of the labels; empty where they have none.
       groups: the group of each record.
+      whose: a number for the person of each record; None if it is not known or nobody has several.
     """
 
     scores: Tensor
@@ -46,14 +55,24 @@ class Held:
     kind: str
     labels: Sequence[str] = ()
     groups: Sequence[str] = ()
+    whose: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.truth)
 
+    def cell(self, share: float, inside: NDArray[Any]) -> Cell:
+        """Return the share with the number of records ``inside``, and of those that are independent."""
+        return Cell(share, int(inside.sum()), self.independent(inside))
+
+    def independent(self, inside: NDArray[Any]) -> int:
+        """Return how many independent records these are."""
+        return int(inside.sum()) if self.whose is None else effective(self.whose.numpy()[inside])
+
     def take(self, rows: Tensor) -> Held:
         """Return these records only."""
         names = [self.groups[row] for row in rows.tolist()] if self.groups else ()
-        return Held(self.scores[rows], self.truth[rows], self.kind, self.labels, names)
+        whose = None if self.whose is None else self.whose[rows]
+        return Held(self.scores[rows], self.truth[rows], self.kind, self.labels, names, whose)
 
 
 def frontier(
@@ -123,7 +142,8 @@ def _figures(held: Held, decision: Decision, prior: Prior, least: int, both: boo
         present = counts > 0
         weighted = float((recalls[present] * shares[present]).sum() / shares[present].sum())
     present = ~np.isnan(recalls)
-    hidden = set(small_cells.left_out({str(place): float(n) for place, n in enumerate(counts)}, least))
+    sizes = {str(place): held.independent(_of_label(truth, place, held.kind)) for place in range(len(counts))}
+    hidden = set(small_cells.left_out(sizes, least))
     few = np.array([str(place) in hidden for place in range(len(counts))])
     shown = np.where(few, math.nan, recalls)
     place = None if np.isnan(shown).all() else int(np.nanargmin(shown))
@@ -136,37 +156,41 @@ def _figures(held: Held, decision: Decision, prior: Prior, least: int, both: boo
     }
     names = [held.labels[number] if number < len(held.labels) else str(number) for number in range(len(counts))]
     classes = {
-        name: (float(recall), int(records))
-        for name, recall, records in zip(names, shown, counts, strict=True)
+        name: held.cell(float(recall), _of_label(truth, number, held.kind))
+        for number, (name, recall) in enumerate(zip(names, shown, strict=True))
         if not math.isnan(recall)
     }
     groups = _groups(held, right, least)
     if place is not None:
-        row |= _worst("worst_class", names[place], *classes[names[place]])
+        row |= _worst("worst_class", names[place], classes[names[place]])
     if groups:
-        lowest = min(groups, key=lambda name: groups[name][0])
-        row |= _worst("worst_group", lowest, *groups[lowest])
+        lowest = min(groups, key=lambda name: groups[name].share)
+        row |= _worst("worst_group", lowest, groups[lowest])
     return row | _listed("groups", groups) | _listed("classes", classes if both else {})
 
 
-def _listed(key: str, shares: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
+def _listed(key: str, cells: Mapping[str, Cell]) -> dict[str, Any]:
     """Return accuracy and records of each class or group; nothing of none or of very many."""
-    cells = {name: {"accuracy": share, "n": records} for name, (share, records) in shares.items()}
-    return {key: cells} if 0 < len(cells) <= LISTED else {}
+    return {key: {name: _plain(cell) for name, cell in cells.items()}} if 0 < len(cells) <= LISTED else {}
 
 
-def _worst(key: str, name: str, share: float, records: int) -> dict[str, Any]:
+def _plain(cell: Cell) -> dict[str, Any]:
+    """Return accuracy, records, and how many of them are independent where that is fewer."""
+    fewer = {"effective": cell.independent} if cell.independent < cell.records else {}
+    return {"accuracy": cell.share, "n": cell.records, **fewer}
+
+
+def _worst(key: str, name: str, cell: Cell) -> dict[str, Any]:
     """Return name, share, records, interval, and whether the records are enough to tell."""
-    low, high = wilson(share, records)
-    return {
-        key: {
-            "name": name,
-            "accuracy": share,
-            "n": records,
-            "interval": [low, high],
-            "too_few_to_tell": records < FEW,
-        }
-    }
+    low, high = wilson(cell.share, cell.independent)
+    told = {"interval": [low, high], "too_few_to_tell": cell.independent < FEW}
+    return {key: {"name": name, **_plain(cell), **told}}
+
+
+def _of_label(truth: NDArray[Any], number: int, kind: str) -> NDArray[Any]:
+    """Return which records are of a class; of several labels those with or without one, whichever are fewer."""
+    inside: NDArray[Any] = truth[:, number] > 0 if kind == LABELS else truth == number
+    return ~inside if kind == LABELS and 2 * int(inside.sum()) > len(inside) else inside
 
 
 def _may_stand_together(held: Held, least: int) -> bool:
@@ -177,9 +201,10 @@ def _may_stand_together(held: Held, least: int) -> bool:
     """
     if held.kind == LABELS or len(set(held.groups)) < 2:
         return True
-    cells = Counter(zip(held.groups, held.truth.tolist(), strict=True))
-    alike = len(cells) == len({group for group, _ in cells}) == len({truth for _, truth in cells})
-    return alike or min(cells.values()) >= least
+    groups = np.unique([str(name) for name in held.groups], return_inverse=True)[1]
+    cells, code = np.unique(np.stack([groups, held.truth.numpy()]), axis=1, return_inverse=True)
+    alike = all(len(np.unique(part)) == cells.shape[1] for part in cells)
+    return alike or min(held.independent(code.ravel() == place) for place in range(cells.shape[1])) >= least
 
 
 def _by_label(guess: NDArray[Any], truth: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -191,15 +216,15 @@ def _by_label(guess: NDArray[Any], truth: NDArray[Any]) -> tuple[NDArray[Any], N
     return np.where(both, value, math.nan), np.minimum(present, absent)
 
 
-def _groups(held: Held, right: NDArray[Any], least: int) -> dict[str, tuple[float, int]]:
+def _groups(held: Held, right: NDArray[Any], least: int) -> dict[str, Cell]:
     """Return accuracy and records of each group that is shown; none of one group, or if groups are the classes."""
     names = np.array([str(name) for name in held.groups], dtype=object)
     distinct = sorted(set(names.tolist()))
     if len(distinct) < 2 or held.kind == LABELS or _are_classes(names, held.truth.numpy()):
         return {}
-    shares = {name: (float(right[names == name].mean()), int((names == name).sum())) for name in distinct}
-    hidden = small_cells.left_out({name: records for name, (_, records) in shares.items()}, least)
-    return {name: cell for name, cell in shares.items() if name not in hidden}
+    cells = {name: held.cell(float(right[names == name].mean()), names == name) for name in distinct}
+    hidden = small_cells.left_out({name: cell.independent for name, cell in cells.items()}, least)
+    return {name: cell for name, cell in cells.items() if name not in hidden}
 
 
 def _are_classes(names: NDArray[Any], truth: NDArray[Any]) -> bool:

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from evenhand.errors import UsageError
+from evenhand.reporting.held_out.small_cells import LEAST
 from evenhand.reporting.metrics import CLASSES, ORDINAL
-from evenhand.reporting.small_cells import LEAST
 from evenhand.training.goals.decision import NOT_COVERED, Decision, Mixture
 from evenhand.training.goals.frontier import Held
 from evenhand.training.goals.goal import PARITY, Goal

@@ -13,8 +13,8 @@ from evenhand import untrusted
 from evenhand.data.dataset import Data
 from evenhand.errors import UsageError
 from evenhand.methods.priors import Prior
+from evenhand.reporting.held_out.small_cells import LEAST
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
-from evenhand.reporting.small_cells import LEAST
 from evenhand.runs.folder import Folder
 from evenhand.training import evaluate
 from evenhand.training.goals import parity
@@ -261,7 +261,10 @@ def held(model: nn.Module, data: Data) -> Held:
         return Held(torch.empty(0, 1), torch.empty(0), kind)
     scores, truth = evaluate.compute_scores(model, data)
     scores = scores.double() if kind != LABELS else scores.double().reshape(truth.shape)
-    return Held(scores, truth, kind, data.facts.labels, data.group_names())
+    whose = data.by_record.together
+    if whose is not None:
+        whose = None if len(torch.unique(whose)) == len(whose) else whose.cpu()
+    return Held(scores, truth, kind, data.facts.labels, data.group_names(), whose)
 
 
 def split(held: Held) -> tuple[Tensor, Tensor]:

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evenhand.reporting.group_metrics import Estimate
+from evenhand.reporting.held_out import effective_records
 
 LEAST = 10
-"""Held-out records that a group needs for a figure of it to be shared."""
+"""Held-out records that a group needs for a figure of it to be shared; of one person several count for less."""
 LEFT_OUT = "left_out"
 """Where an evaluation that may be shared says which groups and owners it leaves out, and how many records they need."""
-_BY_GROUP = ("groups", "group_records", "group_log_loss")
-_BY_OWNER = ("owners", "owner_records")
+_BY_GROUP = ("groups", "group_records", "group_log_loss", effective_records.BY_GROUP)
+_BY_OWNER = ("owners", "owner_records", effective_records.BY_OWNER)
 _OF_SIDES = ("base_rate", "tpr", "fpr", "tnr", "precision", "balanced_accuracy", "mcc", "roc_auc", "pr_auc")
 """Metrics of two classes from which the answers about the records of one of them follow."""
 _OF_LABEL = ("base_rate", "roc_auc", "pr_auc")
@@ -71,7 +72,7 @@ def by_size(estimates: Mapping[str, Estimate], least: int = LEAST) -> dict[str, 
         >>> by_size({"a": Estimate(0.5, 0.4, 0.6, 400), "b": Estimate(0.9, 0.8, 1.0, 90)})["b"].value
         0.9
     """
-    sizes = {name: estimate.count for name, estimate in estimates.items()}
+    sizes = {name: estimate.independent for name, estimate in estimates.items()}
     return suppress(estimates, left_out(sizes, least), least)
 
 
@@ -147,6 +148,8 @@ class Hidden:
 def too_small(rows: Sequence[Mapping[str, Any]], least: int = LEAST) -> Hidden:
     """Return what is not shared of these evaluations, by the records that a group has in one of them on average.
 
+    Several records of one person count for less, see ``effective_records``.
+
     Examples:
         >>> row = {"records": 90, "group_records": {"a": 50, "b": 40}, "metrics": {"base_rate": 0.3},
         ...        "group_metrics": {"base_rate": {"a": 0.5, "b": 0.05}}}
@@ -155,8 +158,8 @@ def too_small(rows: Sequence[Mapping[str, Any]], least: int = LEAST) -> Hidden:
         ((), False, False, True, True)
     """  # noqa: E501
 
-    def sizes(key: str) -> dict[str, float]:
-        return _mean([{name: float(size) for name, size in row.get(key, {}).items()} for row in rows])
+    def sizes(table: str) -> dict[str, float]:
+        return _mean([dict(effective_records.sizes(row, table)) for row in rows])
 
     sides: dict[str, set[str]] = {}
     for ending in dict.fromkeys(name[9:] for row in rows for name in _tables(row) if name.startswith("base_rate")):
@@ -166,7 +169,7 @@ def too_small(rows: Sequence[Mapping[str, Any]], least: int = LEAST) -> Hidden:
         sides[ending] = few | ({_EVERYBODY} if left_out(total, least) else set())
     if any(row.get(FEWEST_OF_CLASS, least) < least for row in rows):
         sides[""] = sides.get("", set()) | {_EVERYBODY}
-    return Hidden(tuple(left_out(sizes("group_records"), least)), tuple(left_out(sizes("owner_records"), least)), sides)
+    return Hidden(tuple(left_out(sizes("groups"), least)), tuple(left_out(sizes("owners"), least)), sides)
 
 
 def _tables(row: Mapping[str, Any]) -> dict[str, Mapping[str, float | None]]:
@@ -176,8 +179,8 @@ def _tables(row: Mapping[str, Any]) -> dict[str, Mapping[str, float | None]]:
 
 
 def _side(row: Mapping[str, Any], ending: str, second: bool) -> dict[str, float]:
-    """Return how many records of each group, and of all, are in the second class (or not)."""
-    counts = {**row.get("group_records", {}), _EVERYBODY: row.get("records", 0)}
+    """Return how many records of each group, and of all, are in the second class (or not), several of one for less."""
+    counts = {**effective_records.sizes(row), _EVERYBODY: effective_records.size(row)}
     shares = _tables(row).get(f"base_rate{ending}", {})
     return {
         name: round(counts.get(name, 0) * (share if second else 1 - share))
