@@ -67,8 +67,8 @@ def test_a_run_by_person_says_how_many_records_its_intervals_count(tmp_path: Pat
     assert frame.overall.count == len(twhose)
     run.report(test).save(tmp_path / "report.html")
     page = " ".join((tmp_path / "report.html").read_text().split())
-    assert f"intervals take the {len(twhose)} for {last['effective_records']}" in page
-    assert f"for {last['effective_records']}" in run.card()
+    assert f"intervals count the {len(twhose)} as {last['effective_records']}" in page
+    assert f"as {last['effective_records']}," in run.card()
     assert eh.verify(run.path)["ok"]
     assert read(run.path).groups["b"].independent == last["group_effective"]["b"]
 

@@ -141,7 +141,7 @@ def _accuracy(figures: Mapping[str, Any]) -> str:
     parts = [
         f"accuracy {percent(accuracy, 1000)} (95 % interval {interval(low, high, records=records)}) of "
         f"{counted(records)} held-out records"
-        + (f", taken for {counted(independent)}: several are of one person" if independent < records else "")
+        + (f", counted as {counted(independent)} since several are of one person" if independent < records else "")
     ]
     if figures["balanced_accuracy"] is not None:
         parts.append(f"balanced accuracy {percent(figures['balanced_accuracy'], 1000)}")

@@ -245,15 +245,14 @@ def _cards(data: ReportData) -> list[Card]:
 
 def _groups(data: ReportData) -> Section:
     """Return accuracy per group."""
-    heading = "Accuracy per group"
     rows = sorted(data.groups.items(), key=lambda item: (not item[1].measured, item[1].value, -item[1].count))
+    heading = "Accuracy per group"
     if not rows:
         return Section(heading, [Words("No groups were given, so none were measured.")])
     title = "Share of held-out records answered correctly, per group"
-    overall = ("overall", data.overall)
     constant = None if data.majority is None else ("always answering the largest class", data.majority)
     look: dict[str, Any] = {"numbers": data.numbers, "worst": data.worst, "baseline": constant}
-    first = figure(lambda size: bars(rows, title=title, reference=overall, size=size, **look))
+    first = figure(lambda size: bars(rows, title=title, reference=("overall", data.overall), size=size, **look))
     rates = _by_rate(data)
     chart: Block = Choice("Metric", {"accuracy": first, **rates}) if rates else first
     cells = [[name, *_cells(e)] for name, e in rows]
@@ -265,7 +264,8 @@ def _groups(data: ReportData) -> Section:
     ]
     if few:
         named = listed(few[:5] + ([f"{len(few) - 5} more"] if len(few) > 5 else []))
-        remarks.append(f"Fewer than {_SMALL} held-out records: {named}. Read these values with care.")
+        fewer = "Fewer than" if data.overall.effective is None else "Counted as fewer than"
+        remarks.append(f"{fewer} {_SMALL} held-out records: {named}. Read these values with care.")
     if any(hidden(e) for _, e in rows):
         remarks.append(f"Left out, because held-out records are people too: {SMALL_CELLS}.")
     if not data.research:

@@ -87,13 +87,13 @@ def words(records: int, independent: int) -> list[str]:
 
     Examples:
         >>> words(400, 400), words(400, 90)[0].partition(":")[2]
-        ([], ' intervals take the 400 for 90, as if all of one person were.')
+        ([], ' intervals count the 400 as 90, as if all of one person were.')
     """
     if independent >= records:
         return []
     return [
         "Several of the held-out records are of one person (or of what splits keep together) and may be answered "
-        f"alike: intervals take the {count(records)} for {count(independent)}, as if all of one person were."
+        f"alike: intervals count the {count(records)} as {count(independent)}, as if all of one person were."
     ]
 
 
