@@ -73,7 +73,8 @@ class Stats:
     """All that a rule may see of a batch: columns with one row per sampled record (law 1: never a gradient).
 
     ``owner`` is the index of the record's budget class. ``record`` is its number, which may break ties and decide
-    nothing else: when a record goes, those behind it have other numbers.
+    nothing else: when a record goes, those behind it have other numbers. Rules and queries that see one row at a time,
+    and are not ours, get 0 in its place.
     """
 
     norm: Tensor

@@ -134,7 +134,7 @@ class Halves(Count):
         return np.prod([2, groups])
 
     def place(self, rows: Stats, state: State) -> Tensor:
-        return rows.group * 2 + rows.record % 2
+        return rows.group * 2 + (rows.norm > 1).long()
 
 
 class Wider(GroupSizes):
@@ -145,7 +145,8 @@ class Wider(GroupSizes):
 def test_a_length_from_numpy_is_a_length() -> None:
     asked = quiet(Halves(noise=5.0))
     rehearse(asked)
-    answer = step(asked, 5).memory["halves"]
+    long = torch.tensor([[0.5, 0.0], [2.0, 0.0], [0.0, 0.1], [3.0, 0.0], [0.0, 0.0]])
+    answer = private_gradient(asked, vectors(long), rows(5), {}).memory["halves"]
     assert answer.tolist() == pytest.approx([3.0, 2.0, 0.0, 0.0], abs=1e-6)
 
 

@@ -17,9 +17,11 @@ from evenhand.errors import UnsupportedModelError
 from evenhand.mechanism.make_plan import plan
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.step import Mechanism, clamp_weights, private_gradient, rehearse
+from evenhand.mechanism.weights import total_of
+from evenhand.methods import registry
 from evenhand.methods.catalogue import Method
 from evenhand.methods.queries import Query
-from evenhand.methods.rules import BatchRule, Clip, SampleRule
+from evenhand.methods.rules import BatchRule, Clip, Ordered, SampleRule
 from evenhand.types import Facts, State, Stats
 
 
@@ -108,6 +110,56 @@ def test_a_sample_rule_cannot_see_other_rows() -> None:
 
 
 @dataclass(frozen=True)
+class EvenNumbers(SampleRule):
+    """Weighs records of even number only: when the first goes, all others would change sides."""
+
+    name = "even_numbers"
+
+    def weight(self, row: Stats, state: State) -> Tensor:
+        return (row.record % 2 == 0) * state.bound[row.owner] / row.norm
+
+    def sensitivity(self, state: State) -> Tensor:
+        return state.bound
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_rule_cannot_tell_by_its_number_that_another_record_is_gone(
+    ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {name: registry.part("rule", name) for name in registry.names("rule")}
+    monkeypatch.setitem(registry._parts, "rule", {**parts, EvenNumbers.name: EvenNumbers})
+    rule = Ordered(length=0.5, over=EvenNumbers()) if ordered else EvenNumbers()
+    gradients = torch.eye(21, dtype=torch.float64)
+    everybody, others = (run(part, almost_noiseless(), rule).gradient["p"] * 10 for part in (gradients, gradients[1:]))
+    assert (everybody - others).norm() <= 1 + 1e-6
+    assert others.norm() > 1, "else the test shows nothing"
+
+
+@dataclass(frozen=True)
+class NumberSum(Query):
+    """Adds up the losses of even numbers, and of odd ones."""
+
+    name = "number_sum"
+
+    def width(self, facts: Facts) -> int:
+        return 2
+
+    def value(self, rows: Stats, state: State) -> Tensor:
+        even = (rows.record % 2 == 0).to(rows.norm.dtype)
+        return torch.stack([even * rows.loss, (1 - even) * rows.loss], dim=-1)
+
+
+def test_a_query_cannot_tell_by_numbers_that_a_record_is_gone() -> None:
+    state = State(0, torch.ones(1))
+    zero = torch.zeros(21, dtype=torch.long)
+    losses = (torch.arange(21) % 2 == 0).float()
+    stats = Stats(torch.ones(21), losses, zero, zero, torch.arange(21))
+    one_less = Stats(*(column[1:] for column in (stats.norm, losses, zero, zero)), torch.arange(20))
+    before, after = (total_of(NumberSum(noise=1.0), 2, 1.0, part, state) for part in (stats, one_less))
+    assert abs(before - after).max() <= 1
+
+
+@dataclass(frozen=True)
 class Branching(Clip):
     name = "branching"
 
@@ -160,7 +212,7 @@ class Loud(Query):
         return 2
 
     def value(self, rows: Stats, state: State) -> Tensor:
-        value = torch.where(rows.record == 1, float("nan"), 100.0).double()
+        value = torch.where(rows.norm > 0, float("nan"), 100.0).double()
         return torch.stack([value, value])
 
 
@@ -176,7 +228,8 @@ def test_queries_are_held_to_their_sensitivity_and_recorded() -> None:
     method = Method(Remember(), queries=(Loud(noise=5.0),))
     found = plan(method, FixedNoise(1.0, 1e-3), data=FACTS, epochs=1, batch_size=10)
     found = replace(found, levels=(replace(found.levels[0], queries=(1e-9,)),))
-    released = run(torch.zeros(3, 2), found, Remember(), queries=method.queries)
+    gradients = torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.0, 0.0]])
+    released = run(gradients, found, Remember(), queries=method.queries)
     answer = released.memory["loud"]
     assert answer.norm() == pytest.approx(2.0, rel=1e-6), "three rows, one of them not finite, each of norm at most 1"
     ((covered, std),) = released.commit.queries

@@ -111,53 +111,54 @@ def test_counting_places_gives_what_vectors_add_up_to(query: Query, count: int) 
 
 
 @dataclass(frozen=True)
-class ByRecord(Count):
-    """A count of a user's own: named by record id, of which most are outside."""
+class ByGroup(Count):
+    """A count of a user's own: named by group, of which most are outside."""
 
-    name = "by_record"
+    name = "by_group"
     sensitivity: ClassVar[float] = 1.0
 
     def places(self, groups: int) -> int:
         return 3
 
     def place(self, rows: Stats, state: State) -> Tensor:
-        return rows.record - 2
+        return rows.group - 2
 
 
-class Quiet(ByRecord):
+class Quiet(ByGroup):
     sensitivity: ClassVar[float] = 0.25
 
 
-class Louder(ByRecord):
+class Louder(ByGroup):
     def value(self, rows: Stats, state: State) -> Tensor:
         return 7.0 * super().value(rows, state)
 
 
-class Softer(ByRecord):
+class Softer(ByGroup):
     """Its vectors are not what its places say, and count."""
 
     def value(self, rows: Stats, state: State) -> Tensor:
         return 0.5 * super().value(rows, state)
 
 
-class Between(ByRecord):
+class Between(ByGroup):
     def place(self, rows: Stats, state: State) -> Tensor:
         return rows.loss
 
 
-class Elsewhere(ByRecord):
+class Elsewhere(ByGroup):
     def place(self, rows: Stats, state: State) -> Tensor:
-        return rows.record * 2**60 - 2**62
+        return rows.group * 2**60 - 2**62
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(ByRecord, [1, 1, 1]), (Quiet, [0.25] * 3), (Louder, [1, 1, 1]), (Softer, [0.5] * 3), (Elsewhere, [1, 0, 0])],
+    [(ByGroup, [1, 1, 1]), (Quiet, [0.25] * 3), (Louder, [1, 1, 1]), (Softer, [0.5] * 3), (Elsewhere, [1, 0, 0])],
     ids=lambda part: getattr(part, "__name__", ""),
 )
 def test_a_record_adds_one_at_one_place_and_nothing_outside(kind: type[Count], expected: list[float]) -> None:
     """Also where the sensitivity is below 1, or the vectors were made longer: each is held to what was declared."""
-    assert total_of(kind(noise=1.0), 3, kind.sensitivity, batch(9), STATE).tolist() == expected
+    each_its_own = replace(batch(9), group=torch.arange(9))
+    assert total_of(kind(noise=1.0), 3, kind.sensitivity, each_its_own, STATE).tolist() == expected
 
 
 def test_a_place_is_a_whole_number() -> None:
@@ -187,7 +188,7 @@ def test_vectors_too_small_to_be_squared_are_held_to_their_sensitivity() -> None
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_query_needs_a_sensitivity(wrong: float) -> None:
     with pytest.raises(UsageError, match="sensitivity"):
-        type("Wrong", (ByRecord,), {"sensitivity": wrong})(noise=1.0)
+        type("Wrong", (ByGroup,), {"sensitivity": wrong})(noise=1.0)
 
 
 def test_groups_of_few_bits_are_counted_where_they_belong() -> None:

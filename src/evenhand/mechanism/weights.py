@@ -38,12 +38,13 @@ def by_row(function: Callable[[Stats, State], Tensor], stats: Stats, state: Stat
     """Return ``function`` applied to each row by itself (vmap).
 
     Rules and queries of this package are applied to whole columns, which is quicker: the conformance kit tests that the
-    numbers are the same. For a user's code vmap guarantees that no row sees another.
+    numbers are the same. For a user's code vmap guarantees that no row sees another, and every row has the number 0:
+    when a record goes, those behind it get other numbers, which would tell of it.
     """
     if _ours(getattr(function, "__self__", None)):
         return function(stats, state)
     stats = _copied(stats)
-    columns: tuple[Tensor, ...] = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
+    columns: tuple[Tensor, ...] = (stats.norm, stats.loss, stats.group, stats.owner, torch.zeros_like(stats.record))
     if not len(stats.norm):  # vmap needs a row: a made-up one tells the shape of none
         columns = tuple(column.new_ones(1) * 0 for column in columns)
     return vmap(lambda *row: function(Stats(*row), state))(*columns)[: len(stats.norm)]

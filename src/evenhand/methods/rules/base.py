@@ -54,7 +54,7 @@ class SampleRule(Rule):
     Formal guarantees:
       The step calls ``weight`` on each row alone (under vmap) and projects ``0 <= weight * norm <= sensitivity`` of the
       row's owner class, so adding or removing one record moves the weighted sum by at most that sensitivity whatever
-      ``weight`` returns: by construction.
+      ``weight`` returns: by construction. ``row.record`` is 0, since numbers change when another record goes.
     """
 
     guarantee: ClassVar[Guarantee] = "by construction"

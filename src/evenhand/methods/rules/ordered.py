@@ -229,14 +229,15 @@ def _spec(over: Any) -> dict[str, Any]:
 def _held(rule: SampleRule, stats: Stats, state: State, bound: NDArray[np.float64]) -> NDArray[np.float64]:
     """Apply the inner rule to each row alone and project onto ``0 <= w n <= bound``, as the proof of the scores needs.
 
-    As in the step, our own rules are applied to whole columns, and a user's row by row under vmap.
+    As in the step, our own rules are applied to whole columns, and a user's row by row under vmap, without numbers.
     """
+    from torch import zeros_like
     from torch.func import vmap
 
     if type(rule).__module__.startswith("evenhand.methods.rules.") or not len(stats.norm):
         weights = rule.weight(stats, state)
     else:
-        columns = (stats.norm, stats.loss, stats.group, stats.owner, stats.record)
+        columns = (stats.norm, stats.loss, stats.group, stats.owner, zeros_like(stats.record))
         weights = vmap(lambda *row: rule.weight(Stats(*row), state))(*columns)
     given = weights.double().numpy(force=True)
     with np.errstate(divide="ignore", over="ignore"):
