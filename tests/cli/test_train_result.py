@@ -38,7 +38,7 @@ def figures(accuracy: float | None = 0.8, majority: float | None = 0.5, **groups
         "effective_records": 1000,
         "metrics": {"mae": 3.25},
         "groups": {
-            name: {"n": count, "accuracy": share, "interval": wilson(share, count)}
+            name: {"n": count, "effective": count, "accuracy": share, "interval": wilson(share, count)}
             for name, (share, count) in groups.items()
         },
         "worst_group": worst_group({n: s for n, (s, _) in groups.items()}, {n: c for n, (_, c) in groups.items()}),

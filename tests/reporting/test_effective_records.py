@@ -12,15 +12,20 @@ import torch
 import evenhand as eh
 from commands import evenhand
 from evenhand.comparison.viewer.released import read
+from evenhand.comparison.write_results import without_small_groups
+from evenhand.methods.priors import Prior
 from evenhand.reporting import replicas
+from evenhand.reporting.comparison_sections import Entry
 from evenhand.reporting.group_metrics import estimate
 from evenhand.reporting.held_out import effective_records
 from evenhand.reporting.held_out.small_cells import shareable
 from evenhand.reporting.run_findings import per_group, recorded, worst_group
 from evenhand.reporting.uncertainty import Split
 from evenhand.training import evaluate
-from evenhand.training.goals.frontier import frontier
-from evenhand.training.goals.serve import held
+from evenhand.training.goals import parity
+from evenhand.training.goals.frontier import Held, frontier
+from evenhand.training.goals.goal import Goal
+from evenhand.training.goals.serve import held, split
 
 TRIALS = 1000
 
@@ -126,12 +131,87 @@ def test_a_group_of_twenty_records_of_two_persons_is_not_shown() -> None:
     assert shown["groups"] == shown["group_records"] == shown["group_effective"] == {}
 
 
+def one_person() -> tuple[eh.data.Data, np.ndarray]:
+    """Group b has 2,000 negatives of as many persons, and 100 positives of one."""
+    persons = np.array([*range(600), *range(1000, 3000), *([5000] * 100)])
+    truth = torch.tensor([i % 2 for i in range(600)] + [0] * 2000 + [1] * 100)
+    groups = ["a"] * 600 + ["b"] * 2100
+    inputs = torch.randn(2700, 3, generator=torch.Generator().manual_seed(0))
+    return eh.data.wrap(inputs, truth, labels=[0, 1], groups=groups, keep_together=persons), persons
+
+
+def test_the_rate_of_one_person_is_not_shown() -> None:
+    data, _ = one_person()
+    line = evaluate.row(torch.nn.Linear(3, 2), data, 1, 1.0)
+    assert line["side_effective"]["second"] == {"a": 300, "b": 1, "": 15}
+    assert line["side_effective"]["first"]["b"] == 2000
+    shown = shareable(line)
+    assert shown["group_metrics"]["tpr"]["b"] is None
+    assert shown["group_metrics"]["base_rate"]["b"] is None
+    assert "b" not in shown["side_effective"]["second"]
+    wide = per_group(line)
+    assert (wide["tpr"]["b"].count, wide["tpr"]["b"].independent) == (100, 1)
+    assert wide["fpr"]["b"].independent == 2000
+
+
+def test_rates_of_a_few_persons_hold_the_truth() -> None:
+    """Of 2,000 single negatives and 200 positives of ten persons, each answered alike."""
+    draw, inside = np.random.default_rng(3), 0
+    whose = np.array([*range(2000), *np.repeat(np.arange(3000, 3010), 20)])
+    truth, code = np.array([0] * 2000 + [1] * 200), np.zeros(2200, dtype=int)
+    sides = {"second": truth == 1, "first": truth == 0}
+    known = effective_records.by_side(whose, code, ["a"], sides)
+    for _ in range(400):
+        tpr = float(np.repeat(draw.random(10) < 0.6, 20).mean())
+        row = {"group_records": {"a": 2200}, "group_effective": {"a": effective_records.effective(whose)}, **known}
+        row |= {"groups": {"a": 0.9}, "group_metrics": {"base_rate": {"a": 1 / 11}, "tpr": {"a": tpr}}}
+        ends = per_group(row)["tpr"]["a"]
+        inside += ends.low <= 0.6 <= ends.high
+    assert inside >= 0.93 * 400
+
+
+def test_the_same_five_persons_in_two_groups_are_five() -> None:
+    row = {"records": 540, "accuracy": 0.9, "groups": {"a": 0.9, "b": 0.5, "c": 0.6}}
+    row |= {"group_records": {"a": 500, "b": 20, "c": 20}, "effective_records": 400}
+    shown = shareable({**row, "group_effective": {"a": 390, "b": 5, "c": 5}})
+    assert shown["left_out"]["groups"] == ["a", "b", "c"], "else total less a would be the figure of five"
+
+
+def test_parity_is_refused_where_a_threshold_would_follow_from_few_persons() -> None:
+    goal, groups, truth = Goal.parse("parity:fpr"), ["a", "b"] * 80, [0, 0, 1, 1] * 40
+    parity.refuse_unsuited(goal, "classes", 2, groups, truth)
+    with pytest.raises(eh.errors.UsageError, match="follow from a few people"):
+        parity.refuse_unsuited(goal, "classes", 2, groups, truth, whose=[i % 4 for i in range(160)])
+
+
+def test_halves_never_share_a_person() -> None:
+    data, persons = one_person()
+    first, second = (set(persons[rows.numpy()].tolist()) for rows in split(held(torch.nn.Linear(3, 2), data)))
+    assert not first & second
+    assert len(first | second) == len(set(persons.tolist()))
+
+
+def test_a_label_counts_the_persons_of_its_smaller_side() -> None:
+    truth = torch.tensor([[1.0]] * 50 + [[0.0]] * 100)
+    whose = torch.tensor([*range(50), *([99] * 100)])
+    records = Held(torch.zeros(150, 1), truth, "labels", ("x",), (), whose)
+    assert records.behind(truth.numpy(), 0).independent == 1
+
+
+def test_small_groups_of_a_comparison_say_no_number_of_records() -> None:
+    rows = {
+        seed: {"records": 660, "accuracy": 0.8, "groups": {"a": 0.9, "b": 0.5}, "group_records": {"a": 600, "b": 60}}
+        | {"effective_records": 500, "group_effective": {"a": 480, "b": 3}}
+        for seed in range(3)
+    }
+    assert replicas.small(rows) == {"b": 3}
+    assert without_small_groups(Entry("dpsgd", 3.0, rows=rows), 10).small == {"b": 0}
+
+
 def test_the_frontier_counts_persons_too() -> None:
     x, y, groups, whose = visits(150, 4)
     model = torch.nn.Linear(3, 2)
     data = eh.data.wrap(x, y, labels=[0, 1], groups=groups, keep_together=whose)
-    from evenhand.methods.priors import Prior
-
     rows = frontier(held(model, data), Prior.declared([1, 1]), trained_tau=0.0)
     cell, inside = rows[0]["groups"]["b"], np.array(groups) == "b"
     assert cell["n"] == inside.sum()

@@ -149,7 +149,9 @@ def _gap(last: Mapping[str, Any]) -> list[str]:
 
 
 def _tiny(last: Mapping[str, Any]) -> list[str]:
-    tiny = [name for name, count in dict(last.get("group_records", {})).items() if count < TINY]
+    from evenhand.reporting.held_out import effective_records
+
+    tiny = [name for name, count in effective_records.sizes(last).items() if count < TINY]
     if not tiny:
         return []
     names = ", ".join(map(repr, tiny[:3])) + (f" and {len(tiny) - 3} more" if len(tiny) > 3 else "")

@@ -100,6 +100,7 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
             name: {
                 **{metric: values.get(name) for metric, values in by_metric.items()},
                 "n": records.get(name, 0),
+                "effective": effective_records.sizes(last).get(name, 0),
                 "accuracy": share,
                 "interval": None if share is None else [frame.by_group[name].low, frame.by_group[name].high],
             }
@@ -155,7 +156,7 @@ def _worst(figures: Mapping[str, Any]) -> list[str]:
     from evenhand.reporting.run_findings import NO_WORST, named, span_of_large
 
     groups, name = figures["groups"], figures["worst_group"]
-    measured = [(group["accuracy"], group["n"]) for group in groups.values() if group["accuracy"] is not None]
+    measured = [(group["accuracy"], group["effective"]) for group in groups.values() if group["accuracy"] is not None]
     if len(measured) < 2:
         return []
     if name is None:

@@ -174,7 +174,7 @@ def without_small_groups(entry: Entry, least: int) -> Entry:
         against={name: value for name, value in entry.against.items() if name not in owners},
         rows=rest(entry.rows),
         reference=rest(entry.reference),
-        small={name: count if count >= least else 0 for name, count in replicas.small(entry.rows).items()},
+        small={name: 0 if name in hidden.groups else count for name, count in replicas.small(entry.rows).items()},
     )
 
 

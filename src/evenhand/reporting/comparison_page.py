@@ -206,7 +206,7 @@ def _records(name: str, entries: Sequence[Entry]) -> str:
         return ""
     if hidden(shown):
         return f"below {shown.count}"
-    return count(shown.count) + (" (too few to tell)" if shown.count < FEWEST else "")
+    return count(shown.count) + (" (too few to tell)" if shown.independent < FEWEST else "")
 
 
 def metrics_asked(entries: Sequence[Entry], numbers: Mapping[str, int], costed: bool) -> Section | None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evenhand.reporting.held_out.effective_records import FIRST, SECOND, SELECTED
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
 
 Array = NDArray[Any]
@@ -77,6 +78,19 @@ class Outcomes:
             return np.asarray(self.guess / np.maximum(self.tokens, 1))
         same: Array = np.asarray(self.truth == self.guess)
         return np.asarray(same.all(axis=1) if self.kind == LABELS else same, dtype=float)
+
+    @property
+    def sides(self) -> dict[str, Array]:
+        """Return which records are of either of two classes, are answered with the second, or have each label or not.
+
+        Nothing of other targets. Names are those of ``effective_records``.
+        """
+        if self.kind == LABELS:
+            columns = zip(self.labels, self.truth.T > 0, strict=True)
+            return {f"{side}[{name}]": has == (side == SECOND) for name, has in columns for side in (SECOND, FIRST)}
+        if self.kind not in (CLASSES, ORDINAL) or self.classes != 2:
+            return {}
+        return {SECOND: self.truth == 1, FIRST: self.truth == 0, SELECTED: self.guess == 1}
 
     @property
     def majority(self) -> float:

@@ -81,7 +81,7 @@ def small(rows: Rows, fewest: int = FEWEST) -> dict[str, int]:
         {'a': 4}
     """
     enough = large(rows, fewest=fewest)
-    return {name: size(rows, name) for name in names(rows) if name not in enough}
+    return {name: independent(rows, name) for name in names(rows) if name not in enough}
 
 
 def shares(rows: Rows, name: str | None = None, table: str = "groups") -> list[float]:
@@ -115,7 +115,8 @@ def share(
         return Estimate(mean, math.nan, math.nan, records)
     behind = distinct(independent(rows, name, table), len(values), split)
     estimate = over_replicas(values, behind, split, level=level)
-    return dataclasses.replace(estimate, count=records)
+    worth = independent(rows, name, table)
+    return dataclasses.replace(estimate, count=records, effective=None if worth == records else worth)
 
 
 def served_worst(rows: Rows, split: Split, *, level: float = LEVEL) -> str:

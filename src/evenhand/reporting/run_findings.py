@@ -51,7 +51,8 @@ def per_group(row: Mapping[str, Any], *, level: float = 0.95) -> dict[str, dict[
             whole = {"tpr": positive, "precision": selected}.get(name, {}).get(group, 1.0)
             whole = 1 - positive[group] if name in ("fpr", "tnr") else whole
             counted = round(records.get(group, 0) * whole)
-            told = min(counted, max(1, round(independent.get(group, 0) * whole)))
+            told = effective_records.of_rate(row, name).get(group, round(independent.get(group, 0) * whole))
+            told = min(counted, max(1, told))
             if counted:
                 rates[name][group] = Estimate(share, *wilson(share, told, level=level), counted, told)
     return rates
@@ -360,8 +361,12 @@ def row_with_column(row: Mapping[str, Any], column: str | None) -> dict[str, Any
     """
     keys = ("groups", "group_records", effective_records.BY_GROUP)
     tables = {key: with_column(row[key], column) for key in keys if key in row}
-    metrics = {name: with_column(part, column) for name, part in row.get("group_metrics", {}).items()}
-    return {**row, **tables, **({"group_metrics": metrics} if metrics else {})}
+    metrics = {
+        key: {name: with_column(part, column) for name, part in row[key].items()}
+        for key in ("group_metrics", effective_records.BY_SIDE)
+        if row.get(key)
+    }
+    return {**row, **tables, **metrics}
 
 
 def metrics_section(

@@ -174,7 +174,7 @@ def headline(overall: Estimate, groups: Mapping[str, Estimate]) -> str:
         words = f"All {len(measured)} groups score the same: {whole} correct."
     elif named_worst is None:
         words = f"{whole} of held-out records are answered correctly; no group can be told apart as worst"
-        words += f"{span_of_large([(group.value, group.count) for group in measured.values()])}."
+        words += f"{span_of_large([(group.value, group.independent) for group in measured.values()])}."
     else:
         group, subject = measured[named_worst], label(named_worst)
         words = (

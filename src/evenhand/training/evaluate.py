@@ -306,10 +306,19 @@ def row(model: nn.Module, data: Data, step: int, epoch: float, decision: Answeri
     if 1 < len(facts.owners) <= OWNERS:
         owned, line["owner_records"] = _means(data.owner, right, facts.owner_names)
         line["owners"] = _plain(owned)
+    line |= _sides(outcomes, data) if effective_records.ALL in line else {}
     line |= {"metrics": _plain(overall), "group_metrics": {name: _plain(part) for name, part in groups.items()}}
     if outcomes.kind in (CLASSES, ORDINAL) and len(outcomes):
         line[FEWEST_OF_CLASS] = min(_independent_by_class(outcomes.truth, data).values())
     return line if outcomes.kind == CLASSES else {**line, "targets": outcomes.kind}
+
+
+def _sides(outcomes: Outcomes, data: Data) -> dict[str, Any]:
+    """Return the independent records of either class, or with and without each label, by group; of others nothing."""
+    whose = data.by_record.together
+    assert whose is not None
+    code, groups = data.group.cpu().numpy(), data.facts.groups
+    return effective_records.by_side(whose.cpu().numpy(), code, groups, outcomes.sides)
 
 
 def _independent_by_class(truth: NDArray[Any], data: Data) -> dict[str, int]:

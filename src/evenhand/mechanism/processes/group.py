@@ -31,6 +31,8 @@ _LAST_WORDS = timedelta(seconds=5)
 """How long a process that stops waits for the others to hear why."""
 _RELEASE = timedelta(seconds=1)
 """How long a thread of gloo may hold the tensors of an exchange that is over."""
+_ALONE = torch.empty(0)._use_count()  # type: ignore[attr-defined] # untyped in torch
+"""How often torch counts a tensor that nobody but the caller holds."""
 _REASON = 4096
 """Bytes of the reason why a process stops."""
 _BITS = 62
@@ -244,7 +246,7 @@ def await_release(*tensors: Tensor) -> None:
     """
     deadline = time.monotonic() + _RELEASE.total_seconds()
     for tensor in tensors:
-        while tensor.device.type == "cpu" and tensor._use_count() > 1:  # type: ignore[attr-defined] # untyped in torch
+        while tensor.device.type == "cpu" and tensor._use_count() > _ALONE:  # type: ignore[attr-defined] # untyped in torch
             if time.monotonic() > deadline:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
                 break

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Array: TypeAlias = "NDArray[Any]"
-ALL, BY_GROUP, BY_OWNER = "effective_records", "group_effective", "owner_effective"
+ALL, BY_GROUP, BY_OWNER, BY_SIDE = "effective_records", "group_effective", "owner_effective", "side_effective"
 """Keys of an evaluation, which it has only if a person has several held-out records."""
 _COUNTS = {"groups": "group_records", "owners": "owner_records"}
 _EFFECTIVE = {"groups": BY_GROUP, "owners": BY_OWNER}
+FIRST, SECOND, SELECTED = "first", "second", "selected"
+"""Sides of two classes: records of the first, of the second, and those that are answered with the second."""
+_COUNTED = {"tpr": SECOND, "fpr": FIRST, "tnr": FIRST, "precision": SELECTED}
+"""The side that a rate is a share of."""
 
 
 def effective(whose: Array) -> int:
@@ -80,6 +84,38 @@ def figures(
         return {}
     said: dict[str, Any] = {ALL: effective(whose), BY_GROUP: by_name(whose, *groups)}
     return said | ({BY_OWNER: by_name(whose, *owners)} if owners[1] else {})
+
+
+def by_side(whose: Array, code: Array, names: Sequence[str], sides: Mapping[str, Array]) -> dict[str, Any]:
+    """Return how many independent records of each group, and of all under "", are on each side.
+
+    Args:
+        whose: a number for the person of each record.
+        code: the number of each record's group.
+        names: the groups.
+        sides: which records are on a side, by its name.
+
+    Examples:
+        >>> import numpy as np
+        >>> by_side(np.array([1, 1, 2]), np.array([0, 0, 0]), ["a"], {"second": np.array([True, True, False])})
+        {'side_effective': {'second': {'a': 1, '': 1}}}
+    """
+    cells = {
+        side: {**by_name(whose[inside], code[inside], names), "": effective(whose[inside])}
+        for side, inside in sides.items()
+    }
+    return {BY_SIDE: cells} if cells else {}
+
+
+def of_rate(row: Mapping[str, Any], rate: str) -> Mapping[str, int]:
+    """Return the independent records that a rate is a share of, by group; nothing where that is not known.
+
+    Examples:
+        >>> of_rate({"side_effective": {"first": {"a": 9}}}, "fpr"), of_rate({}, "fpr")
+        ({'a': 9}, {})
+    """
+    known: Mapping[str, int] = row.get(BY_SIDE, {}).get(_COUNTED.get(rate, ""), {})
+    return known
 
 
 def words(records: int, independent: int) -> list[str]:

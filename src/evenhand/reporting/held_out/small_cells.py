@@ -34,21 +34,25 @@ FEWEST_OF_CLASS = "fewest_of_class"
 _EVERYBODY = ""
 
 
-def left_out(sizes: Mapping[str, float], least: int = LEAST) -> list[str]:
+def left_out(sizes: Mapping[str, float], least: int = LEAST, *, overlap: bool = False) -> list[str]:
     """Return the groups whose figures are not shared.
 
     Args:
         sizes: held-out records by group; a group without any has nothing to leave out.
         least: records that a figure needs; 0 or 1 leaves out nothing.
+        overlap: whether a person may be in several groups, so that sizes of groups do not add up.
 
     Examples:
         >>> left_out({"a": 500, "b": 30, "c": 4}), left_out({"a": 500, "b": 7, "c": 4}), left_out({"a": 500, "b": 30})
         (['b', 'c'], ['b', 'c'], [])
+        >>> left_out({"a": 500, "b": 5, "c": 5}), left_out({"a": 500, "b": 5, "c": 5}, overlap=True)
+        (['b', 'c'], ['a', 'b', 'c'])
     """
+    together = max if overlap else sum
     present = sorted((name for name in sizes if sizes[name]), key=lambda name: sizes[name])
     chosen = [name for name in present if sizes[name] < least]
     for name in present[len(chosen) :]:
-        if not chosen or sum(sizes[one] for one in chosen) >= least:
+        if not chosen or together(sizes[one] for one in chosen) >= least:
             break
         chosen.append(name)
     return [name for name in sizes if name in chosen]
@@ -73,7 +77,8 @@ def by_size(estimates: Mapping[str, Estimate], least: int = LEAST) -> dict[str, 
         0.9
     """
     sizes = {name: estimate.independent for name, estimate in estimates.items()}
-    return suppress(estimates, left_out(sizes, least), least)
+    overlap = any(estimate.effective is not None for estimate in estimates.values())
+    return suppress(estimates, left_out(sizes, least, overlap=overlap), least)
 
 
 def hidden(estimate: Estimate) -> bool:
@@ -157,19 +162,23 @@ def too_small(rows: Sequence[Mapping[str, Any]], least: int = LEAST) -> Hidden:
         >>> hidden.groups, hidden.shows("tpr", "b"), hidden.shows("tpr", "a"), hidden.shows("tpr"), hidden.shows("brier", "b")
         ((), False, False, True, True)
     """  # noqa: E501
+    overlap = any(effective_records.ALL in row for row in rows)
 
-    def sizes(table: str) -> dict[str, float]:
-        return _mean([dict(effective_records.sizes(row, table)) for row in rows])
+    def few_in(sizes: Mapping[str, float]) -> list[str]:
+        return left_out(sizes, least, overlap=overlap)
+
+    def few(table: str) -> tuple[str, ...]:
+        return tuple(few_in(_mean([dict(effective_records.sizes(row, table)) for row in rows])))
 
     sides: dict[str, set[str]] = {}
     for ending in dict.fromkeys(name[9:] for row in rows for name in _tables(row) if name.startswith("base_rate")):
         within, outside = (_mean([_side(row, ending, second) for row in rows]) for second in (True, False))
-        few = {name for part in (within, outside) for name in left_out(_groups_only(part), least)}
+        small = {name for part in (within, outside) for name in few_in(_groups_only(part))}
         total = {str(place): part.get(_EVERYBODY, 0.0) for place, part in enumerate((within, outside))}
-        sides[ending] = few | ({_EVERYBODY} if left_out(total, least) else set())
+        sides[ending] = small | ({_EVERYBODY} if few_in(total) else set())
     if any(row.get(FEWEST_OF_CLASS, least) < least for row in rows):
         sides[""] = sides.get("", set()) | {_EVERYBODY}
-    return Hidden(tuple(left_out(sizes("groups"), least)), tuple(left_out(sizes("owners"), least)), sides)
+    return Hidden(few("groups"), few("owners"), sides)
 
 
 def _tables(row: Mapping[str, Any]) -> dict[str, Mapping[str, float | None]]:
@@ -180,6 +189,10 @@ def _tables(row: Mapping[str, Any]) -> dict[str, Mapping[str, float | None]]:
 
 def _side(row: Mapping[str, Any], ending: str, second: bool) -> dict[str, float]:
     """Return how many records of each group, and of all, are in the second class (or not), several of one for less."""
+    side = effective_records.SECOND if second else effective_records.FIRST
+    known: dict[str, float] | None = row.get(effective_records.BY_SIDE, {}).get(f"{side}{ending}")
+    if known is not None:
+        return known
     counts = {**effective_records.sizes(row), _EVERYBODY: effective_records.size(row)}
     shares = _tables(row).get(f"base_rate{ending}", {})
     return {
@@ -215,6 +228,11 @@ def without(row: Mapping[str, Any], hidden: Hidden) -> dict[str, Any]:
     shown = dict(row)
     for keys, names in ((_BY_GROUP, hidden.groups), (_BY_OWNER, hidden.owners)):
         shown |= {key: rest(row[key], names) for key in keys if isinstance(row.get(key), Mapping)}
+    if effective_records.BY_SIDE in row:
+        shown[effective_records.BY_SIDE] = {
+            side: {name: size for name, size in part.items() if hidden.shows(_rate_of(side), name)}
+            for side, part in row[effective_records.BY_SIDE].items()
+        }
     groups = [name for name in row.get("group_records", row.get("groups", {})) if name not in hidden.groups]
     tables = _tables(row)
     parts = {
@@ -230,6 +248,17 @@ def without(row: Mapping[str, Any], hidden: Hidden) -> dict[str, Any]:
             for name, table in row["group_metrics"].items()
         }
     return shown
+
+
+def _rate_of(side: str) -> str:
+    """Return a metric that is shown where the number of records on a side may be: of a label that of the same label.
+
+    Examples:
+        >>> _rate_of("second"), _rate_of("first[Edema]")
+        ('base_rate', 'base_rate[Edema]')
+    """
+    _, bracket, rest = side.partition("[")
+    return f"base_rate{bracket}{rest}"
 
 
 def _shown(hidden: Hidden, metrics: Mapping[str, float | None], group: str) -> dict[str, float | None]:

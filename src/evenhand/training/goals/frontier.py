@@ -64,6 +64,13 @@ class Held:
         """Return the share with the number of records ``inside``, and of those that are independent."""
         return Cell(share, int(inside.sum()), self.independent(inside))
 
+    def behind(self, truth: NDArray[Any], number: int) -> Cell:
+        """Return the records of a class; of several labels those with or without one, whichever count for fewer."""
+        if self.kind != LABELS:
+            return self.cell(math.nan, truth == number)
+        sides = [self.cell(math.nan, inside) for inside in (truth[:, number] > 0, truth[:, number] <= 0)]
+        return min(sides, key=lambda cell: (cell.independent, cell.records))
+
     def independent(self, inside: NDArray[Any]) -> int:
         """Return how many independent records these are."""
         return int(inside.sum()) if self.whose is None else effective(self.whose.numpy()[inside])
@@ -142,8 +149,8 @@ def _figures(held: Held, decision: Decision, prior: Prior, least: int, both: boo
         present = counts > 0
         weighted = float((recalls[present] * shares[present]).sum() / shares[present].sum())
     present = ~np.isnan(recalls)
-    sizes = {str(place): held.independent(_of_label(truth, place, held.kind)) for place in range(len(counts))}
-    hidden = set(small_cells.left_out(sizes, least))
+    sizes = {str(place): held.behind(truth, place).independent for place in range(len(counts))}
+    hidden = set(small_cells.left_out(sizes, least, overlap=held.whose is not None))
     few = np.array([str(place) in hidden for place in range(len(counts))])
     shown = np.where(few, math.nan, recalls)
     place = None if np.isnan(shown).all() else int(np.nanargmin(shown))
@@ -156,7 +163,7 @@ def _figures(held: Held, decision: Decision, prior: Prior, least: int, both: boo
     }
     names = [held.labels[number] if number < len(held.labels) else str(number) for number in range(len(counts))]
     classes = {
-        name: held.cell(float(recall), _of_label(truth, number, held.kind))
+        name: held.behind(truth, number)._replace(share=float(recall))
         for number, (name, recall) in enumerate(zip(names, shown, strict=True))
         if not math.isnan(recall)
     }
@@ -185,12 +192,6 @@ def _worst(key: str, name: str, cell: Cell) -> dict[str, Any]:
     low, high = wilson(cell.share, cell.independent)
     told = {"interval": [low, high], "too_few_to_tell": cell.independent < FEW}
     return {key: {"name": name, **_plain(cell), **told}}
-
-
-def _of_label(truth: NDArray[Any], number: int, kind: str) -> NDArray[Any]:
-    """Return which records are of a class; of several labels those with or without one, whichever are fewer."""
-    inside: NDArray[Any] = truth[:, number] > 0 if kind == LABELS else truth == number
-    return ~inside if kind == LABELS and 2 * int(inside.sum()) > len(inside) else inside
 
 
 def _may_stand_together(held: Held, least: int) -> bool:
@@ -223,7 +224,8 @@ def _groups(held: Held, right: NDArray[Any], least: int) -> dict[str, Cell]:
     if len(distinct) < 2 or held.kind == LABELS or _are_classes(names, held.truth.numpy()):
         return {}
     cells = {name: held.cell(float(right[names == name].mean()), names == name) for name in distinct}
-    hidden = small_cells.left_out({name: cell.independent for name, cell in cells.items()}, least)
+    sizes = {name: cell.independent for name, cell in cells.items()}
+    hidden = small_cells.left_out(sizes, least, overlap=held.whose is not None)
     return {name: cell for name, cell in cells.items() if name not in hidden}
 
 

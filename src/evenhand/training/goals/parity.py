@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from evenhand.errors import UsageError
+from evenhand.reporting.held_out.effective_records import effective
 from evenhand.reporting.held_out.small_cells import LEAST
 from evenhand.reporting.metrics import CLASSES, ORDINAL
 from evenhand.training.goals.decision import NOT_COVERED, Decision, Mixture
@@ -29,9 +30,17 @@ _NEAR = 1e-6
 
 
 def refuse_unsuited(
-    goal: Goal, kind: str, labels: int, groups: Sequence[str], truth: Sequence[int], least: int = LEAST
+    goal: Goal,
+    kind: str,
+    labels: int,
+    groups: Sequence[str],
+    truth: Sequence[int],
+    least: int = LEAST,
+    whose: Sequence[int] | None = None,
 ) -> None:
     """Raise unless parity can be reached: two classes, two groups or more, enough records of each class in each group.
+
+    ``whose`` tells the persons behind the records, of whom several records count for less.
 
     Enough are ``least`` in each half: thresholds that are set on one half of the records are measured on the other, and
     a threshold is stored and shared, so it must not follow from a few people.
@@ -42,11 +51,11 @@ def refuse_unsuited(
         )
     if len(set(groups)) < 2:
         raise UsageError(f"The goal {goal} compares groups, and there are fewer than two: name them, --groups COLUMN.")
-    cells: dict[tuple[str, int], int] = {}
-    for cell in zip(groups, truth, strict=True):
-        cells[cell] = cells.get(cell, 0) + 1
+    cells: dict[tuple[str, int], list[int]] = {}
+    for person, name, label in zip(range(len(groups)) if whose is None else whose, groups, truth, strict=True):
+        cells.setdefault((name, label), []).append(person)
     needed = 2 * max(1, least)
-    if any(cells.get((name, label), 0) < needed for name in set(groups) for label in (0, 1)):
+    if any(effective(np.array(cells.get((name, label), []))) < needed for name in set(groups) for label in (0, 1)):
         raise UsageError(
             f"The goal {goal} needs at least {needed} held-out records of either class in every group "
             f"(--least-records {max(1, least)} in each half of them), and a group has fewer: its threshold would "

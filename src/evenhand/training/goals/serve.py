@@ -192,6 +192,7 @@ def ask(
                 held_out.group_names(),
                 targets.tolist() if targets.dim() == 1 else [0] * len(targets),
                 least,
+                None if (whose := held_out.by_record.together) is None else whose.tolist(),
             )
     return Serving(wanted, strength, known, groups=tuple(data.facts.groups))
 
@@ -268,13 +269,19 @@ def held(model: nn.Module, data: Data) -> Held:
 
 
 def split(held: Held) -> tuple[Tensor, Tensor]:
-    """Return the rows of two random halves, with as equal shares of each class in each group as can be."""
+    """Return the rows of two random halves, with as equal shares of each class in each group as can be.
+
+    All records of a person are in one half, and go by the class and group of one of them.
+    """
     order = torch.randperm(len(held), generator=torch.Generator().manual_seed(_SPLIT)).tolist()
-    truth = held.truth.tolist()
+    truth, whose = held.truth.tolist(), range(len(held)) if held.whose is None else held.whose.tolist()
     cells: dict[Any, int] = {}
+    half_of: dict[int, int] = {}
     halves: tuple[list[int], list[int]] = ([], [])
     for row in order:
-        cell = (held.groups[row] if held.groups else "", str(truth[row]))
-        cells[cell] = cells.get(cell, -1) + 1
-        halves[cells[cell] % 2].append(row)
+        if whose[row] not in half_of:
+            cell = (held.groups[row] if held.groups else "", str(truth[row]))
+            cells[cell] = cells.get(cell, -1) + 1
+            half_of[whose[row]] = cells[cell] % 2
+        halves[half_of[whose[row]]].append(row)
     return torch.tensor(sorted(halves[0])), torch.tensor(sorted(halves[1]))
