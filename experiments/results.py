@@ -53,6 +53,8 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
         "--as-code",
         "--methods",
         "dpsgd,idp_sample,idp_scale",
+        "--seeds",
+        "0,1,2,3,4",
         "--lines",
         "{runs}/idp_mnist.jsonl",
     ),

@@ -14,7 +14,7 @@ HERE = Path(__file__).parents[2] / "experiments"
 NAMES = (
     *("results", "page_text", "index_text", "judging", "summarising", "plotting", "correlating", "epsilon_study"),
     *("pooled_tables", "group_curves", "lined", "density_page", "densities", "following", "owner_curves"),
-    *("lira_owners", "findings", "adapt_curves"),
+    *("lira_owners", "findings", "adapt_curves", "idp_mnist"),
     *("serving", "serving_data", "serving_page", "serving_studies", "serving_train"),
     *(
         "matched_study",

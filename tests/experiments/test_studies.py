@@ -73,6 +73,28 @@ def test_pages_of_curves_are_what_their_figures_make(modules: Any, name: str) ->
         assert (RESULTS / end).read_text() == made, f"run: python experiments/{name}.py --pages"
 
 
+def test_the_page_of_promises_on_mnist_is_what_its_figures_make(modules: Any) -> None:
+    study = modules["idp_mnist"]
+    rows = json.loads((RESULTS / "idp_mnist_code.json").read_text())["runs"]
+    assert (RESULTS / "idp_mnist_code.md").read_text() == study.page(rows, study.CODE), "run: ... --as-code --pages"
+
+
+def test_claims_of_promises_hold_only_with_their_whole_interval(modules: Any) -> None:
+    study = modules["idp_mnist"]
+
+    def row(method: str, seed: int, accuracy: float) -> dict[str, Any]:
+        return {"method": method, "seed": seed, "rate": 5.0, "accuracy": accuracy}
+
+    rows = [row("dpsgd", seed, 0.960 + seed / 1000) for seed in range(5)]
+    gaining = [row("idp_sample", seed, 0.985 + seed / 1000) for seed in range(5)]
+    alike = [row("idp_sample", seed, 0.960 + seed / 1000) for seed in range(5)]
+    assert [claim.verdict for claim in study.claims(rows + gaining)] == ["holds", "holds"]
+    assert study.claims(rows + alike)[0].verdict == "too small to matter"
+    assert study.claims(rows + alike)[1].verdict == "does not hold"
+    assert study.claims(rows + gaining[:1]) == [], "one seed tells nothing"
+    assert study.claims(rows + gaining)[0].points.value == pytest.approx(2.5)
+
+
 def test_the_page_on_groups_says_how_far_they_are_apart(modules: Any) -> None:
     study = modules["group_curves"]
     found = json.loads((RESULTS / "group_curves.json").read_text())
