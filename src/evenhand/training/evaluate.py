@@ -309,7 +309,7 @@ def row(model: nn.Module, data: Data, step: int, epoch: float, decision: Answeri
     line |= _sides(outcomes, data) if effective_records.ALL in line else {}
     line |= {"metrics": _plain(overall), "group_metrics": {name: _plain(part) for name, part in groups.items()}}
     if outcomes.kind in (CLASSES, ORDINAL) and len(outcomes):
-        line[FEWEST_OF_CLASS] = min(_independent_by_class(outcomes.truth, data).values())
+        line[FEWEST_OF_CLASS] = _fewest_of_class(outcomes.truth, data)
     return line if outcomes.kind == CLASSES else {**line, "targets": outcomes.kind}
 
 
@@ -321,12 +321,14 @@ def _sides(outcomes: Outcomes, data: Data) -> dict[str, Any]:
     return effective_records.by_side(whose.cpu().numpy(), code, groups, outcomes.sides)
 
 
-def _independent_by_class(truth: NDArray[Any], data: Data) -> dict[str, int]:
-    """Return how many independent records each class has that occurs."""
-    classes, code = np.unique(truth, return_inverse=True)
+def _fewest_of_class(truth: NDArray[Any], data: Data) -> int:
+    """Return how many independent records the smallest class has that occurs."""
+    classes, code, counts = np.unique(truth, return_inverse=True, return_counts=True)
     whose = data.by_record.together
-    persons = np.arange(len(truth)) if whose is None else whose.cpu().numpy()
-    return effective_records.by_name(persons, code, [str(number) for number in classes.tolist()])
+    if whose is None:
+        return int(counts.min())
+    names = [str(number) for number in classes.tolist()]
+    return min(effective_records.by_name(whose.cpu().numpy(), code, names).values())
 
 
 _PLAIN = ("balanced_accuracy", "mcc", "roc_auc", "log_loss", "rank_mae")
