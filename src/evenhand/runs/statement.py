@@ -373,10 +373,10 @@ def runs_words(accounting: Mapping[str, Any], delta: float, unit: str = "record"
     persons = "of them promise something about records or other persons, or nothing, and are"
     without = records if unit == "record" else persons
     extra = f"; {accounting['uncounted_runs']} {without} in no total" if accounting["uncounted_runs"] else ""
-    theirs = "the models of the others" if extra else "their models"
+    whose = "the others'" if extra else "their"
     return (
-        f"The trainer's machine counts {runs} runs on these data{extra}. If all {theirs} are released, they spend "
-        f"at most epsilon {total} together on any one {unit} at delta {delta:g} (add/remove).{chosen}"
+        f"The trainer's machine counts {runs} runs on these data{extra}. If all {whose} models are released, they "
+        f"spend at most epsilon {total} together on any one {unit} at delta {delta:g} (add/remove).{chosen}"
     )
 
 
