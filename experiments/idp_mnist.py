@@ -172,7 +172,7 @@ def by_method(rows: Sequence[Mapping[str, Any]], rate: float) -> dict[str, dict[
 
 
 def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """What the paper claims and what these runs say, at each rate that has at least two seeds.
+    """Judge what the paper claims by these runs, at each rate that has at least two seeds.
 
     Intervals hold training and test pictures, for all claims at once; "holds" asks for the whole interval above 0 and
     its upper end at least at what matters, see `uncertainty.verdict`.
