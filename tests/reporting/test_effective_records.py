@@ -11,6 +11,7 @@ import torch
 
 import evenhand as eh
 from commands import evenhand
+from evenhand._numbers import interval
 from evenhand.comparison.viewer.released import read
 from evenhand.comparison.write_results import without_small_groups
 from evenhand.methods.priors import Prior
@@ -189,6 +190,40 @@ def test_halves_never_share_a_person() -> None:
     first, second = (set(persons[rows.numpy()].tolist()) for rows in split(held(torch.nn.Linear(3, 2), data)))
     assert not first & second
     assert len(first | second) == len(set(persons.tolist()))
+
+
+def test_halves_are_never_empty() -> None:
+    """Also where every person is the only one of their class and group."""
+    truth, whose = torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 7, 7])
+    first, second = split(Held(torch.zeros(4, 2), truth, "classes", (), ("a", "a", "b", "b"), whose))
+    assert sorted([*first.tolist(), *second.tolist()]) == [0, 1, 2, 3]
+    assert len(first) == len(second) == 2
+
+
+def test_one_person_cannot_settle_a_goal(tmp_path: Path) -> None:
+    (x, y, groups, whose), test = visits(50, 5), visits(1, 6)
+    held_out = eh.data.wrap(*test[:2], labels=[0, 1], keep_together=np.zeros(len(test[1])))
+    data = eh.data.wrap(x, y, labels=[0, 1], groups=groups, persons=whose)
+    wanted = {"goal": "worst", "tau": "held-out", "epsilon": 3.0, "delta": 1e-3, "epochs": 1}
+    with pytest.raises(eh.errors.UsageError, match="of one person or one record"):
+        eh.fit(torch.nn.Linear(3, 2), data, test=held_out, out=tmp_path / "run", **wanted)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_charts_of_rates_count_persons_of_their_own_side(tmp_path: Path) -> None:
+    data, _ = one_person()
+    x, y, groups, whose = visits(200, 7)
+    train = eh.data.wrap(x, y, labels=[0, 1], groups=groups, persons=whose)
+    told = {"epsilon": 8.0, "delta": 1e-3, "epochs": 1, "least_records": 0, "out": tmp_path / "run"}
+    run = eh.fit(torch.nn.Linear(3, 2), train, test=data, **told)
+    last = run.folder.last_evaluation()
+    rate, by_group = per_group(last)["tpr"]["b"], {key: last[key] for key in last if key != "side_effective"}
+    run.report().save(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert rate.independent == 1
+    assert interval(rate.low, rate.high, "%", rate.count) in page
+    narrow = per_group(by_group)["tpr"]["b"]
+    assert interval(narrow.low, narrow.high, "%", narrow.count) not in page
 
 
 def test_a_label_counts_the_persons_of_its_smaller_side() -> None:

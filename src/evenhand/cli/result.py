@@ -106,7 +106,10 @@ def summary(finished: Run, first: Sequence[str] = ()) -> dict[str, Any]:
             }
             for name, share in shares.items()
         }
-        | {name: {"n": None, "accuracy": None, "interval": None} for name in left_out.get("groups", ())},
+        | {
+            name: {"n": None, "effective": None, "accuracy": None, "interval": None}
+            for name in left_out.get("groups", ())
+        },
         "least_records": left_out.get("least"),
         "group_accuracy": shares,
         "worst_group": worst_group(shares, effective_records.sizes(last)),

@@ -86,7 +86,8 @@ class ReportData:
         classes: one entry per owner class, where there are several and not too many.
         summary: quantiles over many owner classes, in words.
         majority: share of the largest class among the held-out records.
-        metrics: further metrics, each by group; ``together`` has those over all records.
+        metrics: further metrics, each by group; ``together`` has those over all records, ``sides`` how many independent
+            records rates are shares of, where a person has several.
         further: sections that others made, behind the first.
         audit: the section on the audit of the promise, before the statement.
         unit: whom the promise is about: "record" or "person"; ``counted`` is what is counted and drawn.
@@ -110,6 +111,7 @@ class ReportData:
     summary: Sequence[str] = ()
     majority: float | None = None
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     together: Mapping[str, float | None] = field(default_factory=dict)
     further: Sequence[Section] = ()
     audit: Section | None = None
@@ -276,15 +278,13 @@ def _groups(data: ReportData) -> Section:
 
 def _by_rate(data: ReportData) -> dict[str, Figure]:
     """Return a chart for each further rate of two classes, in the order and colours of the first one."""
-    row = {
-        "group_records": {name: e.count for name, e in data.groups.items() if e.measured},
-        effective_records.BY_GROUP: {name: e.independent for name, e in data.groups.items() if e.measured},
-        "group_metrics": data.metrics,
-    }
-    rates = run_findings.per_group(row)
+    measured = {name: e for name, e in data.groups.items() if e.measured}
+    sizes = {"group_records": {name: e.count for name, e in measured.items()}}
+    worth = {effective_records.BY_GROUP: {name: e.independent for name, e in measured.items()}}
+    row = {**sizes, **worth, effective_records.BY_SIDE: data.sides, "group_metrics": data.metrics}
+    rates, missing = run_findings.per_group(row), Estimate(math.nan, math.nan, math.nan, 0)
 
     def drawn(name: str) -> Figure:
-        missing = Estimate(math.nan, math.nan, math.nan, 0)
         rows = [(group, rates[name].get(group, missing)) for group in data.ranked]
         look: dict[str, Any] = {"numbers": data.numbers, "worst": data.worst}
         return figure(lambda size: bars(rows, title=METRICS[name].words, size=size, **look))

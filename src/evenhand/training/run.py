@@ -14,7 +14,7 @@ from evenhand.density import METHODS
 from evenhand.errors import UsageError, VerificationError
 from evenhand.reporting import group_metrics, metrics, model_card, run_findings, run_page
 from evenhand.reporting.audits.section import section as audit_section
-from evenhand.reporting.held_out import small_cells
+from evenhand.reporting.held_out import effective_records, small_cells
 from evenhand.runs import released_weights
 from evenhand.runs import statement as statements
 from evenhand.runs.folder import Folder, write_durably
@@ -258,7 +258,10 @@ def _report(
     column = folder.group_column()
     frame = group_metrics.GroupFrame(frame.overall, run_findings.with_column(frame.by_group, column))
     metrics = [run_findings.row_with_column(row, column) for row in metrics]
-    by_metric = {name: run_findings.with_column(of, column) for name, of in last.get("group_metrics", {}).items()}
+    by_metric, sides = (
+        {name: run_findings.with_column(of, column) for name, of in last.get(key, {}).items()}
+        for key in ("group_metrics", effective_records.BY_SIDE)
+    )
     return run_page.ReportData(
         title=f"{plan.method} on {plan.facts.records} {plan.facts.units}",
         headline=run_page.opening(last, frame),
@@ -283,6 +286,7 @@ def _report(
         counted=plan.facts.unit,
         majority=last.get("majority"),
         metrics=by_metric,
+        sides=sides,
         together=last.get("metrics", {}),
         audit=audit_section(statement["audit"], f"per {plan.facts.promised}, add/remove, delta {plan.delta:g}"),
         further=[part for part in [changes_section(last), frontier_section(metrics)] if part is not None],

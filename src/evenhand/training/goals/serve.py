@@ -183,6 +183,13 @@ def ask(
                 f"{'The goal ' + str(wanted) if wanted.name == 'parity' else 'tau held-out'} is settled on held-out "
                 "records, which are no training records: pass test=, or on the command line --test-share."
             )
+        whose = held_out.by_record.together
+        if len(held_out) < 2 or (whose is not None and len(torch.unique(whose)) < 2):
+            raise UsageError(
+                f"{'The goal ' + str(wanted) if wanted.name == 'parity' else 'tau held-out'} is settled on one half of "
+                "the held-out records and measured on the other, and they are of one person or one record: hold out "
+                "more, --test-share. Nothing was spent."
+            )
         if wanted.name == "parity":
             targets = held_out.fetch(torch.arange(len(held_out)))[1]
             parity.refuse_unsuited(
@@ -192,7 +199,7 @@ def ask(
                 held_out.group_names(),
                 targets.tolist() if targets.dim() == 1 else [0] * len(targets),
                 least,
-                None if (whose := held_out.by_record.together) is None else whose.tolist(),
+                None if whose is None else whose.tolist(),
             )
     return Serving(wanted, strength, known, groups=tuple(data.facts.groups))
 
@@ -281,7 +288,7 @@ def split(held: Held) -> tuple[Tensor, Tensor]:
     for row in order:
         if whose[row] not in half_of:
             cell = (held.groups[row] if held.groups else "", str(truth[row]))
-            cells[cell] = cells.get(cell, -1) + 1
+            cells[cell] = cells.get(cell, len(cells) - 1) + 1
             half_of[whose[row]] = cells[cell] % 2
         halves[half_of[whose[row]]].append(row)
     return torch.tensor(sorted(halves[0])), torch.tensor(sorted(halves[1]))
