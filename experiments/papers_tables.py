@@ -47,9 +47,9 @@ PAPERS = (
         "cardiotocography, ordering changes nothing: {flat}. The "
         "worst owner is served far better at the slow rate where everybody gets the strictest promise: ordering is "
         "{strictest} from it; at tuned rates this is not decided: {strictest_tuned}. "
-        "To membership inference stricter owners leak less, under ordering as without it: "
+        "To membership inference stricter owners leak less, with ordering or not: "
         "[lira_owners](lira_owners.md). With the published code's settings IDP-SGD gains {idp} (Sample) and "
-        "{idp_scale} (Scale) over DP-SGD, as published; by the paper's text [next to nothing](idp_mnist.md).",
+        "{idp_scale} (Scale) over DP-SGD, untuned, as published; by the paper's text [next to nothing](idp_mnist.md).",
         (
             *("ino_map_digits", "ino_map_ctg", "ino_map_cifar", "ino_parts_digits", "ino_pareto_digits"),
             *("ctg_owners", "ctg_random", "ctg_records", "ctg_overlap", "ctg_noise", "ctg_ablation", "ctg_pareto"),
