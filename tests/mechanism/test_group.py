@@ -1,4 +1,4 @@
-"""What processes say to each other: once an exchange is over, no thread of gloo holds what was exchanged."""
+"""Exchanges between processes: once one is over, no thread of gloo holds what was exchanged."""
 
 from __future__ import annotations
 

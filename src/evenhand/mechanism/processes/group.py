@@ -222,7 +222,7 @@ class Group:
     def _finish(self, begin: Callable[[], Any], *tensors: Tensor) -> None:
         """Begin an exchange of these tensors and wait until it is done; an error of the connection says what it means.
 
-        Guarantee: afterwards only the caller holds them.
+        Guarantee: afterwards only the caller holds them, or they are never freed (``await_release``).
         """
         if self._over:
             raise ProcessError(f"The processes of this run have stopped. {self.advice()}".rstrip())
