@@ -71,7 +71,8 @@ def test_the_owner_reads_everything_in_private(run: Run) -> None:
 
 def test_json_has_null_for_small_groups(run: Run) -> None:
     figures = summary(run)
-    assert figures["groups"]["rare"] == figures["groups"]["usual"] == {"n": None, "accuracy": None, "interval": None}
+    nothing = {"n": None, "effective": None, "accuracy": None, "interval": None}
+    assert figures["groups"]["rare"] == figures["groups"]["usual"] == nothing
     assert figures["groups"]["common"]["n"] == 120
     assert figures["least_records"] == 10
     assert set(figures["group_accuracy"]) == {"common"}
