@@ -16,8 +16,9 @@ import pytest
 from commands import evenhand
 from evenhand.comparison import summary, tables
 from evenhand.comparison import write_results as files
-from evenhand.comparison.compare import Comparison, compare
-from evenhand.comparison.run_cell import finished, plan_task
+from evenhand.comparison.compare import EXECUTORS, Comparison, compare
+from evenhand.comparison.executors import Failure
+from evenhand.comparison.run_cell import Task, finished, plan_task
 from evenhand.comparison.sweep import Sweep, from_toml
 from evenhand.errors import UsageError
 from evenhand.reporting.comparison_page import ComparisonData
@@ -227,6 +228,18 @@ def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path: Path) -> No
     assert json.loads(text.splitlines()[-1])["failed"] == []
     segments = [len(Folder(path).ledger().segments) for path in done(out)]
     assert sorted(segments) == [1, 2]
+
+
+def test_one_seed_of_all_methods_runs_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def execute(tasks: dict[str, Task], *_: object, **__: object) -> dict[str, Failure]:
+        order.extend(task.cell.name for task in tasks.values())
+        return {name: Failure("not run") for name in tasks}
+
+    monkeypatch.setitem(EXECUTORS, "processes", execute)
+    compare(replace(SWEEP, epsilons=(1.0,), replicas="off"), tmp_path, progress=False)
+    assert order == ["dpsgd-eps1-seed0", "sgd-seed0", "dpsgd-eps1-seed1", "sgd-seed1"]
 
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -119,8 +119,11 @@ class _Crew:
     replicas: str
 
     def run(self, tasks: Sequence[Task]) -> tuple[dict[str, executors.Failure], int]:
-        """Run the tasks that are not finished; return the failures by name, and how many were finished before."""
-        missing = [task for task in tasks if not finished(task)]
+        """Run the tasks that are not finished; return the failures by name, and how many were finished before.
+
+        One seed of all methods comes after the other: what is finished when somebody stops is whole replicas.
+        """
+        missing = sorted((task for task in tasks if not finished(task)), key=lambda task: task.cell.seed)
         before = len(tasks) - len(missing)
         stacks, alone = ({}, missing) if self.replicas == "off" else _stacks(missing, self.replicas)
         with _interruptible(before, len(tasks), bool(stacks)), _bar(tasks, len(missing), self.progress) as watch:
