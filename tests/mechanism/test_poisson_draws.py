@@ -137,7 +137,7 @@ def test_writing_into_the_owners_later_changes_no_draw() -> None:
 
 def test_a_coin_that_equals_its_limit_asks_for_further_bits() -> None:
     owner, rates = np.array([0, 1]), np.array([0.3, 0.9])
-    shares = Shares.of(owner, rates, np.array([0, 1]))
+    shares = Shares.of(owner, rates, np.array([0.9, 0.9]))
     limit = int(shares.limits[0])
     assert limit == per_word(0.3) * WORDS // per_word(0.9)
     for words, more, passed in (([limit], 0, [0]), ([limit], WORDS - 1, []), ([limit - 1], WORDS - 1, [0])):
@@ -214,7 +214,7 @@ def test_candidates_pass_by_their_whole_words_whatever_their_first_bytes() -> No
     random, count = np.random.default_rng(4), 4_000
     rates = random.choice(np.concatenate([random.uniform(0.5, 1, 50), [0.5, 1 - 2.0**-30, 1.0, 1e-9]]), 300) * 1e-3
     owner = random.integers(0, 300, count).astype(np.int32)
-    shares = Shares.of(owner, rates, np.arange(300))
+    shares = Shares.of(owner, rates, np.full(300, rates.max()))
     limits = [int(limit) for limit in shares.limits[owner]]
     near = [int(random.choice([-1, 1])) * int(random.integers(1, 1 << int(random.integers(1, 60)))) for _ in limits]
     words = [min(max(limit + by, 0), WORDS - 1) for limit, by in zip(limits, near, strict=True)]
@@ -225,6 +225,14 @@ def test_candidates_pass_by_their_whole_words_whatever_their_first_bytes() -> No
     assert [place for place in passed.tolist() if words[place] != limits[place]] == wanted
 
 
+def test_strata_share_what_they_keep_of_every_record() -> None:
+    random, rates = np.random.default_rng(5), np.array([0.1, 0.09, 0.01, 0.009, 0.001, 0.001])
+    owner = random.choice(6, 300_000).astype(np.int32)
+    shares = [stratum.shares for stratum in stratify(owner, rates)]
+    assert shares[0] is shares[1] is not None
+    assert shares[2] is None
+
+
 def test_coins_and_gaps_use_one_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record's probability must not depend on how many others there are, so all ways share one rounding."""
     for rate in (0.3, 1 / 3, 0.01, 1e-12):
@@ -232,7 +240,7 @@ def test_coins_and_gaps_use_one_probability(monkeypatch: pytest.MonkeyPatch) -> 
         assert {int(last) + 1 for last in coins.last} == {per_word(rate)} == {threshold(rate, 1, bits=64)}
         assert 0 <= Fraction(rate) - Fraction(per_word(rate), WORDS) < Fraction(1, WORDS)
     owner = np.array([0, 1])
-    shares = Shares.of(owner, np.array([1 / 3, 0.9]), np.array([0, 1]))
+    shares = Shares.of(owner, np.array([1 / 3, 0.9]), np.array([0.9, 0.9]))
     thinned = Fraction(int(shares.limits[0]), WORDS) * Fraction(per_word(0.9), WORDS)
     assert 0 <= Fraction(per_word(1 / 3), WORDS) - thinned < Fraction(1, WORDS)
 

@@ -226,25 +226,25 @@ def costs_least_by_coins(records: int, batch: float) -> bool:
 
 @dataclass(frozen=True)
 class Shares:
-    """Coins of the candidates of a stratum whose rates differ: ``limits`` of each class in multiples of 2^-64.
+    """Coins of candidates in strata whose rates differ: ``limits`` of each class in multiples of 2^-64.
 
-    ``owner`` is the class of every record of the data, ``rates`` those of all classes, ``top`` the stratum's.
+    ``owner`` is the class of every record of the data, ``rates`` and ``tops`` are those of each class and its stratum.
     ``first_bytes`` of every record's limit decide nearly all coins: they fit into the processor's cache.
     """
 
     owner: NDArray[np.int32]
     rates: NDArray[np.float64]
-    top: float
+    tops: NDArray[np.float64]
     limits: NDArray[np.uint64]
     first_bytes: NDArray[np.uint8]
 
     @classmethod
-    def of(cls, owner: NDArray[np.int32], rates: NDArray[np.float64], classes: NDArray[np.int64]) -> Shares:
-        """Return the coins for the records of these classes."""
-        top, limits = float(rates[classes].max()), np.zeros(len(rates), dtype=np.uint64)
-        most = per_word(top)
-        limits[classes] = [min((per_word(rate) << 64) // most, (1 << 64) - 1) for rate in rates[classes].tolist()]
-        return cls(owner, rates, top, limits, (limits >> np.uint64(56)).astype(np.uint8)[owner])
+    def of(cls, owner: NDArray[np.int32], rates: NDArray[np.float64], tops: NDArray[np.float64]) -> Shares:
+        """Return the coins of all records, whose classes have these rates in strata with these largest rates."""
+        most, words = [max(1, per_word(top)) for top in tops.tolist()], map(per_word, rates.tolist())
+        parts = [min((word << 64) // whole, (1 << 64) - 1) for word, whole in zip(words, most, strict=True)]
+        limits = np.array(parts, dtype=np.uint64)
+        return cls(owner, rates, tops, limits, (limits >> np.uint64(56)).astype(np.uint8)[owner])
 
     def thin(self, records: NDArray[np.int64], stream: Stream, step: int, first: int) -> NDArray[np.int64]:
         """Return the candidates that pass; coins lie from cipher block ``first`` on."""
@@ -255,7 +255,8 @@ class Shares:
             coins, limits = words[open_places], self.limits[self.owner[records[open_places]]]
             passed[open_places] = coins < limits
             for place in open_places[coins == limits].tolist():
-                share = Fraction(per_word(float(self.rates[self.owner[records[place]]])), per_word(self.top))
+                owner = self.owner[records[place]]
+                share = Fraction(per_word(float(self.rates[owner])), per_word(float(self.tops[owner])))
                 passed[place] = self.settles(int(words[place]), share, _more(stream, step, first, place))
         return records.compress(passed)
 
@@ -410,16 +411,16 @@ def stratify(owner: NDArray[np.int32], rates: NDArray[np.float64]) -> tuple[Stra
     """Return the strata of records with these owner classes: few, each with few candidates that are drawn in vain."""
     sizes = np.bincount(owner, minlength=len(rates))
     members = merge_classes(rates, sizes, np.flatnonzero(sizes))
-    place = np.empty(len(rates), dtype=np.int64)
+    place, tops = np.empty(len(rates), dtype=np.int64), rates.copy()
     for number, classes in enumerate(members):
-        place[classes] = number
-    of_record = place[owner] if len(members) > 1 else None
-    strata = list[Stratum]()
+        place[classes], tops[classes] = number, rates[classes].max()
+    differ = [bool(per_word(tops[classes[0]]) and np.ptp(rates[classes]) > 0) for classes in members]
+    shares = Shares.of(owner, rates, tops) if any(differ) else None
+    of_record, strata = place[owner] if len(members) > 1 else None, list[Stratum]()
     for number, classes in enumerate(members):
         records = None if of_record is None else np.flatnonzero(of_record == number)
-        top, same = float(rates[classes].max()), bool(np.ptp(rates[classes]) == 0)
-        shares = None if same or not per_word(top) else Shares.of(owner, rates, classes)
-        strata.append(Stratum(number, top, len(owner) if records is None else len(records), records, shares))
+        count, top = len(owner) if records is None else len(records), float(tops[classes[0]])
+        strata.append(Stratum(number, top, count, records, shares if differ[number] else None))
     return tuple(strata)
 
 
