@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from evenhand.sklearn import (
     PrivateRegressor,
     make_private_pipeline,
 )
+from evenhand.sklearn.search import _scores_plan
 
 pytestmark = pytest.mark.usefixtures("looked_at")
 BOUNDS = (-3, 3)
@@ -79,6 +81,26 @@ def test_a_search_spends_no_more_than_its_one_promise(people: Any) -> None:
     assert eh.verify(search.best_estimator_[-1].run_.path)["ok"]
 
 
+@pytest.mark.parametrize("wins", [0, 1])
+def test_a_search_keeps_its_promise_whatever_plan_wins(people: Any, monkeypatch: pytest.MonkeyPatch, wins: int) -> None:
+    """Plans of equal epsilon compose differently, and the scores choose between them."""
+    inputs, labels = people
+    monkeypatch.setattr(PrivateGridSearch, "_released", lambda self, answers, *_: np.eye(len(answers))[wins])
+    grid = [{"batch_size": [200], "epochs": [1]}, {"batch_size": [2], "epochs": [0.1]}]
+    search = PrivateGridSearch(classifier(bounds=BOUNDS), grid, epsilon=1.0, delta=1e-4).fit(inputs, labels)
+    assert search.best_index_ == wins
+    scores = _scores_plan(2, 60, search.epsilon_, 1e-4).events()
+    plans = [eh.load(run).plan for run in Path("runs").iterdir()]
+    assert len(plans) == 3
+    events = [event for plan in plans for event in plan.events()]
+    assert 0.8 < accountant.epsilon([*events, *scores], 1e-4) <= 1.0
+
+
+def test_trials_say_that_their_labels_were_read_off_the_data(people: Any) -> None:
+    PrivateGridSearch(classifier(bounds=BOUNDS), {"lr": [0.1]}, epsilon=1.0).fit(*people)
+    assert [eh.load(run).plan.facts.derived for run in Path("runs").iterdir()] == [("labels",)] * 2
+
+
 def test_scores_of_a_search_are_noisy_and_of_regressors_too() -> None:
     generator = np.random.default_rng(0)
     inputs = generator.uniform(-1, 1, (300, 2))
@@ -112,8 +134,6 @@ def test_what_a_search_cannot_pay_for_is_refused_before_anything_is_spent(people
         PrivateGridSearch(make_pipeline(classifier()), {}, epsilon=1.0).fit(inputs, labels)
     with pytest.raises(UsageError, match="target y is None"):
         PrivateGridSearch(classifier(), {}, epsilon=1.0).fit(inputs)
-    from pathlib import Path
-
     assert not Path("runs").exists()
 
 

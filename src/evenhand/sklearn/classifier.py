@@ -136,6 +136,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         self.out, self.compose, self.progress = out, compose, progress
         self.seed, self.insecure_seed = seed, insecure_seed
 
+    _read_off: Sequence[Any] = ()
+    """Classes that a search read off all of its records, some of which this fit does not see."""
+
     def predict(self, X: Any, *, groups: Sequence[str] | None = None) -> NDArray[Any]:
         """Return the class of every row; ``groups`` where the decision depends on a record's group."""
         answers = self._adjusted(X, groups).argmax(1).numpy()
@@ -163,7 +166,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         except (TypeError, ValueError) as error:
             raise in_words(error) from None
         if self.classes is None:
-            self.classes_ = present
+            self.classes_ = np.asarray(self._read_off) if len(self._read_off) else present
             if len(self.classes_) > UNDECLARED:
                 raise DataError(
                     f"y has more than {UNDECLARED} classes, whose names would be printed as public facts: declare them "

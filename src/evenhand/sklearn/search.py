@@ -72,7 +72,8 @@ class PrivateGridSearch(BaseEstimator):  # type: ignore[misc]
 
     Guarantee:
       The trainings and the scores are Gaussian releases composed by the accountant, each record counted as if it were
-      in all of them. Trials and final fit are runs of their own, entered in the dataset ledger before they start.
+      in all of them, and the final fit as if it followed the plan of any point. Trials and final fit are runs of their
+      own, entered in the dataset ledger before they start.
 
     Examples:
       >>> import os, tempfile
@@ -159,7 +160,7 @@ class PrivateGridSearch(BaseEstimator):  # type: ignore[misc]
         if isinstance(last, PrivateRegressor) and last.target_bounds is None:
             raise UsageError("Scores of a regressor need public bounds: PrivateRegressor(target_bounds=(low, high)).")
         if isinstance(last, PrivateClassifier) and last.classes is None:
-            last.set_params(classes=np.unique(y).tolist())  # also those that the split leaves out
+            last._read_off = np.unique(y).tolist()  # also those that the split leaves out
         return point, estimator
 
     def _released(
@@ -250,7 +251,10 @@ class _Cost:
     delta: float
 
     def part(self, epsilon: float) -> float:
-        """Return the epsilon of each part such that all parts together spend at most ``epsilon``, and hardly less."""
+        """Return the epsilon of each part such that all parts together spend at most ``epsilon``, and hardly less.
+
+        Between points of different plans "hardly less" is meant of the bound that covers every choice.
+        """
         if not all(self._planned(trial, self.sizes[0], 1.0).certified for trial in self.trials):
             raise UsageError("A method without an established guarantee has no epsilon to share: choose another one.")
         part: float = epsilon / (len(self.trials) + 2) ** 0.6
@@ -262,24 +266,24 @@ class _Cost:
         raise CalibrationError(f"So many trainings cannot share epsilon {epsilon:g}: search fewer points.")
 
     def _spent(self, part: float) -> float:
-        """Return the epsilon of a record that is in every training and in the scores."""
+        """Return an epsilon that no record exceeds that is in every training and in the scores, whatever point wins.
+
+        The scores choose which plan the final fit follows. So it counts as each plan that it may have, with an equal
+        share of delta for each: see docs/proofs/accountant.md, section 1.
+        """
         kinds = [repr([getattr(trial, name, None) for name in _PLANNED]) for trial in self.trials]
         distinct = dict(zip(kinds, self.trials, strict=True))
         some, every = (
             {kind: self._planned(trial, records, part).events() for kind, trial in distinct.items()}
             for records in (self.sizes[0], sum(self.sizes))
         )
-        dearest = max(every.values(), key=lambda events: accountant.epsilon(events, self.delta))
         scores = _scores_plan(len(kinds), self.sizes[1], part, self.delta).events()
-        events = [event for one in (*(some[kind] for kind in kinds), dearest, scores) for event in one]
-        return accountant.epsilon(events, self.delta)
+        before = [event for one in (*(some[kind] for kind in kinds), scores) for event in one]
+        return max(accountant.epsilon([*before, *final], self.delta / len(every)) for final in every.values())
 
     def _planned(self, trial: PrivateEstimator, records: int, part: float) -> Plan:
-        labels = (
-            tuple(map(str, () if trial.classes is None else trial.classes))
-            if isinstance(trial, PrivateClassifier)
-            else ()
-        )
+        known = getattr(trial, "classes", None)
+        labels = tuple(map(str, getattr(trial, "_read_off", ()) if known is None else known))
         facts = Facts(records, (("all", records),), self.groups, labels)
         return trial.planned(facts, Privacy(part, self.delta))
 
