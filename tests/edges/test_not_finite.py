@@ -16,7 +16,7 @@ from evenhand.data import fingerprint as looking
 from evenhand.data import wrap
 from evenhand.data.fingerprint import survey
 from evenhand.density import MomentDensity
-from evenhand.errors import DataError
+from evenhand.errors import DataError, UnsupportedModelError
 from evenhand.training.config import Config, from_toml, to_toml
 
 NAN = float("nan")
@@ -145,3 +145,37 @@ def test_flags_and_files_allow_them_alike(tmp_path: Path) -> None:
     shown = evenhand("train", "--help").stdout
     assert "--allow-not-finite" in shown
     assert "--training-records" in shown
+
+
+class Filled(nn.Module):
+    """Fills missing values: with means of the batch, with zero, or shifts all records where one is missing."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.way = nn.Linear(4, 2), way
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.way == "mean":
+            return self.layer(torch.where(rows.isnan(), rows.nanmean(0), rows))
+        shift = rows.nanmean() if self.way == "shift" and bool(rows.isnan().any()) else 0.0
+        return self.layer(rows.nan_to_num() - shift)
+
+
+@pytest.mark.parametrize("way", ["mean", "shift"])
+def test_a_model_that_couples_records_only_where_values_are_missing_is_refused(way: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="other records"):
+        eh.fit(Filled(way), records(COUNT // 5), epsilon=3.0, epochs=1, out=tmp_path, allow_not_finite=True)
+    assert eh.runs.folder.Folder(tmp_path).ledger().reserved == 0
+
+
+def test_a_record_that_is_not_finite_adds_nothing_even_where_the_model_makes_something_of_it(tmp_path: Path) -> None:
+    """The message says so, and no look at some records could find every way in which others might fill it."""
+    ends = []
+    for value in (0.5, 5.0):
+        inputs, targets = records(7)
+        inputs[inputs[:, 1].isnan(), 0] = value
+        torch.manual_seed(0)
+        model = Filled("zero")
+        eh.fit(model, (inputs, targets), epsilon=3.0, epochs=1, prior=False, insecure_seed=3, out=tmp_path / str(value))
+        ends.append(model.layer.weight.detach().clone())
+    assert torch.equal(*ends)

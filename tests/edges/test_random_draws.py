@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.sampling import PoissonSampler, draw
 from evenhand.training import evaluate
 from evenhand.training.augment import Views, random_flip, random_shift
+from evenhand.training.guards.coupling_guard import Handed
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 DRAWS: dict[str, Callable[[], float]] = {
@@ -369,11 +371,59 @@ def test_a_batch_that_a_users_loop_changes_at_random_is_refused_and_nothing_is_r
     assert torch.equal(model.weight, before)
 
 
-def test_a_batch_that_a_users_loop_changes_without_draws_is_stepped(tmp_path: Path) -> None:
+def standardised(batch: Any) -> Any:
+    batch.inputs.sub_(batch.inputs.mean(0))
+    return batch
+
+
+def filled(batch: Any) -> Any:
+    return replace(batch, inputs=torch.where(batch.inputs.isnan(), batch.inputs.nanmean(0), batch.inputs))
+
+
+def in_order(batch: Any) -> Any:
+    rows = batch.inputs[:, 0].argsort()
+    return replace(batch, inputs=batch.inputs[rows], targets=batch.targets[rows])
+
+
+def one_for_all(batch: Any) -> Any:
+    return replace(batch, inputs=batch.inputs[:1].expand(len(batch), -1))
+
+
+@pytest.mark.parametrize("change", [standardised, filled, in_order, one_for_all, lambda b: replace(b, inputs=2 * b[0])])
+def test_a_batch_that_a_users_loop_changes_is_refused_and_nothing_is_released(
+    change: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """A change cannot be run again among other records, so nobody can tell whether it keeps them apart."""
+    inputs = torch.randn(80, 4)
+    inputs[::2, 1] = torch.nan
+    data, model = wrap(inputs, [0, 1] * 40), nn.Linear(4, 2)
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), model.weight.clone()
+    with eh.attach(model, optimizer, LOSS, planned(data), out=tmp_path, allow_not_finite=True) as run:
+        batch = next(run.batches(data))
+        with pytest.raises(UsageError, match="augment="):
+            run.step(change(batch))
+    assert torch.equal(model.weight, before)
+
+
+def test_another_precision_a_copy_or_a_part_of_a_batch_is_no_change() -> None:
+    rows, labels = torch.randn(5, 4), torch.arange(5)
+    rows[3, 1] = torch.nan
+    handed = Handed({"a": rows, "b": labels}, labels)
+    for kind in (torch.float64, torch.bfloat16):
+        handed.check({"a": rows.to(kind), "b": labels.clone()}, labels)
+    handed.check(rows, labels.int())
+    for changed in (rows.nan_to_num(), rows.flip(0), rows[:, :2], rows.t()):
+        with pytest.raises(UsageError, match="changed"):
+            handed.check(changed, labels)
+    labels.add_(1)
+    with pytest.raises(UsageError, match="changed"):
+        handed.check(rows, labels)
+
+
+def test_a_copy_of_a_batch_is_stepped(tmp_path: Path) -> None:
     data, model = wrap(torch.randn(80, 4), [0, 1] * 40), nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with eh.attach(model, optimizer, LOSS, planned(data), out=tmp_path) as run:
         for batch in run.batches(data):
-            batch.inputs.mul_(2.0)
-            run.step(batch)
+            run.step(replace(batch, inputs=batch.inputs.clone()))
     assert run.remaining == 0

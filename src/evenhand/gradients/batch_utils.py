@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -63,6 +64,20 @@ def finite_rows(inputs: Any, targets: Any) -> Tensor:
             leaf = of_one_width(leaf) if leaf.is_nested else leaf
             good &= torch.isfinite(leaf).flatten(1).all(1).cpu() if leaf.dim() > 1 else torch.isfinite(leaf).cpu()
     return good.nonzero().squeeze(1)
+
+
+def spoilt_rows(inputs: Any) -> Tensor | None:
+    """Return a mask of the records with an input that is not finite, None if there is none.
+
+    >>> spoilt_rows((torch.ones(2), None)), spoilt_rows({"x": torch.tensor([[1.0], [torch.inf]])})
+    (None, tensor([False,  True]))
+    """
+    floating = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not any(leaf.is_nested or not math.isfinite(float(leaf.detach().sum())) for leaf in floating):
+        return None
+    rows = finite_rows(inputs, None)
+    spoilt = torch.ones(batch_size(inputs, None), dtype=torch.bool).index_fill_(0, rows, False)
+    return spoilt if bool(spoilt.any()) else None
 
 
 def versions(tree: Any) -> list[int]:

@@ -217,15 +217,15 @@ class Private:
         chosen by looking at these losses: choose by released values, for which the epsilon of the whole plan holds, or
         fix the choice before training.
 
-        Inputs and targets may have been changed in place, but not at random (pass ``augment=``); who was sampled is
-        taken from the draw.
+        The batch must hold the values that were drawn; another device or precision is no change. Changes belong into
+        the dataset, ``augment=`` or the model, where it is looked at whether records stay apart.
         """
         with self._alone:
             pending = self._draws.next_drawn(batch)
             drawn, started = pending.batch, time.perf_counter()
-            pending.handed.check(batch.inputs, batch.targets)
             if batch is not drawn:
                 model_guards.check_rows(batch.inputs, batch.targets, len(drawn))
+            pending.handed.check(batch.inputs, batch.targets)
             self._ledger.refuse_blocked()
             passes: list[Pass] = []
 

@@ -5,7 +5,7 @@ Records of a batch are run twice, among different other records, and their losse
 half a percent of what training takes if that is more. Which steps are checked comes from the run's secret stream, never
 from the data. Nothing that a check computes is released, only that a run was refused or stopped.
 
-A batch that a user's own loop changed at random couples records too, before every step (`Handed`).
+A batch that a user's own loop changed cannot be looked at, so it is not taken (`Handed`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from evenhand import generators
 from evenhand.data.dataset import Data
 from evenhand.errors import CoupledError, EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients.batch_utils import batch_size, finite_rows, join, take, without_values
@@ -66,47 +66,67 @@ def escape(share: float, looks: int = DRAWS) -> float:
 
 
 class Handed:
-    """A batch given to a user's own loop; ``check`` notices if it was changed by draws that are not secret.
+    """A batch given to a user's own loop; ``check`` takes no other one, since how it was changed cannot be looked at.
 
-    The loop may change rows by a fixed function. Random changes would draw from generators that others can know, and
-    one record more would shift the draws of all others: they belong into ``augment=``. Draws from a generator of the
-    user's own are not noticed.
+    A mean, a fill or a sort over the batch would let records influence each other, and random numbers of others'
+    generators would shift with every record more. Copies on another device or of another precision pass, and parts.
 
     Examples:
       >>> rows = torch.ones(3, 2); handed = Handed(rows)
-      >>> handed.check(rows * 2)
-      >>> handed.check(rows + torch.rand(3, 2))
+      >>> handed.check(rows.double())
+      >>> handed.check(rows - rows.mean(0))
       Traceback (most recent call last):
       ...
-      evenhand.errors.UsageError: The batch was changed and something was drawn at random in between, ...
+      evenhand.errors.UsageError: The batch was changed between its draw and this step, ...
     """
 
     def __init__(self, *values: Any) -> None:
-        self._places, self._drawn = self._look(values), self._generators()
+        self._values, self._places = values, self._look(values)
 
     def check(self, *values: Any) -> None:
-        """Raise if the rows were changed and a global generator of torch, numpy or Python drew in between."""
-        if self._look(values) == self._places:
+        """Raise if there are other rows than those that were drawn, or the same in another order."""
+        places = self._look(values)
+        if places == self._places:
             return
-        now, before = self._generators(), self._drawn
-        if now[1] != before[1] or not torch.equal(now[0], before[0]):
-            raise UsageError(
-                "The batch was changed and something was drawn at random in between, from generators that others can "
-                "know: one record more would then change what all others get, and no bound holds. Nothing was "
-                "released. Pass the random part as augment= (or make it in the dataset); its draws are secret there."
-            )
+        if self._look(self._values) == self._places:  # else they were written to
+            drawn = _tensors(self._values)
+            known = dict(zip(self._places, drawn, strict=True))
+            passed = zip(places, _tensors(values), strict=True)
+            if all(place in known or any(_same_values(leaf, one) for one in drawn) for place, leaf in passed):
+                return
+        raise UsageError(
+            "The batch was changed between its draw and this step, in a way that cannot be looked at: a mean, a fill "
+            "or a sort over the batch, or random numbers that others can know, let records influence each other, and "
+            "no bound holds. Nothing was released. Make the change where it is looked at, for each record by itself: "
+            "in the dataset, in augment= (also for fixed changes), or in the model's forward. Another device or "
+            "precision is no change."
+        )
 
     @staticmethod
-    def _look(values: Any) -> list[tuple[int, int]]:
-        """Return address and version of every tensor."""
-        plain = all(isinstance(value, Tensor) for value in values)
-        leaves = values if plain else [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-        return [(leaf.data_ptr(), leaf._version) for leaf in leaves]
+    def _look(values: Any) -> list[tuple[Any, ...]]:
+        """Return address, version, shape and strides of every tensor."""
+        return [
+            (leaf.data_ptr(), leaf._version, leaf.shape, None if leaf.is_nested else leaf.stride())
+            for leaf in _tensors(values)
+        ]
 
-    @staticmethod
-    def _generators() -> tuple[Tensor, Any]:
-        """Return marks of the global generators; they change with every draw."""
-        return torch.default_generator.get_state(), generators.mark()
+
+def _every(number: int) -> bool:
+    """Return whether a check takes rows that are not finite too, which spoil the comparison of gradients."""
+    return number % 8 in (3, 5)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    plain = all(isinstance(value, Tensor) for value in values)
+    return list(values) if plain else [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _same_values(one: Tensor, drawn: Tensor) -> bool:
+    """Return whether a tensor holds the values of another, as its own device and precision have them."""
+    if one.is_nested or one.shape != drawn.shape:
+        return False
+    given, expected = one.detach(), drawn.detach().to(one.device, one.dtype)
+    return bool(((given == expected) | (given.isnan() & expected.isnan())).all())
 
 
 class Coupling:
@@ -134,6 +154,7 @@ class Coupling:
         self._company, self._stream, self._steps, self._full = company, stream, steps, full
         self._expected, self._rows = expected, min(limit or ROWS, ROWS)
         self._pool: tuple[Any, Any] | None = None
+        self._finite = torch.empty(0, dtype=torch.long)
         self._coins: tuple[int, Any] = (-1, None)
         self._rate, self._looks, self._calls = 0.0, 0, 0
         self._real: tuple[Tensor, Tensor] | None = None
@@ -146,6 +167,7 @@ class Coupling:
         if self._rows < 2:
             return  # one record at a time touches no other
         self._pool = self._fetched(data, draw, started)
+        self._finite = finite_rows(*self._pool)
         if batch_size(*self._pool) < 2:
             return
         done, began = 0, time.thread_time()
@@ -166,13 +188,13 @@ class Coupling:
     def look(self, step: int, inputs: Any, targets: Any) -> None:
         """Run rows of this step's batch among other rows; raise if records influence each other."""
         self._real = None
-        rows = finite_rows(inputs, targets)
+        self._looks += 1
+        rows = torch.arange(batch_size(inputs, targets)) if _every(self._looks) else finite_rows(inputs, targets)
         if self._pool is None or len(rows) < 2:
             return
         draw = self._draw(_BEFORE + (1 << 40) + step)
         start = int(draw.integers(0, max(1, len(rows) - self._rows + 1)))
         rows = rows[start : start + self._rows]
-        self._looks += 1
         batch = take(inputs, rows), take(targets, rows)
         finding, fixed_rows = self._look(draw, batch, self._looks, learns=False)
         self._raise(finding, before=False)
@@ -201,9 +223,7 @@ class Coupling:
                 parts.append(data.fetch(part))
                 if time.perf_counter() - started > SECONDS / 2:
                     break
-        inputs, targets = _joined(parts)
-        finite = finite_rows(inputs, targets)
-        return take(inputs, finite), take(targets, finite)
+        return _joined(parts)
 
     def _largest(self) -> int:
         """Return the size of a large batch: Poisson sampling rarely draws more records."""
@@ -213,9 +233,20 @@ class Coupling:
         """Return random records as a batch, of the expected size, a large one and a small one in turn."""
         assert self._pool is not None
         spread = (0.0, 4.0, -3.0)[number % 3] * self._expected**0.5
-        size = min(max(2, round(self._expected + spread)), self._rows, batch_size(*self._pool))
-        rows = torch.from_numpy(draw.permutation(batch_size(*self._pool))[:size])
+        numbers = draw.permutation(self._others(number))
+        if _every(number):  # up to a quarter is not finite
+            spoilt = ~np.isin(numbers, self._finite.numpy())
+            few = np.flatnonzero(spoilt)[: max(1, round(self._expected) // 4)]
+            numbers = np.concatenate([numbers[few], np.delete(numbers, few)])
+        size = min(max(2, round(self._expected + spread)), self._rows, len(numbers))
+        rows = torch.from_numpy(draw.permutation(numbers[:size]))
         return take(self._pool[0], rows), take(self._pool[1], rows)
+
+    def _others(self, number: int) -> NDArray[np.int64]:
+        """Return the rows of the pool that a check with this number takes."""
+        assert self._pool is not None
+        every = np.arange(batch_size(*self._pool))
+        return every if _every(number) or len(self._finite) < 2 else self._finite.numpy()
 
     def _look(
         self, draw: np.random.Generator, batch: tuple[Any, Any], number: int, *, learns: bool
@@ -225,7 +256,7 @@ class Coupling:
         What every pass moves is learned from the many checks before training only.
         """
         precise, seed = number % 4 == 1, int(draw.integers(1 << 32))
-        again = partial(self._replaced, draw, batch)
+        again = partial(self._replaced, draw, batch, self._others(number))
         rows = again(few=precise or number % 2 == 0, copies=number % 5 == 0)
         try:
             finding = self._company.look(rows, seed, lambda: again(few=False), precise=precise, learns=learns)
@@ -238,14 +269,21 @@ class Coupling:
             self._rows = max(2, self._rows // 2)
             return Finding(), rows.indices
 
-    def _replaced(self, draw: np.random.Generator, batch: tuple[Any, Any], few: bool, copies: bool = False) -> Rows:
+    def _replaced(
+        self,
+        draw: np.random.Generator,
+        batch: tuple[Any, Any],
+        others: NDArray[np.int64],
+        few: bool,
+        copies: bool = False,
+    ) -> Rows:
         """Return a batch of which few rows, or half of them, stay; the others become other records or copies."""
         assert self._pool is not None
         size = batch_size(*batch)
         fixed_rows = torch.from_numpy(np.sort(draw.permutation(size)[: min(FEW, size - 1) if few else size // 2]))
         source = batch if copies or not _alike(batch, self._pool) else self._pool
-        most = batch_size(*source)
-        numbers = fixed_rows.numpy() if copies else draw.permutation(most)
+        others = others if source is self._pool else np.arange(size)
+        numbers = fixed_rows.numpy() if copies else draw.permutation(others)
         chosen = torch.from_numpy(np.resize(numbers, size - len(fixed_rows)))
         return Rows.of(batch, (take(source[0], chosen), take(source[1], chosen)), fixed_rows)
 

@@ -24,7 +24,7 @@ from evenhand.errors import (
     UsageError,
 )
 from evenhand.gradients import Layout, MicroBatches, pass_context, probe
-from evenhand.gradients.batch_utils import batch_size, take, without_values
+from evenhand.gradients.batch_utils import batch_size, spoilt_rows, take, without_values
 from evenhand.gradients.doctor.python_state import Picture, Snapshot, changes
 from evenhand.gradients.doctor.record_coupling import Company
 from evenhand.gradients.memory import KeepFreedMemory
@@ -156,11 +156,13 @@ class Watch:
         """Run one pass and return it; a model whose modes, hooks or modules changed is probed again first.
 
         ``early`` computes the weights of some rows before all are known, see `MicroBatches`. ``blocks`` say which
-        records are summed together.
+        records are summed together. A record with an input that is not finite has a norm that is not, so that it adds
+        nothing, whatever the model makes of it.
         """
         if self._rows is None:
             raise BatchReuseError("Iterate over private.batches(data) first.")
         self._before = []
+        spoilt = spoilt_rows(inputs)
         try:
             inputs = inputs if self._views is None else self._views(inputs)
             with self._compute.casting(self._model):
@@ -173,6 +175,10 @@ class Watch:
             if layout.state() != before:
                 self._spoilt = self._spoilt or find_written(layout, before, self._moving)
         self.refuse_spoilt()
+        if spoilt is not None:
+            result = replace(
+                result, norm=result.norm.masked_fill(spoilt.to(result.norm.device), torch.nan), finite=False
+            )
         if self._compute.precision == "float32":
             return result
         return replace(
