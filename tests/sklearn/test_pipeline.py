@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.decomposition import PCA
+from sklearn.ensemble import VotingClassifier
 from sklearn.feature_selection import SelectKBest
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
-from sklearn.kernel_approximation import RBFSampler
+from sklearn.kernel_approximation import PolynomialCountSketch, RBFSampler, SkewedChi2Sampler
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import (
+    Binarizer,
     FunctionTransformer,
     MinMaxScaler,
     Normalizer,
@@ -25,7 +30,7 @@ from sklearn.preprocessing import (
     PolynomialFeatures,
     StandardScaler,
 )
-from sklearn.random_projection import GaussianRandomProjection
+from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
 import evenhand as eh
 from evenhand.density import MomentDensity, RandomFeatureDensity
@@ -42,6 +47,10 @@ from evenhand.sklearn.pipeline import refuse_learned
 
 pytestmark = pytest.mark.usefixtures("looked_at")
 MODEL = PrivateClassifier("linear", epsilon=3.0, epochs=0.5)
+DRAWN = (
+    *(GaussianRandomProjection(2, random_state=0), SparseRandomProjection(2, random_state=0)),
+    *(PolynomialCountSketch(random_state=0), SkewedChi2Sampler(random_state=0), Normalizer(), Binarizer()),
+)
 SCALED = StandardScaler().fit([[0.0] * 4, [1.0] * 4])
 
 
@@ -51,6 +60,7 @@ SCALED = StandardScaler().fit([[0.0] * 4, [1.0] * 4])
         *(StandardScaler(), MinMaxScaler(), SimpleImputer(), PCA(), SelectKBest(), OneHotEncoder()),
         OneHotEncoder(categories=[["a", "b"]], min_frequency=2),
         GaussianRandomProjection(),
+        RBFSampler(gamma="scale"),
         FrozenEstimator(SCALED),
         make_pipeline(Normalizer(), StandardScaler()),
         FeatureUnion([("part", PCA())]),
@@ -132,11 +142,71 @@ def test_a_frozen_step_is_taken_where_it_is_declared_to_be_of_public_data(people
     assert measured == pytest.approx(fitted.score(inputs[200:], labels[200:]))
 
 
-def test_a_function_that_mixes_records_is_refused(people: Any) -> None:
-    mixing = FunctionTransformer(lambda rows: rows - rows.mean(0))
+@pytest.mark.parametrize(
+    "step", [RBFSampler(random_state=0), PolynomialFeatures(2), *DRAWN], ids=lambda s: type(s).__name__
+)
+def test_steps_that_are_taken_keep_the_same_numbers_whatever_the_records_hold(step: Any, people: Any) -> None:
+    ends = [vars(clone(step).fit(inputs)) for inputs in (people[0], 1000 * people[0] + 1)]
+    one, two = (
+        {name: value.tolist() if hasattr(value, "tolist") else repr(value) for name, value in e.items()} for e in ends
+    )
+    assert one == two
+
+
+def filled(rows: Any) -> Any:
+    return np.where(np.isnan(np.asarray(rows)), np.nanmean(np.asarray(rows), axis=0), np.asarray(rows))
+
+
+def clipped(rows: Any) -> Any:
+    values = np.asarray(rows)
+    return np.clip(values, values.mean() - 2.5 * values.std(), values.mean() + 2.5 * values.std())
+
+
+def centred(rows: Any) -> Any:
+    return np.asarray(rows) - np.asarray(rows).mean(0)
+
+
+@pytest.mark.parametrize("mixing", [filled, clipped, centred])
+@pytest.mark.parametrize("frame", [False, True], ids=["array", "frame"])
+def test_a_function_that_mixes_records_is_refused(mixing: Any, frame: bool, people: Any) -> None:
+    inputs, labels = people[0].copy(), people[1]
+    if mixing is filled:
+        inputs[250, 2] = np.nan
+    step = FunctionTransformer(mixing)
     with pytest.raises(UsageError, match="alone than in company"):
-        make_private_pipeline(mixing, MODEL).fit(*people)
+        make_private_pipeline(step, MODEL).fit(pd.DataFrame(inputs) if frame else inputs, labels)
+    with pytest.raises(UsageError, match="cannot look at that: 'functiontransformer'"):
+        make_pipeline(step, MODEL).fit(inputs, labels)
     assert not Path("runs").exists()
+
+
+def test_functions_of_targets_are_taken_where_they_are_known_to_keep_records_apart(people: Any) -> None:
+    inputs, targets = people[0], np.abs(people[0][:, 0])
+    form = PrivateRegressor("linear", epsilon=3.0, epochs=0.5)
+    scaled = TransformedTargetRegressor(form, func=lambda y: y / y.std(), inverse_func=lambda y: y, check_inverse=False)
+    with pytest.raises(UsageError, match="best transformed before fit"):
+        scaled.fit(inputs, targets)
+    assert not Path("runs").exists()
+    known = TransformedTargetRegressor(form, func=np.log1p, inverse_func=np.expm1).fit(inputs, targets)
+    assert known.regressor_.privacy_.this_fit <= 3.0
+
+
+def test_what_learned_before_a_fit_in_another_thread_is_refused(people: Any) -> None:
+    voting = VotingClassifier([("one", MODEL), ("two", MODEL)], n_jobs=2)
+    with (
+        joblib.parallel_backend("threading"),
+        pytest.raises(UsageError, match=r"learn from private .*\(StandardScaler\)"),
+    ):
+        make_pipeline(StandardScaler(), voting).fit(*people)
+    assert not Path("runs").exists()
+
+
+def test_held_out_records_need_steps_that_draw_the_same_again(people: Any) -> None:
+    inputs, labels = people
+    for state, refused in ((None, True), (0, False)):
+        step = GaussianRandomProjection(2, random_state=state)
+        with pytest.raises(UsageError, match="random_state") if refused else nullcontext():
+            make_private_pipeline(step, MODEL).fit(inputs, labels, test=(inputs[:50] + 0.5, labels[:50]))
 
 
 def test_the_last_step_must_be_private() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-import numpy as np
 import sklearn
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -15,11 +14,9 @@ from evenhand.data.estimators.learning_steps import refuse_steps
 from evenhand.density.base_estimator import PrivateDensity
 from evenhand.errors import UsageError
 from evenhand.sklearn.private_estimator import PrivateEstimator
+from evenhand.sklearn.records_alone import refuse_mixing
 from evenhand.sklearn.rows import origin
 from evenhand.sklearn.total_privacy import TotalPrivacy
-
-_LOOKED_AT, _ALONE = 64, 4
-"""Records of which some are transformed alone and in company."""
 
 
 class PrivatePipeline(Pipeline):  # type: ignore[misc]
@@ -29,9 +26,9 @@ class PrivatePipeline(Pipeline):  # type: ignore[misc]
     learns: the promise of the last step would not hold for the pipeline. ``fit`` refuses such steps by name, before
     anything is spent. Accepted are steps that scikit-learn knows as stateless, those that only look at the number of
     columns, encoders with declared categories, ``DeclaredScaler`` and ``DeclaredEncoder``, and ``FrozenEstimator``
-    where you declare in ``public`` that it was fitted on public data. Some records are also transformed alone and in
-    company: a step that mixes records (a function that subtracts the mean, say) is refused. That can refute that
-    records are independent; it cannot prove it.
+    where you declare in ``public`` that it was fitted on public data. Some records, with missing and with extreme
+    values among them, are also transformed alone and in company: a step that mixes records (a function that subtracts
+    the mean, say) is refused. That can refute that records are independent; it cannot prove it.
 
     Runs are counted on the records that were passed in, whatever the steps make of them.
 
@@ -81,6 +78,11 @@ class PrivatePipeline(Pipeline):  # type: ignore[misc]
         before = self._before(X)
         name, last = self.steps[-1]
         if test is not None and before is not None:
+            if any(key.endswith("random_state") and value is None for key, value in before.get_params().items()):
+                raise UsageError(
+                    "A step draws at random, and would draw otherwise for the held-out records: give it a "
+                    "random_state, or leave out test. Nothing was spent."
+                )
             test = (before.transform(test[0]), *test[1:])
         given = {"groups": groups, "owners": owners, "test": test}
         prefix = "" if sklearn.get_config()["enable_metadata_routing"] else f"{name}__"
@@ -94,6 +96,8 @@ class PrivatePipeline(Pipeline):  # type: ignore[misc]
             vars(last).pop("_counted_as", None)
         return self
 
+    looks_at_records = True
+    """Whether ``fit`` transforms some records alone and in company."""
     _counted_as: str | None = None
     """Name under which runs on these records add up, where a search that saw them all has set it."""
 
@@ -107,16 +111,8 @@ class PrivatePipeline(Pipeline):  # type: ignore[misc]
         """Return the steps before the last, fitted for new records; refuse them if they mix records."""
         if len(self.steps) == 1:
             return None
-        before, some = clone(Pipeline(self.steps[:-1])), _safe_indexing(X, list(range(min(len(X), _LOOKED_AT))))
-        together = _dense(before.fit(some).transform(some))
-        for row in range(min(len(together), _ALONE)):
-            alone = _dense(before.transform(_safe_indexing(some, [row])))[0]
-            if alone.shape != together[row].shape or not np.allclose(alone, together[row], 1e-4, 1e-6, equal_nan=True):
-                raise UsageError(
-                    "A step before the private estimator makes other numbers of a record alone than in company: one "
-                    "record would change what is learned from others. Let every step look at one record at a time. "
-                    "Nothing was spent."
-                )
+        before = clone(Pipeline(self.steps[:-1])).fit(_safe_indexing(X, [0]))
+        refuse_mixing(before, X)
         return before
 
 
@@ -153,9 +149,4 @@ def refuse_learned(pipeline: Pipeline) -> None:
             f"The last step is {type(last).__name__}, which is not private: end with PrivateClassifier, "
             "PrivateRegressor, a density of evenhand, or a net of skorch with PrivateNet before it."
         )
-    refuse_steps(pipeline)
-
-
-def _dense(rows: Any) -> Any:
-    """Return rows of numbers as an array, also those of a sparse matrix or a DataFrame."""
-    return np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows, dtype=np.float64)
+    refuse_steps(pipeline, looked_at=True)
