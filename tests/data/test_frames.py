@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import evenhand as eh
+from evenhand.data.fingerprint import fingerprint
 from evenhand.errors import EvenhandError
 
 COLUMNS: dict[str, list[Any]] = {
@@ -104,3 +105,24 @@ def test_predicting_another_width_is_refused(tmp_path: Path) -> None:
     for wrong in (np.zeros((3, 5)), np.zeros(3), [["a"] * 6]):
         with pytest.raises(EvenhandError):
             run.predict(wrong)
+
+
+def test_a_frame_is_the_same_data_whatever_is_declared_about_it() -> None:
+    frame = pandas.DataFrame({"age": [20, 40, 60], "bmi": [20.5, 21.5, 22.5], "ill": ["no", "yes", "no"]})
+    narrow, wide, fewer, other = (
+        fingerprint(eh.data.wrap(one, label="ill", labels=["no", "yes"], numbers=numbers))
+        for one, numbers in (
+            (frame, {"age": (0, 90)}),
+            (frame, {"age": (0, 120)}),
+            (frame[["ill", "age", "bmi"]].assign(age=[20.0, 40.0, 60.0]), {"age": (0, 90)}),
+            (frame.assign(age=[20, 40, 61]), {"age": (0, 90)}),
+        )
+    )
+    assert narrow == wide == fewer != other
+
+
+def test_arrays_are_the_same_data_in_any_shape_and_kind_of_number() -> None:
+    rows = torch.arange(32).reshape(4, 8)
+    shapes = (rows, rows.float(), rows.double(), rows.to(torch.uint8), rows.reshape(4, 1, 2, 4))
+    assert len({fingerprint(eh.data.wrap(one, [0, 1, 0, 1])) for one in shapes}) == 1
+    assert fingerprint(eh.data.wrap(rows + 1, [0, 1, 0, 1])) != fingerprint(eh.data.wrap(rows, [0, 1, 0, 1]))

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from evenhand.data.record_seeds import Quiet
 from evenhand.errors import DataError, VerificationError
 from evenhand.model_io import Shared, of_one_width
 
+if TYPE_CHECKING:
+    from evenhand.data.tables import Table
+
 ROWS = 512
 
 
@@ -34,9 +37,9 @@ def fingerprint(data: Data) -> str:
     It is the hash of the name of a source, of the bytes of a file, or of the records themselves.
 
     Of records that were passed from Python it is a hash of their number and of the inputs of up to 512 evenly spaced
-    ones: with other labels they are still the same people's. Parts, splits and features of data have that of the whole.
-    It depends on private records, so it must stay on the trainer's machine: whoever knows all records but one could
-    test guesses for that one against it.
+    ones, as float32 numbers of whatever shape: with other labels they are still the same people's. Parts, splits and
+    features of data have that of the whole. It depends on private records, so it must stay on the trainer's machine:
+    whoever knows all records but one could test guesses for that one against it.
 
     Examples:
       >>> from evenhand.data import wrap
@@ -79,6 +82,31 @@ def of_files(paths: Sequence[Path]) -> str:
         with path.open("rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
+
+
+def of_table(table: Table, label: str | None = None) -> str:
+    """Return the fingerprint of a table in memory: a hash of cells of up to 512 records, whatever is declared of them.
+
+    Examples:
+      >>> from evenhand.data.tables import Table
+      >>> one, two = Table({"age": [1, 2], "ill": ["n", "y"]}), Table({"ill": ["y", "y"], "age": [1.0, 2.0]})
+      >>> of_table(one, "ill") == of_table(two, "ill"), of_table(one) == of_table(two)
+      (True, False)
+    """
+    digest = hashlib.sha256(str(len(table)).encode())
+    rows = np.unique(np.linspace(0, max(0, len(table) - 1), min(ROWS, len(table))).round().astype(np.int64))
+    for name in sorted(set(table.columns) - {label}):
+        cells = [table.columns[name][row] for row in rows.tolist()]
+        digest.update(json.dumps([name, [_as_text(cell) for cell in cells]]).encode())
+    return digest.hexdigest()
+
+
+def _as_text(cell: Any) -> str:
+    """Return a cell as text: a number in the precision of float32, whatever kind of number it is."""
+    try:
+        return str(np.float32(cell))
+    except (TypeError, ValueError, OverflowError):
+        return str(cell)
 
 
 def assignment(data: Data) -> str:
@@ -192,7 +220,6 @@ def _same(one: Any, two: Any) -> bool:
 def _feed(digest: Any, value: Any) -> None:
     if isinstance(value, dict):
         for key in sorted(value):
-            digest.update(str(key).encode())
             _feed(digest, value[key])
     elif isinstance(value, tuple | list):
         for part in value:
@@ -200,9 +227,8 @@ def _feed(digest: Any, value: Any) -> None:
     elif isinstance(value, Shared):
         return  # a public constant, no part of a record
     elif isinstance(value, torch.Tensor):
-        value = _even(value)
-        digest.update(f"{tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        numbers = _even(value).detach().cpu().float() + 0.0  # -0 and 0 are the same number
+        digest.update(numbers.contiguous().view(-1).view(torch.uint8).numpy().data)
     else:
         raise DataError(
             f"A record has an input of type {type(value).__name__}: give tensors, or dicts and lists of them."

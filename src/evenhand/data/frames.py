@@ -11,6 +11,7 @@ from evenhand import _validate
 from evenhand.data.arrays import UNDECLARED
 from evenhand.data.columns import Category, Column, Number, declared, text
 from evenhand.data.dataset import Data
+from evenhand.data.fingerprint import of_table
 from evenhand.data.owners_and_groups import grouped
 from evenhand.data.tables import Declaration, Table, checked_header
 from evenhand.errors import DataError, UsageError
@@ -81,7 +82,8 @@ def wrap_frame(
     data = known.data(table)
     if labels is None:
         data = replace(data, facts=replace(data.facts, derived=(*data.facts.derived, "labels")))
-    return data if len(by_role) < 2 else _crossed(data, known, table, by_role)
+    data = data if len(by_role) < 2 else _crossed(data, known, table, by_role)
+    return replace(data, origin=of_table(table, label))
 
 
 def _numbers(numbers: Mapping[str, Any]) -> dict[str, Column]:
