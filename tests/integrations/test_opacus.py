@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,16 @@ def test_a_loop_that_stops_early_releases_by_hand(tmp_path: Path) -> None:
     checked = eh.verify(engine.folder)
     assert checked["ok"]
     assert checked["epsilon"] > 2.9, "the promise counts the whole plan"
+
+
+def test_no_epsilon_is_told_of_a_run_whose_records_influenced_each_other(tmp_path: Path) -> None:
+    engine, model, optimizer, loader = private(tmp_path)
+    loop(model, optimizer, loader, epochs=1)
+    assert engine.get_epsilon(1e-3) < 3.0
+    assert engine._loop is not None
+    assert engine._loop.private is not None
+    engine._loop.private._ledger.blocked(2, "records")
+    assert engine.get_epsilon(1e-3) == math.inf
 
 
 def test_no_raw_gradient_reaches_the_parameters(tmp_path: Path) -> None:

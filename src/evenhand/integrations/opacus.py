@@ -6,6 +6,7 @@ backward ends there and serves as a check; ``optimizer.step()`` is one step of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -151,8 +152,13 @@ class PrivacyEngine:
         return wrapped, stepping, loader
 
     def get_epsilon(self, delta: float) -> float:
-        """Return what the steps charged so far spend at this delta; blocks of steps are charged before they run."""
+        """Return what the steps charged so far spend at this delta; blocks of steps are charged before they run.
+
+        Infinite where no epsilon holds, as after records were found to influence each other.
+        """
         loop = self._begun()
+        if loop.private is not None and None in loop.private.epsilons.values():
+            return math.inf
         charged = 0 if loop.private is None else loop.private.folder.ledger().reserved
         return loop.plan.composed(0, charged).epsilon(delta) if charged else 0.0
 
