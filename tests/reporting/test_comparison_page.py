@@ -104,8 +104,16 @@ def test_four_records_are_named_in_no_headline_but_listed() -> None:
         row["group_records"] = {"race = Native American": 4, "race = White": 500, "race = Black": 500}
     text = plain([entry("dpsgd", 3.0, groups, rows=rows)])
     assert "Native American pays" not in text
-    assert "No group can be told to pay more than all others" in text
+    assert "No group can be told to be served worse than all others" in text
     assert "Too few held-out records to tell (fewer than 20): race = Native American (fewer than 10)." in text
+
+
+def test_who_is_served_worst_is_named_where_no_cost_stands_out() -> None:
+    served, without = {"a": 10.0, "b": 60.0, "c": 61.0}, {"a": 45.0, "b": 95.0, "c": 96.0}
+    text = plain([entry("dpsgd", 3.0, served, reference=evaluations(without))])
+    assert "a is served worst" in text
+    assert "pays most" not in text
+    assert "chance" not in text
 
 
 def test_one_sentence_a_finding() -> None:

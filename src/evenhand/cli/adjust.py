@@ -29,7 +29,7 @@ def run(
     What it gives is measured on the run's held-out records, which the statement does not cover.
     """
     from evenhand.training.goals.adjust import adjust
-    from evenhand.training.goals.decision_sections import changes
+    from evenhand.training.goals.decision_sections import changes, not_shown
 
     counts = options.counts(prior) or None
     finished = adjust(Path(folder), goal=goal, tau=options.strength(tau), prior=counts, model=model)
@@ -40,6 +40,6 @@ def run(
     text = f"goal {last['goal']}, tau {last['tau']:g}: {100 * last['accuracy']:.1f} % of held-out records correct"
     if worst is not None:
         text += f"; worst class {worst['name']}: {100 * worst['accuracy']:.1f} % of {worst['n']}"
-    text = "\n".join([f"{text}.", *changes(last)[-1:]])
+    text = "\n".join(filter(None, [f"{text}.", *changes(last)[-1:], not_shown(chosen)]))
     text += "\nNothing was trained or spent: the counts of labels were charged with the run, or are public."
     options.emit(body, f"{text}\nreport: {finished.path / 'report.html'}", json)

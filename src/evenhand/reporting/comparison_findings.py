@@ -112,7 +112,8 @@ def finding(entry: Entry) -> str:
     """
     if not entry.seeds:
         return f"{entry.method} at {entry.promise} has no finished run."
-    group, cost = (entry.pays_most, entry.costs) if entry.costs else (entry.worst_group, {})
+    costed = bool(entry.costs and entry.pays_most)
+    group, cost = (entry.pays_most, entry.costs) if costed else (entry.worst_group, {})
     if group and cost:
         words = f"{label(group, 60)} pays most: {_points(cost[group])}; all records together {points(entry.cost.value)}"
     elif group:
@@ -139,30 +140,34 @@ def _baseline(entries: Sequence[Entry]) -> str:
 
 
 def _groups(entries: Sequence[Entry]) -> list[str]:
-    """Return one sentence per group that is named, over all methods and promises at which it is; else that none is."""
-    costed = any(entry.costs for entry in entries)
+    """Return one sentence per group that is named, over all methods and promises at which it is; else that none is.
+
+    Named is who pays most, where the costs of privacy are known and tell somebody apart, else who is served worst.
+    """
     several = [entry for entry in entries if len(replicas.large(entry.rows)) > 1]
     if not several:
         return []
-    named: dict[str, list[Entry]] = {}
-    for entry in several:
-        named.setdefault(entry.pays_most if costed else entry.worst_group, []).append(entry)
-    verb = "pays most for privacy" if costed else "is served worst"
-    sentences = [
-        f"{label(group, 60)} {verb} under {_where(chosen, several)}: {_figures(group, chosen, costed)}."
-        for group, chosen in named.items()
-        if group
-    ]
-    if sentences:
-        return sentences
+    for costed in (True, False):
+        named: dict[str, list[Entry]] = {}
+        for entry in several:
+            named.setdefault((entry.pays_most if entry.costs else "") if costed else entry.worst_group, []).append(
+                entry
+            )
+        verb = "pays most for privacy" if costed else "is served worst"
+        sentences = [
+            f"{label(group, 60)} {verb} under {_where(chosen, several)}: {_figures(group, chosen, costed)}."
+            for group, chosen in named.items()
+            if group
+        ]
+        if sentences:
+            return sentences
     shares = [
         replicas.share(entry.rows, entry.split, name).value for entry in several for name in replicas.large(entry.rows)
     ]
     low, high = bare_percent(min(shares), 0), bare_percent(max(shares), 0)
-    what = "to pay more than all others" if costed else "to be served worse than all others"
     return [
-        f"No group can be told {what}: accuracy lies between {low} and {high}{NO_BREAK}%, and the differences may be "
-        "chance."
+        f"No group can be told to be served worse than all others: accuracy lies between {low} and {high}{NO_BREAK}%, "
+        "and which group is lowest may be chance."
     ]
 
 

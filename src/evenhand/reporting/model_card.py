@@ -98,7 +98,9 @@ def _served(data: CardData) -> str:
         cells = (value, ends, count(e.count)) if e.measured else (instead(e), "", "")
         lines.append(f"| {unmarked(label(name, 60))} | {' | '.join(cells)} |")
     values = [group.value for group in data.groups.values() if group.measured]
-    spread = f"Best and worst group are {bare_percent(max(values) - min(values), 0)} points apart." if values else ""
+    apart = f"are {bare_percent(max(values) - min(values), 0)} points apart" if len(values) > 1 else ""
+    among = ", of those that are shown," if len(values) < len(data.groups) else ""
+    spread = f"Best and worst group{among} {apart}." if apart else ""
     shown = {name: "undefined" if value is None else f"{value:.3f}" for name, value in data.metrics.items()}
     more = _bullets([f"{name}: {value}" for name, value in shown.items()])
     return "\n\n".join(part for part in (first, "\n".join(lines) if rows else "", spread, more) if part)

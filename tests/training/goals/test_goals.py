@@ -14,8 +14,10 @@ import evenhand as eh
 from evenhand.errors import UsageError, VerificationError
 from evenhand.gradients import Engine
 from evenhand.methods.priors import Prior
+from evenhand.reporting.page import Table
 from evenhand.training import evaluate
 from evenhand.training.goals.decision import Decision, read
+from evenhand.training.goals.decision_sections import frontier_section
 from evenhand.training.goals.frontier import Held, frontier
 from evenhand.training.goals.goal import Goal, check_tau
 from evenhand.training.goals.serve import held, split
@@ -137,6 +139,19 @@ def test_a_class_with_few_records_is_not_named_on_the_frontier() -> None:
     assert (every["worst"], every["classes_not_shown"]) == (0.0, 0)
     assert every["worst_class"]["n"] == 3
     assert every["worst_class"]["too_few_to_tell"]
+
+
+def test_no_class_is_called_the_worst_while_one_is_hidden() -> None:
+    """The rare class is served worst and hidden: the majority class must not stand there as the worst."""
+    truth = torch.tensor([0] * 50 + [1] * 40 + [2] * 12 + [3] * 3)
+    records = Held(torch.nn.functional.one_hot(truth.clamp(max=1), 4).float(), truth, "classes")
+    row = frontier(records, Prior.declared([50, 40, 12, 3]), trained_tau=0.0, least=5)[0]
+    assert (row["worst"], row.get("worst_class"), row["classes_not_shown"]) == (None, None, 2)
+    section = frontier_section([{"goal": "overall", "tau": 0.0, "frontier": [row]}])
+    assert section is not None
+    assert "2 classes have too few held-out records" in str(section.blocks[1])
+    (cells,) = (block.rows for block in section.blocks if isinstance(block, Table))
+    assert cells == [["0", "85.7", "not shown", "not shown"]]
 
 
 def records_of(cells: dict[tuple[str, int], int]) -> Held:

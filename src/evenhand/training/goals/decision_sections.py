@@ -168,10 +168,32 @@ def frontier_section(curves: Sequence[Mapping[str, Any]]) -> Section | None:
             size=size,
         )
     )
-    cells = [[_strength(row["tau"]), *(f"{_hundred(row.get(key)):.1f}" for key in _ENDS)] for row in rows]
+    cells = [[_strength(row["tau"]), *(_cell(row.get(key)) for key in _ENDS)] for row in rows]
     table = Table(["tau", *(f"{name}, %" for name in _ENDS.values())], cells, "One training, other decisions.")
     move = Commands("evenhand adjust RUN --goal balanced      # or --goal worst, or --tau NUMBER")
-    return Section("Whom other decisions would serve", [words, chart, table, move])
+    few = [Words(too_few)] if (too_few := not_shown(rows[-1])) else []
+    return Section("Whom other decisions would serve", [words, *few, chart, table, move])
+
+
+def not_shown(row: Mapping[str, Any]) -> str:
+    """Return why a line of the frontier names no worst class; empty if it may.
+
+    Examples:
+      >>> not_shown({"classes_not_shown": 2}).split(".")[0], not_shown({"classes_not_shown": 0})
+      ('2 classes have too few held-out records to be shown', '')
+    """
+    few = row.get("classes_not_shown")
+    if not isinstance(few, int) or few < 1:
+        return ""
+    many = "1 class has" if few == 1 else f"{few} classes have"
+    return (
+        f"{many} too few held-out records to be shown. The worst served may be among them, so no class is called the "
+        "worst. Hold out more records (--test-share), or look at them yourself: evenhand report RUN --full."
+    )
+
+
+def _cell(value: Any) -> str:
+    return f"{_hundred(value):.1f}" if isinstance(value, int | float) else "not shown"
 
 
 def _hundred(value: Any) -> float:

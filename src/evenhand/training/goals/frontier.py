@@ -94,8 +94,9 @@ def frontier(
     """Return a row per strength of the offset, from the outputs of one trained model; none for other targets.
 
     A row has the accuracy of each class (of several labels: balanced) and of each group, ``classes`` and ``groups``,
-    with its records. Small ones are left out as everywhere. Classes are left out beside groups of which one has few
-    records of a class: from the figures of classes and of groups together those records' figure could follow.
+    with its records. Small ones are left out as everywhere, and while a class is, none is called the worst. Classes are
+    left out beside groups of which one has few records of a class: from the figures of classes and of groups together
+    those records' figure could follow.
 
     Args:
       held: held-out records with plain outputs.
@@ -153,7 +154,7 @@ def _figures(held: Held, decision: Decision, prior: Prior, least: int, both: boo
     hidden = set(small_cells.left_out(sizes, least, overlap=held.whose is not None))
     few = np.array([str(place) in hidden for place in range(len(counts))])
     shown = np.where(few, math.nan, recalls)
-    place = None if np.isnan(shown).all() else int(np.nanargmin(shown))
+    place = None if hidden or not present.any() else int(np.nanargmin(shown))  # the worst may be among the hidden
     row: dict[str, Any] = {
         "accuracy": float(right.mean()),
         "accuracy_training_prior": None if hidden else weighted,
