@@ -26,8 +26,8 @@ FEATURES = {
     "mnist": "scattering",
 }
 """What pictures become before the linear model; other sources keep their own columns."""
-PROJECTED = 512
-"""Columns that scattering features are projected to, by a public random matrix."""
+PROJECTED, PROJECTS = 512, ("mnist",)
+"""Columns that scattering features of these sources are projected to, by a public random matrix."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def pool(source: str, data_dir: Path | None, folder: Path) -> Pool:
     if source in FEATURES:
         found = computed(source, FEATURES[source], data_dir, folder)
         inputs = found.data.fetch(torch.arange(len(found.labels)))[0]
-        if source == "mnist":
+        if source in PROJECTS:
             inputs = projected(inputs)
         names = tuple(found.data.facts.groups)
         return Pool(inputs, found.labels, names, found.labels, names, found.people)

@@ -9,6 +9,7 @@ from typing import Any
 
 import matched_page
 import numpy as np
+from matched_data import FEATURES, PROJECTED, PROJECTS
 from matched_studies import STUDIES
 from matched_study import Arm, Promise
 
@@ -44,6 +45,8 @@ def _entry(figures: matched_page.Figures, table: Mapping[str, Any], promise: Pro
         "split": "resampled",
         "smallest_share": float(sizes.min() / sizes.sum()),
         "model": "linear",
+        "features": FEATURES.get(study.source, ""),
+        "columns": PROJECTED if study.source in PROJECTS else None,
         "parameters": table["parameters"],
         "epsilon": promise.epsilon * promise.ratio,
         "delta": study.delta,
@@ -73,13 +76,15 @@ def _method(figures: matched_page.Figures, arm: Arm, promise: str) -> dict[str, 
     rate, study = figures.rate(arm.name, promise), figures.study
     shares = figures.shares(arm.name, promise, rate).mean(0)
     overall = float(np.mean(figures.values("overall", arm.name, promise, rate)))
-    settings = {
+    settings: dict[str, Any] = {
         "method": arm.method,
         "model": "linear",
         "epochs": float(study.epochs),
         "batch_size": float(study.batch),
     }
     descent = {"momentum": study.momentum, "lr_schedule": study.schedule, "average": study.average or None}
+    if study.source in FEATURES and study.source not in PROJECTS:
+        settings["features"] = FEATURES[study.source]
     return {
         "accuracy": round(overall, 2),
         "worst": round(100 * float(shares.min()), 2),

@@ -54,6 +54,8 @@ def studies(table: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "split": table.get("split", ""),
                 "smallest_share": None if least is None else least[1],
                 "model": setting["model"],
+                "features": entries[0]["settings"].get("features", ""),
+                "columns": None,
                 "parameters": setting["parameters"],
                 "epsilon": entries[0]["epsilon"],
                 "delta": table["delta"],

@@ -176,6 +176,7 @@ def _sure(near: float, best: Mapping[str, Any], study: Mapping[str, Any]) -> tup
         (best["seeds"] < 10, f"it has {best['seeds']} seeds"),
         (bool(best["tied"]), "its best method is not told apart from others"),
         (not whole, "its intervals hold the chance of training alone, not that of the held-out records"),
+        (bool(study.get("columns")), "no flag of the command line makes its features: without them expect less"),
     ]
     reasons = [words for lacking, words in lacks if lacking]
     level = (
@@ -188,9 +189,25 @@ def _sure(near: float, best: Mapping[str, Any], study: Mapping[str, Any]) -> tup
 def _found(study: Mapping[str, Any], best: Mapping[str, Any], measure: str) -> str:
     ends = "" if best["low"] is None else f" ({best['low']:.1f} to {best['high']:.1f})"
     what = "the worst owner" if measure == "worst_owner" else GOALS[measure]
+    promise = f"{'budgets up to' if study['budgets'] else 'epsilon'} {study['epsilon']:g}"
     return (
-        f"On {study['data']} ({study['records']:,} records, {study['model']}, epsilon {study['epsilon']:g}) "
+        f"On {study['data']} ({study['records']:,} records, {study['model']}{_seen(study)}, {promise}) "
         f"{best['method']} did best for {what}: {best['value']:.1f}{ends}, {best['seeds']} seeds."
+    )
+
+
+def _seen(study: Mapping[str, Any]) -> str:
+    """Return what the model of a study saw in place of the data's own columns; empty for those.
+
+    Examples:
+      >>> _seen({"features": "scattering", "columns": 512}), _seen({"features": ""})
+      (' on scattering features, which a public random matrix takes to 512 columns', '')
+    """
+    if not study.get("features"):
+        return ""
+    columns = study.get("columns")
+    return f" on {study['features']} features" + (
+        f", which a public random matrix takes to {columns} columns" if columns else ""
     )
 
 
