@@ -284,3 +284,36 @@ def test_help_stays_light() -> None:
     script = "import sys; from evenhand import cli; print(sorted({'torch', 'pandas', 'numpy'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_column_of_dates_is_refused_only_where_it_is_declared(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    rows = {"age": [row % 80 for row in range(300)], "visit": pandas.date_range("2020-01-01", periods=300)}
+    frame = pandas.DataFrame({**rows, "ill": ["yes" if row % 80 > 40 else "no" for row in range(300)]})
+    frame[frame.age > 3].to_parquet(tmp_path / "people.parquet")  # with the row numbers of what is left
+    told = done(
+        *("init", "people.parquet", "--label", "ill", "--labels", "no,yes", "--number", "age=0:100"),
+        *("--drop", "visit"),
+        cwd=tmp_path,
+    )
+    assert told["columns"] == 3
+    assert done("train", "people.toml", "--epsilon", 3, "--epochs", 1, "--out", "run", cwd=tmp_path)["epsilon"] <= 3
+    with (tmp_path / "people.toml").open("a") as file:
+        file.write('[columns.visit]\nkind = "number"\nlow = 0\nhigh = 1\n')
+    refused = evenhand("train", "people.toml", "--epsilon", "3", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "Column 'visit' has neither numbers nor text (timestamp" in refused.stderr
+
+
+def test_init_with_budgets_names_a_command_that_runs(tmp_path: Path) -> None:
+    write(tmp_path)
+    budgets = ("--owners", "city", "--budgets", "north=1,south=3", "--category", "city=north,south")
+    (tmp_path / "people.toml").unlink()
+    told = evenhand("init", "people.csv", *INIT, *budgets, cwd=tmp_path)
+    typed = told.stdout.strip().splitlines()[-1].partition("evenhand ")[2].split()
+    assert typed == ["train", "people.toml", "--method", "idp_sample"]
+    assert done(*typed, "--epochs", 1, "--out", "run", cwd=tmp_path)["epsilon"] <= 3
+    refused = evenhand("train", "people.toml", "--epsilon", "3", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "The budgets of the owners are the promise" in refused.stderr

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenhand.errors import DataError, UnsupportedModelError, UsageError
+import evenhand as eh
+from evenhand.errors import DataError, EvenhandError, UnsupportedModelError, UsageError
 from evenhand.gradients import per_sample
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -57,7 +59,7 @@ def test_batch_norm_in_eval_mode_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss_fn", [nn.CrossEntropyLoss(), lambda o, y: LOSS(o, y)[:, None], lambda o, y: 1.0, lambda o, y: y]
+    "loss_fn", [nn.CrossEntropyLoss(), lambda o, y: LOSS(o, y)[:, None].expand(-1, 2), lambda o, y: 1.0, lambda o, y: y]
 )
 def test_a_loss_that_is_not_per_record_is_refused(loss_fn: Any) -> None:
     with pytest.raises(UnsupportedModelError, match="one loss per record"):
@@ -87,3 +89,29 @@ def test_bad_arguments() -> None:
     x.add_(1)
     with pytest.raises(UsageError, match="changed in place"):
         result.weighted_sum(torch.ones(5))
+
+
+def test_a_loss_of_one_column_is_one_loss_a_record() -> None:
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(5, 3), torch.randn(5, 1)
+    column, plain = (
+        per_sample(model, loss, x, y) for loss in (nn.MSELoss(reduction="none"), lambda o, t: (o - t).square()[:, 0])
+    )
+    assert torch.allclose(column.norm, plain.norm)
+    with pytest.raises(UnsupportedModelError, match=r"targets.unsqueeze\(1\)"), pytest.warns(UserWarning, match="size"):
+        per_sample(model, nn.MSELoss(reduction="none"), x, y[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "width", "words"),
+    [
+        (torch.rand(90, 4), torch.rand(90), 2, r"one output for each number \(1 for a single one\)"),
+        (torch.arange(360).reshape(90, 4), torch.arange(90) % 2, 2, r"torch.int64 .* pass inputs.float\(\)"),
+    ],
+    ids=["real targets of two outputs", "whole numbers as inputs"],
+)
+def test_what_is_wrong_with_kinds_and_shapes_is_said(
+    inputs: Tensor, targets: Tensor, width: int, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EvenhandError, match=words):
+        eh.fit(nn.Linear(4, width), (inputs, targets), epsilon=3.0, epochs=1, out=tmp_path)

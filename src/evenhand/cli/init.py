@@ -136,8 +136,7 @@ def run(
     todo = f"Declare in it: {listed}. Then" if left else "Look at it, then"
     options.emit(
         {"config": str(target), "columns": len(columns), "undeclared": numbers},
-        f"{target} written from the header of {source.name}; no value was read.\n{todo}: evenhand train {target} "
-        "--epsilon 3",
+        f"{target} written from the header of {source.name}; no value was read.\n{todo}: {_command(target, answers)}",
         json,
     )
 
@@ -329,7 +328,7 @@ def _head(source: Path, target: Path, answers: Answers, delimiter: str) -> list[
     path = path if os.sep in path or not source.is_dir() else f".{os.sep}{path}"
     return [
         f"# Written by `evenhand init` from the header of {source.name}: no value was read.",
-        f"# Train: evenhand train {target.name} --epsilon 3",
+        f"# Train: {_command(Path(target.name), answers)}",
         "",
         f"data = {literal(path)}   # relative to this file",
         *([f"delimiter = {literal(delimiter)}"] if delimiter != "," else []),
@@ -338,6 +337,11 @@ def _head(source: Path, target: Path, answers: Answers, delimiter: str) -> list[
         f"groups = {literal(answers.groups)}   # who is reported on" if answers.groups else '# groups = "..."',
         f"owners = {literal(answers.owners)}   # budget classes" if answers.owners else '# owners = "..."',
     ]
+
+
+def _command(target: Path, answers: Answers) -> str:
+    """Return what to type next; owners with budgets of their own need a method that uses them."""
+    return f"evenhand train {target} {'--method idp_sample' if answers.budgets else '--epsilon 3'}"
 
 
 def _label_lines(answers: Answers) -> list[str]:

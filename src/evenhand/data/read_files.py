@@ -5,19 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from evenhand import _validate
+from evenhand.data.columns import Cells
 from evenhand.data.tables import Table, checked_header
 from evenhand.errors import DataError, UsageError
 
 LIMIT = 2 * 2**30
 """Bytes that a file may take in memory: a bomb is refused by its declared size, before anything is unpacked."""
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+_ROW_NUMBERS = re.compile(r"__index_level_\d+__")
+"""Names of columns that pandas writes, and that nobody made."""
 
 
 def is_path(name: str) -> bool:
@@ -125,25 +131,57 @@ def npz_header(path: Path, delimiter: str) -> list[str]:
 
 
 def read_parquet(path: Path, delimiter: str) -> Table:
-    """Read a Parquet file with plain columns: numbers, text, booleans."""
+    """Read a Parquet file: numbers, text and booleans; a column of another kind is refused where it is used."""
     with opened(path) as file:
         parquet, _ = parquet_of(file, path)
         limited(_parquet_size(parquet), path)
-        names = checked_header(parquet.schema_arrow.names)
+        header = checked_header(parquet.schema_arrow.names)
         try:
-            columns = [column.to_pylist() for column in parquet.read().columns]
+            table = parquet.read()
+            columns = cells_of(header, table.columns, lambda column: column.to_pylist())
         except Exception:  # parsers of damaged bytes fail in many ways
             raise _garbage(path, "Parquet") from None
-    return Table(dict(zip(names, columns, strict=True)))
+    return Table(columns)
 
 
 def parquet_of(file: IO[bytes], path: Path) -> tuple[Any, int]:
-    """Return an opened Parquet file with plain columns, and the number of its records; none is read."""
-    parquet, schema = _parquet(file, path)
-    for place, kind in enumerate(schema.types, 1):
-        if not _plain_kind(kind):
-            raise DataError(f"{path.name}: column {place} has neither numbers nor text: convert it first.")
+    """Return an opened Parquet file, and the number of its records; none is read."""
+    parquet, _ = _parquet(file, path)
     return parquet, int(parquet.metadata.num_rows)
+
+
+def cells_of(header: Sequence[str], columns: Iterable[Any], cells: Callable[[Any], Any]) -> dict[str, Cells]:
+    """Return the columns of a Parquet file by name, without the row numbers that pandas writes of a filtered frame."""
+    return {
+        name: cells(column) if _plain_kind(column.type) else Unreadable(name, str(column.type), len(column))
+        for name, column in zip(header, columns, strict=True)
+        if not _ROW_NUMBERS.fullmatch(name)
+    }
+
+
+@dataclass(frozen=True)
+class Unreadable(Sequence[Any]):
+    """A column of dates, lists or the like. It may lie in a file; whoever reads a cell gets a DataError.
+
+    Examples:
+      >>> Unreadable("visit", "timestamp[ns]", 3)[0]
+      Traceback (most recent call last):
+      ...
+      evenhand.errors.DataError: Column 'visit' has neither numbers nor text (timestamp[ns]): convert it first, ...
+    """
+
+    name: str
+    kind: str
+    records: int
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __getitem__(self, place: Any) -> Any:
+        raise DataError(
+            f"Column {_validate.shown(self.name)} has neither numbers nor text ({self.kind}): convert it first, a date "
+            "to a number of days for example, or leave it out."
+        )
 
 
 def is_large(path: Path) -> bool:
@@ -164,7 +202,7 @@ def _parquet_size(parquet: Any) -> int:
 def parquet_header(path: Path, delimiter: str) -> list[str]:
     """Return the column names of the schema."""
     with opened(path) as file:
-        return checked_header(_parquet(file, path)[1].names)
+        return [name for name in checked_header(_parquet(file, path)[1].names) if not _ROW_NUMBERS.fullmatch(name)]
 
 
 _FORMATS: dict[str, tuple[Callable[[Path, str], Table], Callable[[Path, str], list[str]]]] = {

@@ -266,6 +266,14 @@ def losses(loss_fn: LossFn, outputs: Any, targets: Any, size: int) -> Tensor:
         raise DataError(
             "a label does not fit the model's outputs: class labels must be 0 .. C-1 for a model with C outputs"
         )
+    if isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size == value.numel():
+        value = value.reshape(size)  # one output a record, as of (B, 1) beside targets of (B, 1)
+    if isinstance(value, Tensor) and size > 1 and value.shape == (size, size):
+        raise UnsupportedModelError(
+            f"the loss of {size} records has shape {(size, size)}: outputs and targets differ in shape, such as (B, 1) "
+            "and (B,), so that torch compared every record with every other. Give targets the shape of the outputs: "
+            "targets.unsqueeze(1)"
+        )
     if not isinstance(value, Tensor) or value.shape != (size,) or not value.is_floating_point():
         got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise UnsupportedModelError(

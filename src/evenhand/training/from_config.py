@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evenhand import density
-from evenhand.accounting.budgets import Promise
+from evenhand.accounting.budgets import Budgets, Promise
 from evenhand.accounting.plan import Plan
 from evenhand.data import Data
 from evenhand.errors import UsageError
@@ -45,7 +45,7 @@ def fit_options(config: Config, data: Data) -> dict[str, Any]:
       >>> fit_options(Config(epsilon=3.0), Config().load_data()[0])["method"]
       'dpsgd'
     """
-    privacy = read_budgets(config, data)
+    privacy = _only_budgets(config, data)
     return {
         "epsilon": config.epsilon,
         "delta": config.delta if privacy is None else None,
@@ -95,6 +95,17 @@ def planned(config: Config, facts: Facts, promise: Promise | None, counts: Prior
     return plan(chosen, promise, data=facts, epochs=config.epochs, batch_size=config.batch_size, prior=counts)
 
 
+def _only_budgets(config: Config, data: Data) -> Budgets | None:
+    """Return the budgets of a config; raise if it promises the same to all as well."""
+    budgets = read_budgets(config, data)
+    if budgets is not None and (config.epsilon, config.noise) != (None, None):
+        raise UsageError(
+            "The budgets of the owners are the promise (budgets or record_budgets in the TOML, --budgets): leave out "
+            "epsilon and noise, or the budgets. Nothing was spent."
+        )
+    return budgets
+
+
 def _density(
     config: Config, data: Data, held_out: Data | None, out: Path | None, *, progress: bool | None = None, **options: Any
 ) -> Run:
@@ -104,7 +115,7 @@ def _density(
             f"{config.method} releases densities of classes, which have no offsets to train with: goal, tau and "
             "declared counts are for gradient methods. Nothing was spent."
         )
-    budgets = read_budgets(config, data)
+    budgets = _only_budgets(config, data)
     promise = choose_promise(config.epsilon, config.delta if budgets is None else None, config.noise, budgets)
     folder = out if out is not None else new_folder(planned(config, data.facts, promise))
     return density_runs.train(config, data, held_out, promise, folder, **options)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenhand import _validate
-from evenhand.errors import UsageError
+from evenhand.errors import DataError, UsageError
 from evenhand.gradients.batch_utils import call, logits
 from evenhand.methods.priors import Prior
 
@@ -117,6 +117,12 @@ class MeanSquared(LogitLoss):
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return one value per record."""
+        if outputs.numel() != targets.numel():
+            raise DataError(
+                f"The targets are real numbers of shape {tuple(targets.shape[1:])} a record, and the model gives "
+                f"{tuple(outputs.shape[1:])}: give it one output for each number (1 for a single one). If they are "
+                "classes, pass whole numbers, y.long()."
+            )
         return _within((outputs.reshape(targets.shape) - targets).square())
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from evenhand import durable, untrusted
 from evenhand.data.columns import Image
 from evenhand.data.dataset import Data, kept_together, wrap
-from evenhand.data.read_files import opened, parquet_of
+from evenhand.data.read_files import cells_of, opened, parquet_of
 from evenhand.data.sources.base import cache_folder
 from evenhand.data.tables import Declaration, Table, checked_header
 from evenhand.errors import DataError, UsageError
@@ -130,7 +130,7 @@ def _stretches(parquet: Any, path: Path) -> Iterator[tuple[int, Table]]:
             batch = next(batches, None)
             if batch is None:
                 return
-            cells = {name: _cells(column) for name, column in zip(header, batch.columns, strict=True)}
+            cells = cells_of(header, batch.columns, _cells)
         except Exception:  # parsers of damaged bytes fail in many ways
             raise DataError(
                 f"{path.name} cannot be read after record {first}: a row group is damaged, or has other columns. "

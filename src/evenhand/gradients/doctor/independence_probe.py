@@ -177,6 +177,12 @@ def _not_taken(model: nn.Module, record: Any, error: Exception) -> str:
     kinds = {leaf.dtype for leaf in tensors if leaf.is_floating_point()}
     own = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     shapes = ", ".join(str(tuple(leaf.shape[1:])) for leaf in tensors)
+    if tensors and own and not kinds and isinstance(error, RuntimeError):
+        return (
+            f"the inputs are {', '.join(sorted({str(leaf.dtype) for leaf in tensors}))} and the model's parameters "
+            f"{', '.join(sorted(map(str, own)))}: if they are numbers and no tokens, pass inputs.float() or "
+            "X.astype('float32')"
+        )
     if kinds and own and not kinds & own:
         (first, *_), (wanted, *_) = sorted(map(str, kinds)), sorted(map(str, own))
         return (
