@@ -15,6 +15,7 @@ from evenhand.cli.result import summary
 from evenhand.errors import UsageError
 from evenhand.reporting.held_out.small_cells import shareable
 from evenhand.runs import statement_files
+from evenhand.training.evaluate import row
 from evenhand.training.run import Run
 
 SIZES = {"common": 120, "usual": 60, "rare": 4}
@@ -142,3 +143,17 @@ def test_balanced_accuracy_does_not_give_a_small_class_away(tmp_path: Path) -> N
         assert (line["frontier"][0]["balanced"] is not None) == shared
         assert "fewest_of_class" not in (run.path / "metrics.jsonl").read_text()
         assert run.metrics.iloc[-1]["balanced_accuracy"] > 0, "the owner reads it in private"
+
+
+def test_rates_of_a_group_with_few_records_of_one_of_several_classes_are_not_shared() -> None:
+    """All records together have enough of every class, the groups have not."""
+    draw = torch.Generator().manual_seed(0)
+    targets = torch.tensor([0, 1] * 120 + [2] * 24)
+    groups = ["a"] * 120 + ["b"] * 120 + ["a"] * 4 + ["b"] * 20
+    data = eh.data.wrap(torch.randn(264, 3, generator=draw) + targets.unsqueeze(1), targets, groups=groups)
+    full = row(torch.nn.Linear(3, 3), data, step=1, epoch=1.0)
+    assert full["fewest_of_class"] == {"": 24, "a": 4, "b": 20}
+    shown = shareable(full)
+    assert shown["balanced_accuracy"] is not None
+    assert shown["group_metrics"]["balanced_accuracy"] == {"a": None, "b": None}, "b and all together would tell a"
+    assert shown["groups"].keys() == {"a", "b"}

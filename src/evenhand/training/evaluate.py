@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,7 +19,7 @@ from evenhand.gradients.batch_utils import as_plain, batch_size, call, logits, t
 from evenhand.model_io import on_device
 from evenhand.reporting.group_metrics import GroupFrame, Measures, estimate, measure_outcomes, natural
 from evenhand.reporting.held_out import effective_records
-from evenhand.reporting.held_out.small_cells import FEWEST_OF_CLASS
+from evenhand.reporting.held_out.small_cells import FEWEST_OF_CLASS, fewest_of_class
 from evenhand.reporting.metrics import CLASSES, LABELS, NUMBERS, ORDINAL, TOKENS
 from evenhand.reporting.outcomes import Outcomes, by_group, values
 from evenhand.training.losses import Binary, Loss, by_word
@@ -309,7 +308,8 @@ def row(model: nn.Module, data: Data, step: int, epoch: float, decision: Answeri
     line |= _sides(outcomes, data) if effective_records.ALL in line else {}
     line |= {"metrics": _plain(overall), "group_metrics": {name: _plain(part) for name, part in groups.items()}}
     if outcomes.kind in (CLASSES, ORDINAL) and len(outcomes):
-        line[FEWEST_OF_CLASS] = _fewest_of_class(outcomes.truth, data)
+        whose = None if data.by_record.together is None else data.by_record.together.cpu().numpy()
+        line[FEWEST_OF_CLASS] = fewest_of_class(outcomes.truth, data.group.cpu().numpy(), facts.groups, whose)
     return line if outcomes.kind == CLASSES else {**line, "targets": outcomes.kind}
 
 
@@ -319,16 +319,6 @@ def _sides(outcomes: Outcomes, data: Data) -> dict[str, Any]:
     assert whose is not None
     code, groups = data.group.cpu().numpy(), data.facts.groups
     return effective_records.by_side(whose.cpu().numpy(), code, groups, outcomes.sides)
-
-
-def _fewest_of_class(truth: NDArray[Any], data: Data) -> int:
-    """Return how many independent records the smallest class has that occurs."""
-    classes, code, counts = np.unique(truth, return_inverse=True, return_counts=True)
-    whose = data.by_record.together
-    if whose is None:
-        return int(counts.min())
-    names = [str(number) for number in classes.tolist()]
-    return min(effective_records.by_name(whose.cpu().numpy(), code, names).values())
 
 
 _PLAIN = ("balanced_accuracy", "mcc", "roc_auc", "log_loss", "rank_mae")

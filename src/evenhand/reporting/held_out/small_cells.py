@@ -30,7 +30,7 @@ _OF_SIDES = ("base_rate", "tpr", "fpr", "tnr", "precision", "balanced_accuracy",
 """Metrics of two classes from which the answers about the records of one of them follow."""
 _OF_LABEL = ("base_rate", "roc_auc", "pr_auc")
 FEWEST_OF_CLASS = "fewest_of_class"
-"""Where a full evaluation says how many held-out records its smallest class has; never shared."""
+"""Where a full evaluation says how many held-out records its smallest class has, by group; never shared."""
 _EVERYBODY = ""
 
 
@@ -176,8 +176,10 @@ def too_small(rows: Sequence[Mapping[str, Any]], least: int = LEAST) -> Hidden:
         small = {name for part in (within, outside) for name in few_in(_groups_only(part))}
         total = {str(place): part.get(_EVERYBODY, 0.0) for place, part in enumerate((within, outside))}
         sides[ending] = small | ({_EVERYBODY} if few_in(total) else set())
-    if any(row.get(FEWEST_OF_CLASS, least) < least for row in rows):
+    fewest = [table for row in rows if isinstance(table := row.get(FEWEST_OF_CLASS), Mapping)]
+    if any(table[_EVERYBODY] < least for table in fewest):
         sides[""] = sides.get("", set()) | {_EVERYBODY}
+    sides[""] = sides.get("", set()) | set(few_in(_groups_only(_mean(fewest)) if fewest else {}))
     return Hidden(few("groups"), few("owners"), sides)
 
 
@@ -210,6 +212,37 @@ def _mean(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean number of records by name; a name that a table lacks counts as none there."""
     names = dict.fromkeys(name for table in tables for name in table)
     return {name: round(sum(table.get(name, 0) for table in tables) / len(tables)) for name in names}
+
+
+def fewest_of_class(truth: Any, code: Any, names: Sequence[str], whose: Any | None) -> dict[str, int]:
+    """Return how many independent records the smallest class that occurs has, by group, "" for all records together.
+
+    Groups are listed where there are more than two classes: of two the base rate says it.
+
+    Args:
+        truth: the class of each record.
+        code: the number of each record's group.
+        names: the groups.
+        whose: a number for the person of each record, if that is known.
+
+    Examples:
+        >>> import numpy as np
+        >>> fewest_of_class(np.array([0, 0, 1, 1, 2]), np.array([0, 0, 0, 1, 1]), ["a", "b"], None)
+        {'': 1, 'a': 1, 'b': 1}
+    """
+    import numpy as np
+
+    def fewest(rows: Any) -> int:
+        classes, place, counts = np.unique(truth[rows], return_inverse=True, return_counts=True)
+        if whose is None:
+            return int(counts.min())
+        return min(effective_records.by_name(whose[rows], place, [str(one) for one in classes.tolist()]).values())
+
+    parts = {}
+    if len(np.unique(truth)) > 2:
+        members = {name: np.flatnonzero(code == number) for number, name in enumerate(names)}
+        parts = {name: fewest(rows) for name, rows in members.items() if len(rows)}
+    return {_EVERYBODY: fewest(slice(None)), **parts}
 
 
 def without(row: Mapping[str, Any], hidden: Hidden) -> dict[str, Any]:
@@ -284,7 +317,7 @@ def shareable(row: Mapping[str, Any], least: int = LEAST) -> dict[str, Any]:
         ({'least': 10, 'groups': ['b', 'c'], 'owners': []}, {'a': 0.9})
         >>> shareable({"records": 9, "groups": {}})
         {'records': 9, 'groups': {}}
-        >>> shareable({"balanced_accuracy": 0.5, "metrics": {"balanced_accuracy": 0.5}, "fewest_of_class": 4})["metrics"]
+        >>> shareable({"balanced_accuracy": 0.5, "metrics": {"balanced_accuracy": 0.5}, "fewest_of_class": {"": 4}})["metrics"]
         {'balanced_accuracy': None}
     """  # noqa: E501
     hidden = too_small([row], least)
