@@ -103,11 +103,15 @@ def shown(name: Any) -> str:
 
 
 def _interval(low: float, high: float, open_low: bool) -> str:
+    if math.isinf(low) and math.isinf(high):
+        return "a finite number"
     lower = f"greater than {low:g}" if open_low else f"at least {low:g}"
     return "a finite number " + (lower if math.isinf(high) else f"{lower} and less than {high:g}")
 
 
 def _example(low: float, high: float) -> str:
+    if math.isinf(low):
+        return "1" if math.isinf(high) else f"{high - 1:g}"
     return f"{low + 1:g}" if math.isinf(high) else f"{(low + high) / 2:g}"
 
 

@@ -78,3 +78,11 @@ def test_tiny_groups_are_named_even_a_single_one(made: Plan) -> None:
     assert "5 group(s) have fewer than 30" in found
     assert found.endswith("'g0', 'g1', 'g2' and 2 more")
     assert "1 group(s)" in hints.cautions(made, made.steps, [line(0.9, all=(0.9, 3))])[0]
+
+
+def test_hidden_groups_are_counted_and_where_to_see_them_is_said(made: Plan) -> None:
+    left_out = {"least": 10, "groups": ["rare", "usual"], "owners": []}
+    (found,) = hints.cautions(made, made.steps, [{**line(0.9, a=(0.9, 300)), "left_out": left_out}])
+    assert found.startswith("2 group(s) are not shown: one has fewer than 10 held-out records")
+    assert "evenhand report RUN --full" in found
+    assert "rare" not in found

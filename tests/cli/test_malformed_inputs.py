@@ -81,7 +81,7 @@ raw("wrong_delimiter", lambda data: data.replace(b",", b";"), "There is no colum
 cells("unseen_category", CANARY, "[columns.city]", 1)
 cells("quoted_newline_in_a_category", f'"north\n{CANARY}"', "not declared", 1)
 cells("undeclared_label", CANARY, "Column 'ill'", 3)
-cells("missing_category", "", "'city' has missing values", 1)
+cells("missing_category", "", "'city': 1 record(s), the first being record 6, have no value", 1)
 cells("missing_number", "", 'missing = "middle"', 0)
 cells("nan", "nan", "no finite number", 0)
 cells("infinity", "-inf", "no finite number", 0)

@@ -66,7 +66,7 @@ def test_nullable_and_text_columns_of_pandas() -> None:
     frame = pandas.DataFrame(COLUMNS).astype({"age": "Int64", "sex": "category", "race": "string"})
     assert eh.data.wrap(frame, groups="sex", **KNOWN).facts.groups == ("f", "m")
     frame.loc[3, "age"] = pandas.NA
-    with pytest.raises(EvenhandError, match="'age' has missing values"):
+    with pytest.raises(EvenhandError, match=r"'age': \d+ record\(s\), the first being record \d+, have no value"):
         eh.data.wrap(frame, **KNOWN)
 
 

@@ -113,7 +113,21 @@ def cautions(plan: Plan, charged: int, metrics: Sequence[Mapping[str, Any]]) -> 
         warnings.append(f"the run stopped after {charged} of {plan.steps} planned steps: {_CHOSEN}")
     elif metrics and _fallen(metrics):
         warnings.append(f"an earlier evaluation was better than the last one: {_CHOSEN}")
-    return warnings + (_tiny(metrics[-1]) if metrics else [])
+    return warnings + (_tiny(metrics[-1]) + _hidden(metrics[-1]) if metrics else [])
+
+
+def _hidden(last: Mapping[str, Any]) -> list[str]:
+    """Return why groups are not shown, and what shows them; names are in the report."""
+    from evenhand.reporting.held_out import small_cells
+
+    left_out = last.get(small_cells.LEFT_OUT, {})
+    many = len(left_out.get("groups", ()))
+    if not many:
+        return []
+    return [
+        f"{many} group(s) are not shown: one has fewer than {left_out.get('least')} held-out records, or would tell of "
+        "one that has. More held-out records show them (--test-share), and `evenhand report RUN --full` to you alone"
+    ]
 
 
 _CHOSEN = (

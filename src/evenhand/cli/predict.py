@@ -57,7 +57,9 @@ def run(
     summary = {"records": len(rows), "labels": list(predictions.labels)}
     if out is not None:
         _write(out, _csv(header, rows))
-        options.emit({**summary, "out": str(out)}, f"{len(rows)} predictions: {out}", json)
+        options.emit(
+            {**summary, "out": str(out)}, f"{len(rows)} prediction{'s' if len(rows) != 1 else ''}: {out}", json
+        )
     elif json:
         answers = {
             "predictions": predictions.predicted,

@@ -64,7 +64,7 @@ class Number:
         """
         values, absent = numbers(name, cells, missing)
         if absent.any() and self.missing == "refuse":
-            raise _absent(name, "middle", "flag")
+            raise _absent(name, np.any(absent.reshape(len(absent), -1), axis=1).tolist(), "middle", "flag")
         low, high = float(self.low), float(self.high)
         scaled = 2.0 * ((np.clip(values, low, high) - low) / (high - low)) - 1.0
         scaled = np.where(absent, 0.0, scaled).astype(np.float32)
@@ -129,9 +129,11 @@ class Category:
         written = [text(cell) for cell in cells]
         codes = [index.get(cell, absent if cell in missing else default) for cell in written]
         if -2 in codes:
-            raise _no_label(name) if label else _absent(name, "category")
+            raise _no_label(name) if label else _absent(name, [code == -2 for code in codes], "category")
         if -1 in codes:
             remedy = f'Add it to values, or declare other = "other" in [columns.{name}].'
+            if isinstance(cells[codes.index(-1)], bool | np.bool_):
+                remedy = f'Truth values are written in lower case: values = ["false", "true"]. {remedy}'
             raise DataError(
                 f"Column {name!r}: {codes.count(-1)} record(s), the first being record {codes.index(-1) + 1}, have a "
                 f"value that is not declared. {'Add it to labels, or remove them.' if label else remedy}"
@@ -342,9 +344,12 @@ def _not_number(name: str, count: int, first: int) -> DataError:
     )
 
 
-def _absent(name: str, *choices: str) -> DataError:
+def _absent(name: str, absent: Sequence[bool], *choices: str) -> DataError:
     options = " or ".join(f'missing = "{choice}"' for choice in choices)
-    return DataError(f"Column {name!r} has missing values: choose {options} in [columns.{name}], or remove them.")
+    return DataError(
+        f"Column {name!r}: {sum(absent)} record(s), the first being record {absent.index(True) + 1}, have no value: "
+        f"choose {options} in [columns.{name}], or remove them."
+    )
 
 
 def _no_label(name: str) -> DataError:

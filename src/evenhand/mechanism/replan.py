@@ -47,7 +47,7 @@ def replan(plan: Plan, privacy: Privacy | Budgets, charged: int, *, epochs: floa
     refuse_overspent(plan, budgets, charged)
     further = _further(plan, charged, epochs)
     if further < 1:
-        raise UsageError("No step of the plan remains: say how long to go on, for example epochs=5.")
+        raise UsageError("No step of the plan remains: say how long to go on, for example epochs=5 (--epochs 5).")
     return _plan_remaining(plan, budgets, _before(plan, charged, len(plan.earlier)), further)
 
 

@@ -177,6 +177,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         if len(self.classes_) < 2:
             raise DataError(
                 "y has one class only, so there is nothing to learn: declare all with classes=, or add data."
+                if self.classes is None
+                else "classes names one class, and there is nothing to learn of one: declare all that y may hold."
             )
         return y
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenhand import untrusted
-from evenhand.errors import EvenhandError, UsageError, VerificationError
+from evenhand.errors import DataError, EvenhandError, UsageError, VerificationError
 from evenhand.runs.folder import Folder
 from evenhand.training.config import of_run
 
@@ -65,7 +65,12 @@ def predict(
 
     known = preprocessing(path)
     rows = table if isinstance(table, Table) else from_frame(table)
-    inputs, decision = known.inputs(rows), read(Path(path))
+    try:
+        inputs, decision = known.inputs(rows), read(Path(path))
+    except DataError as error:
+        raise DataError(
+            f"{error} (The run keeps the declarations that it was trained with: mend the records, not the TOML.)"
+        ) from None
     if decision is not None and decision.by_group and groups is None and known.groups is not None:
         groups = [text(cell) for cell in rows.cells(known.groups)]
     config = of_run(Path(path), code={"features": features})
