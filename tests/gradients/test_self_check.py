@@ -56,6 +56,22 @@ def test_float64_decides_where_float32_is_not_far_off(narrow: float, wide: float
     assert comparison.still_agree(x, y, 6) is agrees
 
 
+@pytest.mark.parametrize(("shrunk", "agrees"), [(1.0, True), (0.95, False)])
+def test_norms_that_are_less_than_what_is_added_are_not_believed(shrunk: float, agrees: bool) -> None:
+    """Off by 5 % in float32 and right in float64: a record that is clipped to 1 would add 1.05."""
+    model, (x, y) = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+
+    class Shrunk(Gradients):
+        norm = property(lambda self: shrunk * record_by_record.row_norms(self.rows))  # type: ignore[assignment]
+
+    def run(inputs: Any, targets: Any, size: int) -> Gradients:
+        made = taped(model, 1.02)(inputs, targets, size)
+        return Shrunk(made.loss, made.rows)
+
+    comparison = Comparison(model, cross_entropy, Layout.read(model), run, lambda: taped(model, 1.0))
+    assert comparison.agree(x, y, 6) is agrees
+
+
 class Kinked(nn.Module):
     """Rounding of large numbers that cancel decides on which side of its kink a ReLU is."""
 

@@ -30,7 +30,8 @@ class Comparison:
     """``taped`` runs a few records by kernels; None if a parameter was used past them.
 
     ``precise`` gives the same for a copy of the model in float64, or None if there can be none. Where a model
-    multiplies rounding, a ReLU may be on at one time and off at another; kernels that are right there are believed.
+    multiplies rounding, a ReLU may be on at one time and off at another; kernels that are right there are believed, if
+    what they add to a sum is as long as they say.
     ``writes`` says whether forward might write into buffers or parameters, which are then copied and put back.
     ``most`` records are compared: a number that a model has otherwise too can look like that of the records.
     """
@@ -67,7 +68,26 @@ class Comparison:
             if precise is None:
                 return False
             doubled = cast(inputs, torch.float64), cast(targets, torch.float64)
-            return self._verdict(precise, *doubled, some, FINE)[0] is True
+            return self._verdict(precise, *doubled, some, FINE)[0] is True and self._adds_its_norm(
+                inputs, targets, some
+            )
+
+    def _adds_its_norm(self, inputs: Any, targets: Any, some: Tensor) -> bool:
+        """Return whether each record adds as much to a sum as its norm says, which is what a bound on it rests on."""
+        gradients = self._taped(take(inputs, some), take(targets, some), len(some))
+        if gradients is None:
+            return False
+        norms, floor = gradients.norm.double(), norm_floor(self._layout.trainable)
+        slip = torch.zeros_like(norms) if gradients.slip is None else gradients.slip.double()
+        for row in torch.isfinite(norms).nonzero().squeeze(1).tolist():
+            weights = torch.zeros_like(gradients.norm)
+            weights[row] = 1.0
+            with torch.no_grad():
+                total = gradients.weighted_sum(weights, None, Blocks(len(weights)))
+            added = math.hypot(*(float(part.double().norm()) for part in total.values()))
+            if not abs(added - norms[row]) <= self._tolerance() * norms[row] + 10 * slip[row] + floor:
+                return False
+        return True
 
     def _verdict(
         self, taped: Taped, inputs: Any, targets: Any, some: Tensor, tolerance: float
