@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from evenhand.gradients import pass_context
 from evenhand.mechanism.make_plan import Plan
 from evenhand.mechanism.random_streams import Stream
 from evenhand.mechanism.sampling import PoissonSampler, draw
+from evenhand.model_io import Shared
 from evenhand.training import evaluate
 from evenhand.training.augment import Views, random_flip, random_shift
 from evenhand.training.guards.coupling_guard import Handed
@@ -415,6 +417,10 @@ def test_another_precision_a_copy_or_a_part_of_a_batch_is_no_change() -> None:
     for changed in (rows.nan_to_num(), rows.flip(0), rows[:, :2], rows.t()):
         with pytest.raises(UsageError, match="changed"):
             handed.check(changed, labels)
+    for more in (Shared(rows.nanmean(0)), 0.25, UserDict(x=rows.flip(0)), object()):
+        with pytest.raises(UsageError, match="changed"):
+            handed.check({"a": rows, "more": more}, labels)
+    handed.check(UserDict(a=rows.clone()), labels)
     labels.add_(1)
     with pytest.raises(UsageError, match="changed"):
         handed.check(rows, labels)

@@ -336,6 +336,7 @@ def _head(source: Path, target: Path, answers: Answers, delimiter: str) -> list[
         *_label_lines(answers),
         f"groups = {literal(answers.groups)}   # who is reported on" if answers.groups else '# groups = "..."',
         f"owners = {literal(answers.owners)}   # budget classes" if answers.owners else '# owners = "..."',
+        '# persons = "..."   # whom a row is about, where somebody may have several: the promise is then to persons',
     ]
 
 

@@ -26,6 +26,7 @@ from evenhand.gradients.batch_utils import batch_size, finite_rows, join, take, 
 from evenhand.gradients.doctor.record_coupling import Company, Finding, Rows
 from evenhand.gradients.memory import out_of_memory
 from evenhand.mechanism.random_streams import Stream
+from evenhand.model_io import Shared, plain
 
 DRAWS = 100
 """Batches that are drawn before training, where time allows."""
@@ -89,10 +90,9 @@ class Handed:
         if places == self._places:
             return
         if self._look(self._values) == self._places:  # else they were written to
-            drawn = _tensors(self._values)
-            known = dict(zip(self._places, drawn, strict=True))
-            passed = zip(places, _tensors(values), strict=True)
-            if all(place in known or any(_same_values(leaf, one) for one in drawn) for place, leaf in passed):
+            drawn = [leaf for leaf in _leaves(self._values) if isinstance(leaf, Tensor)]
+            passed = zip(places, _leaves(values), strict=True)
+            if all(place in self._places or any(_same_values(leaf, one) for one in drawn) for place, leaf in passed):
                 return
         raise UsageError(
             "The batch was changed between its draw and this step, in a way that cannot be looked at: a mean, a fill "
@@ -104,11 +104,8 @@ class Handed:
 
     @staticmethod
     def _look(values: Any) -> list[tuple[Any, ...]]:
-        """Return address, version, shape and strides of every tensor."""
-        return [
-            (leaf.data_ptr(), leaf._version, leaf.shape, None if leaf.is_nested else leaf.stride())
-            for leaf in _tensors(values)
-        ]
+        """Return address, version, shape and strides of every tensor, and what tells anything else."""
+        return [_mark(leaf) for leaf in _leaves(values)]
 
 
 def _every(number: int) -> bool:
@@ -116,14 +113,25 @@ def _every(number: int) -> bool:
     return number % 8 in (3, 5)
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    plain = all(isinstance(value, Tensor) for value in values)
-    return list(values) if plain else [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+def _leaves(values: Any) -> list[Any]:
+    """Return tensors and whatever else lies in inputs and targets."""
+    if all(isinstance(value, Tensor) for value in values):
+        return list(values)
+    return [leaf for value in values for leaf in tree_leaves(plain(value)) if leaf is not None]
 
 
-def _same_values(one: Tensor, drawn: Tensor) -> bool:
+def _mark(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, Tensor):
+        return leaf.data_ptr(), leaf._version, leaf.shape, None if leaf.is_nested else leaf.stride()
+    if isinstance(leaf, bool | int | float | str):
+        return type(leaf), leaf
+    value = leaf.value if isinstance(leaf, Shared) else None
+    return id(leaf), value._version if isinstance(value, Tensor) else None
+
+
+def _same_values(one: Any, drawn: Tensor) -> bool:
     """Return whether a tensor holds the values of another, as its own device and precision have them."""
-    if one.is_nested or one.shape != drawn.shape:
+    if not isinstance(one, Tensor) or one.is_nested or one.shape != drawn.shape:
         return False
     given, expected = one.detach(), drawn.detach().to(one.device, one.dtype)
     return bool(((given == expected) | (given.isnan() & expected.isnan())).all())

@@ -162,7 +162,7 @@ class Watch:
         if self._rows is None:
             raise BatchReuseError("Iterate over private.batches(data) first.")
         self._before = []
-        spoilt = spoilt_rows(inputs)
+        not_finite = spoilt_rows(inputs)
         try:
             inputs = inputs if self._views is None else self._views(inputs)
             with self._compute.casting(self._model):
@@ -175,10 +175,9 @@ class Watch:
             if layout.state() != before:
                 self._spoilt = self._spoilt or find_written(layout, before, self._moving)
         self.refuse_spoilt()
-        if spoilt is not None:
-            result = replace(
-                result, norm=result.norm.masked_fill(spoilt.to(result.norm.device), torch.nan), finite=False
-            )
+        if not_finite is not None:
+            norm = result.norm.masked_fill(not_finite.to(result.norm.device), torch.nan)
+            result = replace(result, norm=norm, finite=False)
         if self._compute.precision == "float32":
             return result
         return replace(
