@@ -60,23 +60,21 @@ def sgd_last(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) 
 def ours(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float, lean: bool = False) -> Iterator[Step]:
     """`Private.step` as `attach` gives it, ledger and guards included; drawing the batch is not timed.
 
-    Every record has the sampling rate 1, so that all steps are of the same size and a batch needs no copy.
+    Every record has the sampling rate 1, so that all steps are of the same size.
     """
-    wrapped = eh.data.wrap(x, y, labels=list(range(int(y.max()) + 1)))
-    data = replace(wrapped, fetch=lambda rows: (x[: len(rows)], y[: len(rows)]))
+    data = eh.data.wrap(x, y, labels=list(range(int(y.max()) + 1)))
     plan = eh.plan("dpsgd", eh.FixedNoise(1.0, 1e-5), data=data.facts, epochs=STEPS, batch_size=len(x))
     plan = replace(plan, levels=tuple(replace(level, noise=noise, bound=BOUND) for level in plan.levels))
     optimizer = torch.optim.SGD(model.parameters(), rate)
     with tempfile.TemporaryDirectory() as folder:
         compute, loss = eh.Compute(lean=lean), nn.CrossEntropyLoss(reduction="none")
         with attach(model, optimizer, loss, plan, out=f"{folder}/run", compose=False, compute=compute) as private:
-            yield from _steps(private, data, x, y)
+            yield from _steps(private, data)
 
 
-def _steps(private: Private, data: eh.Data, x: Tensor, y: Tensor) -> Iterator[Step]:
+def _steps(private: Private, data: eh.Data) -> Iterator[Step]:
     for batch in private.batches(data):
-        same = replace(batch, inputs=x, targets=y)
-        yield lambda same=same: private.step(same)  # type: ignore[misc]
+        yield lambda batch=batch: private.step(batch)  # type: ignore[misc]
 
 
 def ours_lean(model: nn.Module, x: Tensor, y: Tensor, rate: float, noise: float) -> Iterator[Step]:

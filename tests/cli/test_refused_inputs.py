@@ -102,7 +102,7 @@ def test_a_model_that_cannot_be_used_is_refused(name: str, tmp_path: Path) -> No
         (["--model", "cnn"], "--model mlp"),
         (["--device", "cuda:99"], "--device cpu"),
         (["--device", "toaster"], "--device cpu"),
-        (["--budgets", "north=1"], "Give one of"),
+        (["--budgets", "north=1"], "leave out epsilon and noise"),
         (["--budgets", "north"], "NAME=NUMBER"),
         (["--test-share", "0"], "test_share=0"),
         (["--owners", "name"], "used for owners"),
