@@ -157,3 +157,4 @@ def test_rates_of_a_group_with_few_records_of_one_of_several_classes_are_not_sha
     assert shown["balanced_accuracy"] is not None
     assert shown["group_metrics"]["balanced_accuracy"] == {"a": None, "b": None}, "b and all together would tell a"
     assert shown["groups"].keys() == {"a", "b"}
+    assert shareable({**full, "fewest_of_class": 4})["balanced_accuracy"] is None, "as runs of before have it"

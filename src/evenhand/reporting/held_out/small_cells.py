@@ -176,7 +176,8 @@ def too_small(rows: Sequence[Mapping[str, Any]], least: int = LEAST) -> Hidden:
         small = {name for part in (within, outside) for name in few_in(_groups_only(part))}
         total = {str(place): part.get(_EVERYBODY, 0.0) for place, part in enumerate((within, outside))}
         sides[ending] = small | ({_EVERYBODY} if few_in(total) else set())
-    fewest = [table for row in rows if isinstance(table := row.get(FEWEST_OF_CLASS), Mapping)]
+    known = [row[FEWEST_OF_CLASS] for row in rows if FEWEST_OF_CLASS in row]
+    fewest = [one if isinstance(one, Mapping) else {_EVERYBODY: one} for one in known]  # older runs have one number
     if any(table[_EVERYBODY] < least for table in fewest):
         sides[""] = sides.get("", set()) | {_EVERYBODY}
     sides[""] = sides.get("", set()) | set(few_in(_groups_only(_mean(fewest)) if fewest else {}))
